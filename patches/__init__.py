@@ -1,0 +1,1 @@
+"""The built-in patches: one folder per framework, one module per bug. Installed as ``rlhf_patches.patches``."""

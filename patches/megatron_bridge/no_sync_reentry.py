@@ -1,0 +1,15 @@
+"""Megatron-Bridge's ``_update_model_config_funcs`` may run again on one model config."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard
+
+from ..megatron_core.no_sync import patch
+
+PATCH = patch(
+    framework="megatron-bridge",
+    title="Megatron-Bridge",
+    target="megatron.bridge.training.setup:_update_model_config_funcs",
+    guard=Guard("megatron-bridge", ">=0.1.0,<=0.3.1"),
+    references=("https://github.com/THUDM/slime/issues/1779",),
+)

@@ -1,0 +1,1 @@
+"""Patches of megatron-core, the library under every Megatron framework."""

@@ -1,0 +1,55 @@
+"""``DistributedDataParallel.enable/disable_forward_pre_hook`` may be called again when there is nothing to do."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite
+
+_CLASS = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
+_HANDLES = "self.remove_forward_pre_hook_handles"
+
+PATCH = Patch(
+    name="megatron-forward-pre-hook-reentry",
+    summary="disable_forward_pre_hook() a second time, or enable_forward_pre_hook(), no longer raises",
+    symptom="""\
+With `--overlap-param-gather`, training that is entered once per rollout dies at the second rollout, or at a save
+between two rollouts, with `KeyError: GPTModel(...)` from `disable_forward_pre_hook`; or with a bare `AssertionError`
+at `assert len(self.remove_forward_pre_hook_handles) == 0` from `enable_forward_pre_hook`.""",
+    cause="""\
+`DistributedDataParallel` keeps the handles of its forward pre-hooks in a dictionary. `disable_forward_pre_hook`
+looks every module up in it, and `enable_forward_pre_hook` asserts that it is empty, so each may be called only in
+the other's state. An RLHF trainer calls them from several places that do not know of each other: slime's `train()`
+disables at the start and at the end of every rollout, and its `save()` disables once more and then enables.""",
+    repair="""\
+`disable_forward_pre_hook` removes nothing when no hook is registered, and still synchronises the parameters when
+asked to. `enable_forward_pre_hook` registers nothing when every module has its hook already. A half-registered
+state (handles of some modules only) raises as before: something else is wrong then.""",
+    references=(
+        "https://github.com/THUDM/slime/issues/1779",
+        "https://github.com/THUDM/slime/pull/1857",
+        "https://github.com/THUDM/slime/pull/2066",
+    ),
+    # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
+    guard=Guard("megatron-core", ">=0.9.0,<=0.20.0"),
+    changes=(
+        Rewrite(
+            target=f"{_CLASS}.disable_forward_pre_hook",
+            pattern="self.module.modules()",
+            inside="for $MODULE in self.module.modules(): $$$BODY",
+            replacement=f"(self.module.modules() if {_HANDLES} else ())",
+            alongside=(f"del {_HANDLES}[$MODULE]", f"assert len({_HANDLES}) == 0"),
+        ),
+        Rewrite(
+            target=f"{_CLASS}.enable_forward_pre_hook",
+            pattern=f"len({_HANDLES}) == 0",
+            inside=f"assert len({_HANDLES}) == 0",
+            replacement=f"{_HANDLES}.keys() in (set(), set(self.module.modules()))",
+        ),
+        Rewrite(
+            target=f"{_CLASS}.enable_forward_pre_hook",
+            pattern="self.module.modules()",
+            inside="for $MODULE in self.module.modules(): $$$BODY",
+            replacement=f"(() if {_HANDLES} else self.module.modules())",
+        ),
+    ),
+    retire="when the oldest megatron-core in use allows both calls in either state; none released so far does",
+)

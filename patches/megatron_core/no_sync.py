@@ -1,0 +1,89 @@
+"""The one repair behind every ``*-no-sync-reentry`` patch.
+
+Megatron's trainers assert that ``config.no_sync_func`` is None before they install their own: a custom one
+cannot work together with overlapped gradient reduction. But the config outlives the training call, so the
+second entry meets what the first one installed, and takes it for custom.
+
+The repaired assertion tells the two apart. What comes after it, the installation, always runs: an actor and
+a critic may share a config, and each must get its own model's functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import MethodType
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite
+
+MESSAGE = (
+    "AssertionError: When overlap_grad_reduce is True, config.no_sync_func must be None; a custom no_sync_func is "
+    "not supported when overlapping grad-reduce"
+)
+_BASES = (
+    ("megatron.core.distributed.data_parallel_base", "_BaseDataParallel"),  # 0.10.0 and later; FSDP's too
+    ("megatron.core.distributed.distributed_data_parallel", "DistributedDataParallel"),
+)
+
+
+def is_none_or_megatrons(no_sync_func: Any) -> bool:
+    """Whether a trainer may install its own ``no_sync`` functions over this value of ``config.no_sync_func``.
+
+    True for None, and for what an earlier entry into training has installed: the bound ``no_sync`` of a
+    Megatron data-parallel model chunk, or a list of them. False for anything else, which a user has set.
+    """
+    if no_sync_func is None:
+        return True
+    functions = no_sync_func if isinstance(no_sync_func, (list, tuple)) else [no_sync_func]
+    return bool(functions) and all(_is_chunks_own(function) for function in functions)
+
+
+def _is_chunks_own(function: Any) -> bool:
+    if not isinstance(function, MethodType):
+        return False
+    # Not imported here: a chunk of a class whose module nobody imported cannot exist.
+    bases = tuple(getattr(sys.modules[module], name) for module, name in _BASES if module in sys.modules)
+    chunk = function.__self__
+    return isinstance(chunk, bases) and function == getattr(chunk, "no_sync", None)
+
+
+def patch(framework: str, title: str, target: str, guard: Guard, references: tuple[str, ...], extra: str = "") -> Patch:
+    """The patch of one framework: ``target`` is the function that asserts and installs.
+
+    Args:
+        framework: the beginning of the patch's name.
+        title: the framework's name in texts.
+        target: ``module:qualified.name``.
+        guard: the releases that were read and have the assertion in that function.
+        references: upstream reports.
+        extra: what is particular to this framework, added to the symptom.
+    """
+    return Patch(
+        name=f"{framework}-no-sync-reentry",
+        summary=f"{title} may enter training more than once with --overlap-grad-reduce",
+        symptom=f"""\
+With `--overlap-grad-reduce`, the first rollout trains and the second dies as soon as training is entered:
+
+    {MESSAGE}
+{extra}""",
+        cause=f"""\
+`{target}` asserts `config.no_sync_func is None` and then installs the `no_sync` methods of the model's chunks on
+that config. The config object outlives the call, so the next entry finds its own functions from last time.""",
+        repair="""\
+The assertion holds for None and for bound `no_sync` methods of Megatron data-parallel chunks (one, or a list of
+them), which an earlier entry installed. The lines after it then install this model's own again, which matters when
+an actor and a critic share one config. A custom `no_sync_func` fails as before, with the original message.""",
+        references=references,
+        guard=guard,
+        changes=(
+            Rewrite(
+                target=target,
+                pattern="$CONFIG.no_sync_func is None",
+                inside="assert $CONFIG.no_sync_func is None, $MESSAGE",
+                alongside=("$CONFIG.no_sync_func = [$CHUNK.no_sync for $CHUNK in $CHUNKS]",),
+                replacement="$IS_NONE_OR_MEGATRONS($CONFIG.no_sync_func)",
+                uses={"IS_NONE_OR_MEGATRONS": f"{__name__}:{is_none_or_megatrons.__name__}"},
+            ),
+        ),
+        retire=f"when the oldest {title} in use accepts its own functions; none released so far does",
+    )

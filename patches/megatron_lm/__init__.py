@@ -1,0 +1,1 @@
+"""Patches of Megatron-LM's own training loop (``megatron.training``, in git only)."""

@@ -1,0 +1,16 @@
+"""``megatron.training.training:train`` may be called more than once."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard
+
+from ..megatron_core.no_sync import patch
+
+PATCH = patch(
+    framework="megatron-lm",
+    title="Megatron-LM",
+    target="megatron.training.training:train",
+    # megatron.training is in git only; a checkout that is installed calls itself megatron-core.
+    guard=Guard("megatron-core", ">=0.6.0,<=0.20.0"),
+    references=("https://github.com/THUDM/slime/issues/1779",),
+)

@@ -1,0 +1,25 @@
+"""The entry point of the built-in patches; the engine finds them as it finds anybody else's."""
+
+from __future__ import annotations
+
+from rlhf_patches import Patch, hookimpl
+
+from .megatron_bridge import no_sync_reentry as megatron_bridge_no_sync
+from .megatron_core import forward_pre_hook_reentry
+from .megatron_lm import no_sync_reentry as megatron_lm_no_sync
+from .slime import no_sync_reentry as slime_no_sync
+from .swift import no_sync_reentry as swift_no_sync
+from .verl import no_sync_reentry as verl_no_sync
+
+
+@hookimpl
+def rlhf_patches() -> list[Patch]:
+    """Every built-in patch."""
+    return [
+        forward_pre_hook_reentry.PATCH,
+        megatron_lm_no_sync.PATCH,
+        slime_no_sync.PATCH,
+        swift_no_sync.PATCH,
+        megatron_bridge_no_sync.PATCH,
+        verl_no_sync.PATCH,
+    ]

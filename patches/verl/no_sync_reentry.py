@@ -1,0 +1,19 @@
+"""verl's ``register_megatron_training_hooks`` installs once per model chunk, on a config that chunks can share."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard
+
+from ..megatron_core.no_sync import patch
+
+PATCH = patch(
+    framework="verl",
+    title="verl",
+    target="verl.utils.megatron_utils:register_megatron_training_hooks",
+    guard=Guard("verl", ">=0.6.0,<=0.9.1"),
+    references=("https://github.com/THUDM/slime/issues/1779",),
+    extra="""
+verl asserts and installs in a loop over the model chunks, so with virtual pipeline stages that share one config
+the *first* call dies, at its second chunk.
+""",
+)

@@ -1,0 +1,440 @@
+"""Applying and reverting: which patch, when, all or nothing, and what is said about it.
+
+Everything that changes functions happens under one lock. Nothing is imported under it: an import hook runs
+while Python holds import locks, and a thread that held ours while waiting for one of those would deadlock.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from . import functions, imports, plugins, recognition, rewriting, settings, sources, trampolines, versions
+from .log import announce, logger
+from .plugins import PluginFailure, Registered
+from .recognition import Recognised
+from .reporting import PatchError, PatchReport, Report, Status
+from .rewriting import Edit, Unrecognised
+from .sources import NotFound, Source, Unreadable
+from .versions import Verdict
+from .vocabulary import Patch, Replace, Rewrite, Wrap
+
+Names = Iterable[str] | str | None
+_FRESH_REASON = "apply() has not been called"
+
+
+class Conflict(Exception):
+    """Another patch holds the function; the message names it."""
+
+
+@dataclass
+class _Patched:
+    """A function object that carries at least one patch, and what it takes to give it any set of them."""
+
+    function: FunctionType
+    located: functions.Located
+    target: str
+    source: Source
+    node: sources.FunctionNode
+    original: CodeType
+    current: CodeType
+    rewrites: dict[str, list[Edit]] = field(default_factory=dict)
+    trampoline_of: str | None = None
+
+    @property
+    def holders(self) -> list[str]:
+        """The patches on this function."""
+        return list(self.rewrites) + ([self.trampoline_of] if self.trampoline_of else [])
+
+
+@dataclass
+class _Entry:
+    """A registered patch and what has become of it."""
+
+    patch: Patch
+    plugin: str
+    requested: bool = False
+    status: Status = Status.DISABLED
+    reason: str = _FRESH_REASON
+    version: str | None = None
+
+
+class Engine:
+    """The state of one process. Use the functions of `rlhf_patches`; there is one engine behind them."""
+
+    def __init__(self, load: Callable[[], tuple[list[Registered], list[PluginFailure]]] = plugins.load) -> None:
+        self._load = load
+        self._lock = threading.RLock()
+        self._loading = threading.Lock()
+        self._entries: dict[str, _Entry] | None = None
+        self._failures: list[PluginFailure] = []
+        self._patched: dict[FunctionType, _Patched] = {}
+        self._resolved: dict[str, Callable[..., Any] | Exception] = {}
+        self._strict: bool | None = None
+        # A child must not inherit a lock that another thread of the parent held while it forked.
+        os.register_at_fork(after_in_child=self._renew_locks)
+
+    # ------------------------------------------------------------------------------------- public calls
+
+    def apply(self, only: Names = None, exclude: Names = None, strict: bool | None = None) -> Report:
+        """See `rlhf_patches.apply`."""
+        entries = self._registered()
+        names = list(entries)
+        selected = set(names if only is None else settings.expand(only, names, "only", self._hint()))
+        excluded = set(settings.expand(exclude, names, "exclude", self._hint()))
+        environment = settings.read(names, self._hint())  # a wrong variable is an error before anything changes
+        settings.log_level()
+        self._resolve_implementations([entries[name] for name in selected - excluded])
+        with self._lock:
+            self._strict = strict
+            for name, entry in entries.items():
+                if name in selected and name not in excluded:
+                    entry.requested = True
+                elif not entry.requested:
+                    entry.reason = "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
+        for module in dict.fromkeys(m for e in entries.values() if e.requested for m in e.patch.modules):
+            imports.watch(module, self._imported)
+        for entry in entries.values():
+            self._attempt(entry, None)
+        report = self.report()
+        self._say(report.patches, report.plugin_failures, raising=environment.strict if strict is None else strict)
+        return report
+
+    def revert(self, only: Names = None, exclude: Names = None) -> Report:
+        """See `rlhf_patches.revert`."""
+        entries = self._registered()
+        names = list(entries)
+        chosen = set(names if only is None else settings.expand(only, names, "only", self._hint()))
+        chosen -= set(settings.expand(exclude, names, "exclude", self._hint()))
+        with self._lock:
+            for name in chosen:
+                entry = entries[name]
+                if not entry.requested:
+                    continue
+                entry.requested = False
+                lost = self._remove(name)
+                entry.status, entry.reason = Status.DISABLED, "reverted by revert()"
+                if lost:
+                    entry.status = Status.FAILED
+                    entry.reason = f"not reverted: somebody else has changed {', '.join(lost)} since it was patched"
+            still_needed = {m for e in entries.values() if e.requested for m in e.patch.modules}
+            for module in {m for name in chosen for m in entries[name].patch.modules} - still_needed:
+                imports.unwatch(module)
+        return self.report()
+
+    def report(self) -> Report:
+        """See `rlhf_patches.report`."""
+        entries = self._registered()
+        with self._lock:
+            for entry in entries.values():
+                self._verify(entry)
+            return Report(tuple(_row(entry) for entry in entries.values()), tuple(self._failures))
+
+    def registered(self) -> tuple[list[Registered], list[PluginFailure]]:
+        """All patches, and the plugins that could not be loaded. Nothing is applied."""
+        entries = self._registered()
+        return [Registered(entry.patch, entry.plugin) for entry in entries.values()], list(self._failures)
+
+    # ------------------------------------------------------------------------------------------- set-up
+
+    def _registered(self) -> dict[str, _Entry]:
+        with self._loading:
+            if self._entries is None:
+                registered, self._failures = self._load()
+                self._entries = {item.patch.name: _Entry(item.patch, item.plugin) for item in registered}
+                for failure in self._failures:
+                    logger.error("plugin %s could not be used: %s", failure.plugin, failure.reason)
+            return self._entries
+
+    def _hint(self) -> str:
+        """What else a user should know when a name is unknown: the patch may be in a plugin that did not load."""
+        broken = ", ".join(failure.plugin for failure in self._failures)
+        return f" (plugins that could not be used: {broken})" if broken else ""
+
+    def _renew_locks(self) -> None:
+        self._lock, self._loading = threading.RLock(), threading.Lock()
+
+    def _resolve_implementations(self, entries: Iterable[_Entry]) -> None:
+        """Import the implementations of patches whose targets are there already, before the lock is taken."""
+        for entry in entries:
+            if all(module in sys.modules for module in entry.patch.modules):
+                for path in _implementations(entry.patch):
+                    self._resolve(path)
+
+    def _resolve(self, path: str) -> Callable[..., Any] | Exception:
+        if path not in self._resolved or isinstance(self._resolved[path], Exception):
+            module, _, qualname = path.partition(":")
+            try:
+                found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+                self._resolved[path] = found  # type: ignore[assignment]
+            except Exception as error:
+                self._resolved[path] = error
+        return self._resolved[path]
+
+    def _implementation(self, path: str) -> Callable[..., Any]:
+        """What was resolved before the lock was taken; raises what the import raised."""
+        found = self._resolved.get(path) or self._resolve(path)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    # ------------------------------------------------------------------------------------ one patch's turn
+
+    def _imported(self, module_name: str, module: ModuleType) -> None:
+        """Called when a watched module has been imported or reloaded. Raises only in strict mode."""
+        entries = [e for e in (self._entries or {}).values() if e.requested and module_name in e.patch.modules]
+        self._resolve_implementations(entries)
+        for entry in entries:
+            self._attempt(entry, module)
+        try:
+            strict = self._strict if self._strict is not None else settings.truth("STRICT")
+        except settings.SettingsError:
+            strict = False  # already part of each entry's reason
+        self._say([_row(entry) for entry in entries], (), raising=strict)
+
+    def _attempt(self, entry: _Entry, announced: ModuleType | None) -> None:
+        """Apply a patch if it is its time; every outcome ends in a status with a reason."""
+        with self._lock:
+            if not entry.requested:
+                return
+            try:
+                entry.status, entry.reason = self._outcome(entry, announced)
+            except Exception as error:  # the promise: never an exception from somebody's import
+                logger.debug("patch %s failed", entry.patch.name, exc_info=True)
+                entry.status, entry.reason = Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed"
+
+    def _outcome(self, entry: _Entry, announced: ModuleType | None) -> tuple[Status, str]:
+        patch = entry.patch
+        off = self._switched_off(patch.name)
+        if off:
+            self._remove(patch.name)
+            return Status.DISABLED, off
+        if announced is None:
+            self._verify(entry)
+            if entry.status is Status.APPLIED:
+                return entry.status, entry.reason
+        modules: dict[str, ModuleType] = {}
+        for name in patch.modules:
+            module = sys.modules.get(name)
+            if module is not None and (module is announced or imports.is_ready(module)):
+                modules[name] = module
+        missing = [name for name in patch.modules if name not in modules]
+        if missing:
+            return self._before_import(entry, missing)
+        finding = versions.worst([versions.check(patch.guard, _origin(module)) for module in modules.values()])
+        entry.version = finding.version
+        if finding.verdict is Verdict.OUTSIDE:
+            return Status.UNAFFECTED, finding.reason
+        try:
+            texts = {name: _source(name, module) for name, module in modules.items()}
+            recognised = recognition.recognise_all(patch, texts)
+            applied = self._put_on(patch, recognised, modules)
+        except Unrecognised as error:
+            if finding.verdict is Verdict.UNKNOWN:
+                return Status.UNAFFECTED, f"{finding.reason}, and the defect is not in the code: {error}"
+            return Status.REFUSED, f"{finding.reason}, but {error}; nothing was changed"
+        except (Unreadable, Conflict, trampolines.Unsupported) as error:
+            return Status.REFUSED, f"{finding.reason}, but {error}; nothing was changed"
+        return Status.APPLIED, f"{finding.reason}{applied}"
+
+    def _switched_off(self, name: str) -> str | None:
+        """Why the user has switched a patch off with an environment variable, read now, not at import."""
+        assert self._entries is not None
+        environment = settings.read(list(self._entries), self._hint())
+        if name in environment.disable:
+            return "disabled by RLHF_PATCHES_DISABLE"
+        if environment.only and name not in environment.only:
+            return "not among RLHF_PATCHES_ONLY"
+        return None
+
+    def _before_import(self, entry: _Entry, missing: list[str]) -> tuple[Status, str]:
+        """Pending, or already known to be absent or unaffected; the hooks stay armed, since ``sys.path`` may change."""
+        waiting = f"waiting for the import of {', '.join(missing)}"
+        if missing[0] in _main_module_names():
+            return Status.REFUSED, f"{missing[0]} runs as __main__, whose functions cannot be patched: import it instead"
+        try:
+            spec = sources.locate(missing[0])
+        except NotFound as error:
+            entry.version = None
+            copies = versions.installed_versions(entry.patch.guard.distribution)
+            if not copies:
+                return Status.ABSENT, f"{entry.patch.guard.distribution} is not installed ({error})"
+            return Status.ABSENT, f"{entry.patch.guard.distribution} {copies[0] or ''} is installed, but {error}"
+        finding = versions.check(entry.patch.guard, spec.origin)
+        entry.version = finding.version
+        if finding.verdict is Verdict.OUTSIDE:
+            return Status.UNAFFECTED, finding.reason
+        return Status.PENDING, f"{finding.reason}; {waiting}"
+
+    # ------------------------------------------------------------------------------- changing functions
+
+    def _put_on(self, patch: Patch, recognised: list[Recognised], modules: dict[str, ModuleType]) -> str:
+        """Compute every new code object first, then swap them all; on an exception swap back.
+
+        Returns what is worth adding to the reason. Raises what a refusal is made of.
+        """
+        plan: list[tuple[_Patched, CodeType, CodeType]] = []
+        originals = {function: patched.original for function, patched in self._patched.items()}
+        for target, changes in recognition.by_function(recognised).items():
+            first = changes[0]
+            located = functions.locate(modules[target.partition(":")[0]], first.qualname)
+            original = first.original_code()
+            function = functions.find(located, original, originals, target)
+            patched = self._patched.get(function) or _Patched(
+                function, located, target, first.source, first.node, function.__code__, function.__code__
+            )
+            if patch.name in patched.holders:
+                continue
+            if function.__code__ is not patched.current:
+                raise Conflict(f"{target}, patched by {', '.join(patched.holders)}, was changed by somebody else since")
+            new = self._compose(patch, patched, changes)
+            functions.check_swap(function, new)
+            plan.append((patched, function.__code__, new))
+        cached = [patched.target for patched, _, _ in plan if functions.in_dynamo_cache(patched.function)]
+        done: list[tuple[_Patched, CodeType]] = []
+        try:
+            for patched, old, new in plan:
+                functions.swap(patched.function, new, patched.located.owner)
+                done.append((patched, old))
+        except Exception:
+            for patched, old in done:
+                functions.swap(patched.function, old, patched.located.owner)
+            raise
+        for (patched, _, new), changes in zip(plan, _planned_changes(plan, recognised)):
+            patched.current = new
+            if isinstance(changes[0].change, Rewrite):
+                patched.rewrites[patch.name] = [edit for item in changes for edit in item.edits]
+            else:
+                patched.trampoline_of = patch.name
+            self._patched[patched.function] = patched
+        if cached:
+            return f". Warning: torch.compile has already compiled {', '.join(cached)}; call torch._dynamo.reset()"
+        return ""
+
+    def _compose(self, patch: Patch, patched: _Patched, changes: list[Recognised]) -> CodeType:
+        """The function's code with this patch on top of those that it carries."""
+        target = changes[0].change.target
+        rewrites = [item for item in changes if isinstance(item.change, Rewrite)]
+        if len(rewrites) != len(changes) and len(changes) > 1:
+            raise Conflict(f"{patch.name} both rewrites and replaces or wraps {target}")
+        if rewrites:
+            if patched.trampoline_of:
+                raise Conflict(f"{target} is replaced or wrapped by {patched.trampoline_of}")
+            edits = recognition.combined([item.edits for item in rewrites], target)
+            for other, present in patched.rewrites.items():
+                if any(edit.overlaps(theirs) for edit in edits for theirs in present):
+                    raise Conflict(f"{target}: {other} rewrites the same code")
+            present = [edit for theirs in patched.rewrites.values() for edit in theirs]
+            for path in _implementations(patch):
+                self._implementation(path)  # a helper that cannot be imported must show now, not in the middle of training
+            return rewriting.rewrite_code(patched.source, patched.node, present + edits)
+        if patched.holders:
+            raise Conflict(f"{target} is patched by {', '.join(patched.holders)} already")
+        change = changes[0].change
+        assert isinstance(change, (Replace, Wrap))
+        return trampolines.build(
+            patched.function,
+            self._implementation(change.implementation),
+            wraps=isinstance(change, Wrap),
+            binding=patched.located.binding,
+            by=patch.name,
+        )
+
+    def _remove(self, name: str) -> list[str]:
+        """Take a patch off every function that carries it; returns the targets that somebody else has changed."""
+        lost = []
+        for patched in [p for p in self._patched.values() if name in p.holders]:
+            if patched.function.__code__ is not patched.current:
+                lost.append(patched.target)
+                continue
+            patched.rewrites.pop(name, None)
+            if patched.trampoline_of == name:
+                patched.trampoline_of = None
+            edits = [edit for theirs in patched.rewrites.values() for edit in theirs]
+            patched.current = (
+                rewriting.rewrite_code(patched.source, patched.node, edits) if edits else patched.original
+            )
+            functions.swap(patched.function, patched.current, patched.located.owner)
+            if not patched.holders:
+                del self._patched[patched.function]
+        return lost
+
+    def _verify(self, entry: _Entry) -> None:
+        """Look whether an applied patch is still what runs; "applied" is said of nothing else."""
+        if entry.status is not Status.APPLIED:
+            return
+        mine = [patched for patched in self._patched.values() if entry.patch.name in patched.holders]
+        for target in dict.fromkeys(change.target for change in entry.patch.changes):
+            module_name, _, qualname = target.partition(":")
+            module = sys.modules.get(module_name)
+            problem = None
+            if module is None:
+                problem = f"{module_name} is no longer imported"
+            else:
+                try:
+                    raw = functions.locate(module, qualname).raw
+                except Unrecognised as error:
+                    problem = str(error)
+                else:
+                    here = [p for p in mine if p.target == target and functions.reaches(raw, p.function)]
+                    if not here:
+                        problem = f"{target} was replaced by something else after it was patched"
+                    elif any(patched.function.__code__ is not patched.current for patched in here):
+                        problem = f"the code of {target} was changed by somebody else after it was patched"
+            if problem:
+                entry.status, entry.reason = Status.FAILED, problem
+                return
+
+    # ------------------------------------------------------------------------------------ saying so
+
+    def _say(self, rows: Iterable[PatchReport], failures: Iterable[PluginFailure], raising: bool) -> None:
+        rows = tuple(rows)
+        for row in rows:
+            announce(row)
+        lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.status.is_problem]
+        lines += [f"plugin {failure.plugin} could not be used: {failure.reason}" for failure in failures]
+        if raising and lines:
+            raise PatchError("strict mode, and " + "; ".join(lines))
+
+
+def _row(entry: _Entry) -> PatchReport:
+    guard = entry.patch.guard
+    return PatchReport(
+        entry.patch.name, entry.status, entry.reason, guard.distribution, entry.version, guard.versions, entry.plugin
+    )
+
+
+def _planned_changes(plan: list[Any], recognised: list[Recognised]) -> list[list[Recognised]]:
+    groups = recognition.by_function(recognised)
+    return [groups[patched.target] for patched, _, _ in plan]
+
+
+def _source(name: str, module: ModuleType) -> Source:
+    spec = getattr(module, "__spec__", None)
+    if spec is None:
+        raise Unreadable(f"module {name} has no __spec__, so its source file is unknown")
+    return sources.read(spec)
+
+
+def _origin(module: ModuleType) -> str | None:
+    return getattr(getattr(module, "__spec__", None), "origin", None) or getattr(module, "__file__", None)
+
+
+def _main_module_names() -> set[str]:
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    return {spec.name} if spec is not None else set()
+
+
+def _implementations(patch: Patch) -> list[str]:
+    paths = []
+    for change in patch.changes:
+        paths += list(change.uses.values()) if isinstance(change, Rewrite) else [change.implementation]
+    return paths

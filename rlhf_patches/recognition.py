@@ -1,0 +1,93 @@
+"""The shape guard: whether a module's text has the code that a change was written for.
+
+Used on text alone by ``rlhf-patches doctor`` and before every application by the engine, so both decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType
+
+from . import rewriting, sources
+from .rewriting import Edit, Unrecognised
+from .sources import FunctionNode, NotFound, Source
+from .vocabulary import Change, Patch, Rewrite, Wrap
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A change's target, found in a module's text. ``edits`` is empty unless the change is a `Rewrite`."""
+
+    change: Change
+    source: Source
+    node: FunctionNode
+    edits: tuple[Edit, ...]
+
+    @property
+    def qualname(self) -> str:
+        """The function's qualified name as the target spells it."""
+        return self.change.target.partition(":")[2]
+
+    def original_code(self) -> CodeType:
+        """The function's code compiled from the source on disk."""
+        return rewriting.code_of(rewriting.compile_module(self.source.text, self.source.filename), self.node)
+
+
+def recognise(change: Change, source: Source) -> Recognised:
+    """Find a change's target in a module's text and apply its shape guard.
+
+    Raises:
+        Unrecognised: the function is not there, or not as expected.
+        sources.Unreadable: the text does not parse.
+    """
+    qualname = change.target.partition(":")[2]
+    try:
+        node = sources.find_function(source, qualname)
+    except NotFound as error:
+        raise Unrecognised(str(error)) from error
+    if isinstance(change, Rewrite):
+        return Recognised(change, source, node, tuple(rewriting.find_edits(change, source, node)))
+    if isinstance(change, Wrap) and change.signature:
+        found = sources.signature_of(node)
+        if found != change.signature:
+            raise Unrecognised(f"{change.target} has the signature {found}, expected {change.signature}")
+    else:
+        found = sources.fingerprint_of(node)
+        if found not in change.fingerprints:
+            raise Unrecognised(f"{change.target} has the fingerprint {found}, which is none of those that were read")
+    return Recognised(change, source, node, ())
+
+
+def recognise_all(patch: Patch, texts: Mapping[str, Source]) -> list[Recognised]:
+    """`recognise` for every change of a patch; ``texts`` has the source of each of its modules."""
+    return [recognise(change, texts[change.target.partition(":")[0]]) for change in patch.changes]
+
+
+def check_compiles(recognised: list[Recognised]) -> None:
+    """Raise `Unrecognised` unless the rewrites of a patch compile and change nothing but their functions."""
+    for edits in by_function(recognised).values():
+        first = edits[0]
+        together = combined([r.edits for r in edits], first.change.target)
+        if together:
+            rewriting.rewrite_code(first.source, first.node, together)
+
+
+def by_function(recognised: list[Recognised]) -> dict[str, list[Recognised]]:
+    """Changes of one patch grouped by target, in order."""
+    groups: dict[str, list[Recognised]] = {}
+    for item in recognised:
+        groups.setdefault(item.change.target, []).append(item)
+    return groups
+
+
+def combined(groups: list[tuple[Edit, ...]], target: str) -> list[Edit]:
+    """All edits of several rewrites of one function.
+
+    Raises:
+        Unrecognised: two of them touch the same characters.
+    """
+    edits = sorted(edit for group in groups for edit in group)
+    if any(first.overlaps(second) for first, second in zip(edits, edits[1:])):
+        raise Unrecognised(f"two rewrites of {target} touch the same code")
+    return edits

@@ -1,0 +1,167 @@
+"""Rewrites: find a pattern in one function's text, edit it, compile the whole module, take the function's code.
+
+Compiling the whole module gives future imports, closures, ``__class__`` cells, private names and decorators
+their right meaning for free. Edits keep the number of lines, so tracebacks and breakpoints stay right, and
+after compiling we check that no other function's code came out different.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType
+
+from ast_grep_py import SgNode, SgRoot
+
+from . import sources
+from .sources import Source
+from .vocabulary import Rewrite
+
+
+class Unrecognised(Exception):
+    """The code is not what the patch was written for; the message says what is missing."""
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """Characters ``start`` to ``end`` of a module's text become ``text``."""
+
+    start: int
+    end: int
+    text: str
+
+    def overlaps(self, other: Edit) -> bool:
+        """Whether the two touch the same characters."""
+        return self.start < other.end and other.start < self.end
+
+
+def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> list[Edit]:
+    """The edits that a rewrite makes in the function ``node`` of ``source``.
+
+    Raises:
+        Unrecognised: the pattern does not occur exactly as often as expected, or not where expected.
+    """
+    function = _function_node(source, node)
+    for pattern in rewrite.alongside:
+        if not function.find_all(pattern=pattern):
+            raise Unrecognised(f"{rewrite.target} does not contain {pattern!r}")
+    rule: dict[str, object] = {"pattern": rewrite.pattern}
+    if rewrite.inside is not None:
+        rule["inside"] = {"pattern": rewrite.inside}
+    matches = function.find_all({"rule": rule})  # type: ignore[misc, list-item]
+    if len(matches) != rewrite.matches:
+        where = f" inside {rewrite.inside!r}" if rewrite.inside is not None else ""
+        raise Unrecognised(
+            f"{rewrite.target} contains {rewrite.pattern!r}{where} {len(matches)} times, expected {rewrite.matches}"
+        )
+    edits = sorted(_edit(rewrite, match) for match in matches)
+    if any(first.overlaps(second) for first, second in zip(edits, edits[1:])):
+        raise Unrecognised(f"matches of {rewrite.pattern!r} in {rewrite.target} overlap")
+    return edits
+
+
+def _function_node(source: Source, node: sources.FunctionNode) -> SgNode:
+    for candidate in SgRoot(source.text, "python").root().find_all(kind="function_definition"):
+        name = candidate.field("name")
+        if candidate.range().start.line + 1 == node.lineno and name is not None and name.text() == node.name:
+            return candidate
+    raise Unrecognised(f"ast-grep and Python disagree on where {node.name} is in {source.filename}")
+
+
+def _edit(rewrite: Rewrite, match: SgNode) -> Edit:
+    def stands_for(variable: re.Match[str]) -> str:
+        name = variable.group(1)
+        if name in rewrite.uses:
+            module, _, path = rewrite.uses[name].partition(":")
+            return f'__import__("{module}", fromlist=("*",)).{path}'
+        bound = match.get_match(name)
+        if bound is None:
+            raise Unrecognised(f"the replacement in {rewrite.target} uses ${name}, which the pattern does not bind")
+        return bound.text()
+
+    text = re.sub(r"\$([A-Z_][A-Z0-9_]*)", stands_for, rewrite.replacement)
+    old, new = match.text().count("\n"), text.count("\n")
+    is_statement = match.kind().endswith(("_statement", "_definition"))
+    if new > old:
+        raise Unrecognised(f"the replacement in {rewrite.target} has {new + 1} lines, more than the {old + 1} it replaces")
+    indent = "\n" + " " * match.range().start.column
+    if is_statement:
+        text = text.replace("\n", indent) + "\n" * (old - new)
+    elif old:
+        # Within an expression a line break needs a bracket around it.
+        text = f"({text}{chr(10) * (old - new)})"
+    bounds = match.range()
+    return Edit(bounds.start.index, bounds.end.index, text)
+
+
+def edited(text: str, edits: Sequence[Edit]) -> str:
+    """``text`` with all edits made; the number of lines stays the same."""
+    result = text
+    for edit in sorted(edits, reverse=True):
+        result = result[: edit.start] + edit.text + result[edit.end :]
+    assert result.count("\n") == text.count("\n"), "an edit changed the number of lines"
+    return result
+
+
+def compile_module(text: str, filename: str) -> CodeType:
+    """Compile a module's text as the import system does.
+
+    Raises:
+        Unrecognised: it does not compile.
+    """
+    try:
+        # dont_inherit: this file's own future imports must not leak into the framework's code.
+        return compile(text, filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise Unrecognised(f"the code does not compile: {error} ({filename})") from error
+
+
+def code_of(module_code: CodeType, node: sources.FunctionNode) -> CodeType:
+    """The code object of the function ``node`` within its module's."""
+    line = sources.first_line(node)
+    found = [code for code in _nested(module_code) if code.co_name == node.name and code.co_firstlineno == line]
+    if len(found) != 1:
+        raise Unrecognised(f"{node.name} in line {line} has {len(found)} code objects, expected 1")
+    return found[0]
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def rewrite_code(source: Source, node: sources.FunctionNode, edits: Sequence[Edit]) -> CodeType:
+    """The function's code after the edits, shown to be the only code in the module that differs.
+
+    Raises:
+        Unrecognised: the edited text does not compile, or the edits reach beyond the function.
+    """
+    before = compile_module(source.text, source.filename)
+    after = compile_module(edited(source.text, edits), source.filename)
+    target = code_of(before, node)
+    replaced = code_of(after, node)
+    if target == replaced:
+        raise Unrecognised(f"the edits do not change what {node.name} does")
+    for different in _differing(before, after):
+        if different is not target and not any(different is inner for inner in _nested(target)):
+            raise Unrecognised(f"the edits of {node.name} would also change {different.co_name} in {source.filename}")
+    return replaced
+
+
+def _differing(before: CodeType, after: CodeType) -> Iterator[CodeType]:
+    """The code objects of ``before`` whose own instructions or constants differ in ``after``."""
+    if before == after:
+        return
+    if _shell(before) != _shell(after):
+        yield before
+        return
+    for old, new in zip(before.co_consts, after.co_consts):
+        if isinstance(old, CodeType):
+            yield from _differing(old, new)
+
+
+def _shell(code: CodeType) -> CodeType:
+    return code.replace(co_consts=tuple(None if isinstance(c, CodeType) else c for c in code.co_consts))

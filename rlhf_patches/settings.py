@@ -1,0 +1,105 @@
+"""Environment variables, and selection of patches by name. An unknown name is an error, never ignored.
+
+========================  ==============================================================================
+RLHF_PATCHES_AUTOLOAD     1 patches this environment's processes without an import (read by the site hook)
+RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose first import loads the engine
+RLHF_PATCHES_DISABLE      names or globs, comma-separated: never apply these
+RLHF_PATCHES_ONLY         names or globs, comma-separated: apply nothing else
+RLHF_PATCHES_STRICT       1 raises where a patch is refused or fails, instead of warning
+RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on every rank instead of rank 0
+RLHF_PATCHES_REPORT       a file to which each process appends one line of JSON when it ends
+========================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+PREFIX = "RLHF_PATCHES_"
+KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "STRICT", "LOG", "REPORT", "VERIFY")
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("", "0", "false", "no", "off")
+LEVELS = ("debug", "info", "warning", "error", "off")
+
+
+class SettingsError(ValueError):
+    """A name, an environment variable or an argument is wrong. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The environment variables that decide about patches, as they are now."""
+
+    disable: tuple[str, ...]
+    only: tuple[str, ...]
+    strict: bool
+
+
+def read(names: Sequence[str], hint: str = "") -> Settings:
+    """Read the environment; ``names`` are those of the registered patches, ``hint`` ends an error about a name.
+
+    Raises:
+        SettingsError: a variable has a value that cannot be meant, or is not one of ours.
+    """
+    for variable in os.environ:
+        if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in KNOWN:
+            known = [PREFIX + name for name in KNOWN]
+            raise SettingsError(f"environment variable {variable} is unknown{nearest(variable, known)}")
+    return Settings(
+        disable=expand(_listed("DISABLE"), names, PREFIX + "DISABLE", hint),
+        only=expand(_listed("ONLY"), names, PREFIX + "ONLY", hint),
+        strict=truth("STRICT"),
+    )
+
+
+def truth(variable: str) -> bool:
+    """Whether RLHF_PATCHES_``variable`` is switched on."""
+    value = os.environ.get(PREFIX + variable, "").strip().lower()
+    if value in _TRUE or value in _FALSE:
+        return value in _TRUE
+    raise SettingsError(f"{PREFIX}{variable} is {value!r}: expected one of {', '.join(_TRUE)} or {', '.join(_FALSE[1:])}")
+
+
+def log_level() -> tuple[str | None, bool]:
+    """The level asked for with RLHF_PATCHES_LOG (None when unset), and whether every rank shall log."""
+    value = os.environ.get(PREFIX + "LOG", "").strip().lower()
+    level, _, ranks = value.partition(":")
+    if value and (level not in LEVELS or ranks not in ("", "all")):
+        raise SettingsError(f"{PREFIX}LOG is {value!r}: expected {', '.join(LEVELS)}, or one of them with ':all'")
+    return level or None, ranks == "all"
+
+
+def expand(patterns: Iterable[str] | str | None, names: Sequence[str], what: str, hint: str = "") -> tuple[str, ...]:
+    """The patch names that ``patterns`` (names or globs) stand for, in registration order.
+
+    Raises:
+        SettingsError: a pattern stands for no patch; the message names the nearest one.
+    """
+    if patterns is None:
+        return ()
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    chosen: set[str] = set()
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise SettingsError(f"{what} has {pattern!r}: expected names of patches or globs, as strings")
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise SettingsError(f"{what} names {pattern!r}, which is no patch{nearest(pattern, names)}{hint}")
+        chosen.update(matching)
+    return tuple(name for name in names if name in chosen)
+
+
+def nearest(wrong: str, known: Sequence[str]) -> str:
+    """The end of an error message: the nearest known name, or all of them when none is near."""
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known are: {', '.join(known)}" if known else "; there are none"
+
+
+def _listed(variable: str) -> list[str]:
+    return [name.strip() for name in os.environ.get(PREFIX + variable, "").split(",") if name.strip()]

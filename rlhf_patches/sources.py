@@ -1,0 +1,237 @@
+"""Upstream source as text: where a module's file is, without importing anything, and where in it a function is."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Union
+
+FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+
+class Unreadable(Exception):
+    """The source of a module cannot be had; the message says why."""
+
+
+class NotFound(Exception):
+    """A module or function does not exist; the message names it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a module, as Python itself would decode it (universal newlines, no byte order mark)."""
+
+    module: str
+    filename: str
+    text: str
+
+
+# --------------------------------------------------------------------------------------- finding files
+
+
+def locate(module: str) -> ModuleSpec:
+    """The spec of a module that need not be imported; nothing is imported, no parent package either.
+
+    Raises:
+        NotFound: there is no such module.
+    """
+    loaded = sys.modules.get(module)
+    spec = getattr(loaded, "__spec__", None) if loaded is not None else None
+    if spec is not None:
+        return spec
+    path: list[str] | None = None
+    name = ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        found = _find(name, path)
+        if found is None:
+            raise NotFound(f"there is no module {name}")
+        spec, path = found
+        if path is None and name != module:
+            raise NotFound(f"there is no module {module}: {name} is not a package")
+    assert spec is not None
+    return spec
+
+
+def _find(name: str, path: list[str] | None) -> tuple[ModuleSpec, list[str] | None] | None:
+    loaded = sys.modules.get(name)
+    spec = getattr(loaded, "__spec__", None)
+    if loaded is not None and spec is not None:
+        return spec, list(getattr(loaded, "__path__", None) or ()) or None
+    # PathFinder cannot look into a namespace package whose parent is not imported; walking the
+    # path entries as it does internally can.
+    portions: list[str] = []
+    for entry in path if path is not None else sys.path:
+        try:
+            finder = pkgutil.get_importer(entry or os.getcwd())
+            spec = finder.find_spec(name) if finder is not None else None  # type: ignore[attr-defined]
+        except (ImportError, OSError):
+            continue
+        if spec is None:
+            continue
+        if spec.loader is not None:
+            return spec, list(spec.submodule_search_locations or ()) or None
+        portions.extend(spec.submodule_search_locations or ())
+    # Editable installs bring finders of their own. Only classes and modules are asked: ours and wrapt's are
+    # instances, and wrapt's imports the parent package.
+    for meta_finder in sys.meta_path:
+        if meta_finder is importlib.machinery.PathFinder or not isinstance(meta_finder, (type, ModuleType)):
+            continue
+        try:
+            spec = meta_finder.find_spec(name, path)
+        except Exception:
+            continue
+        if spec is not None:
+            return spec, list(spec.submodule_search_locations or ()) or None
+    if portions:
+        return ModuleSpec(name, None, is_package=True), portions
+    return None
+
+
+def read(spec: ModuleSpec) -> Source:
+    """The source text behind a spec.
+
+    Raises:
+        Unreadable: there is no source (bytecode only, an extension module), or it cannot be decoded.
+    """
+    origin, loader = spec.origin, spec.loader
+    if origin is None or not spec.has_location:
+        raise Unreadable(f"module {spec.name} has no source file")
+    if origin.endswith((".pyc", ".so", ".pyd")):
+        kind = "bytecode" if origin.endswith(".pyc") else "a compiled extension"
+        raise Unreadable(f"module {spec.name} is installed as {kind} only ({origin})")
+    try:
+        if loader is not None and hasattr(loader, "get_data"):
+            data = loader.get_data(origin)
+        else:
+            with open(origin, "rb") as file:
+                data = file.read()
+        return Source(spec.name, origin, importlib.util.decode_source(data))
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise Unreadable(f"the source of {spec.name} cannot be read: {error} ({origin})") from error
+
+
+# ----------------------------------------------------------------------------------- finding functions
+
+
+def parse(source: Source) -> ast.Module:
+    """The module's syntax tree.
+
+    Raises:
+        Unreadable: the text is not valid for this Python.
+    """
+    try:
+        return ast.parse(source.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"the source of {source.module} does not parse: {error} ({source.filename})") from error
+
+
+def find_function(source: Source, qualname: str) -> FunctionNode:
+    """The one definition of ``qualname`` in a module.
+
+    Raises:
+        NotFound: it is not defined there, or more than once (then which one runs cannot be told from the text).
+        Unreadable: the text does not parse.
+    """
+    scopes: list[ast.AST] = [parse(source)]
+    *classes, name = qualname.split(".")
+    for class_name in classes:
+        scopes = [node for node in _definitions(scopes) if isinstance(node, ast.ClassDef) and node.name == class_name]
+    functions = [
+        node
+        for node in _definitions(scopes)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name and not _is_overload(node)
+    ]
+    if len(functions) != 1:
+        count = "not defined" if not functions else f"defined {len(functions)} times"
+        raise NotFound(f"{qualname} is {count} in {source.module}")
+    return functions[0]
+
+
+def _definitions(scopes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Functions and classes directly in these scopes, also under ``if``, ``try``, ``with`` and loops."""
+    for scope in scopes:
+        for child in ast.iter_child_nodes(scope):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                yield child
+            elif isinstance(child, (ast.stmt, ast.ExceptHandler)) or type(child).__name__ == "match_case":
+                yield from _definitions([child])
+
+
+def _is_overload(node: FunctionNode) -> bool:
+    return any(ast.unparse(decorator).rpartition(".")[2] == "overload" for decorator in node.decorator_list)
+
+
+def first_line(node: FunctionNode) -> int:
+    """The line that the function's code object states: its first decorator's, if it has any."""
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+# ----------------------------------------------------------------------------------------- fingerprints
+
+
+def fingerprint(text: str, qualname: str) -> str:
+    """Fingerprint of a function in a module's text: 16 hex digits of a SHA-256 over its syntax tree.
+
+    Docstring, annotations, comments and formatting do not count; decorators, names, defaults and body do.
+    The same on every Python version.
+
+    Raises:
+        NotFound: the function is not defined exactly once.
+        Unreadable: the text does not parse.
+    """
+    return fingerprint_of(find_function(Source("<text>", "<text>", text), qualname))
+
+
+def fingerprint_of(node: FunctionNode) -> str:
+    """As `fingerprint`, of a node."""
+    return hashlib.sha256(_canonical(node).encode()).hexdigest()[:16]
+
+
+def signature_of(node: FunctionNode) -> str:
+    """The parameters as text, without annotations: ``(self, x, *, y=0)``."""
+    stripped = ast.arguments(
+        posonlyargs=[ast.arg(arg=a.arg) for a in node.args.posonlyargs],
+        args=[ast.arg(arg=a.arg) for a in node.args.args],
+        vararg=ast.arg(arg=node.args.vararg.arg) if node.args.vararg else None,
+        kwonlyargs=[ast.arg(arg=a.arg) for a in node.args.kwonlyargs],
+        kw_defaults=node.args.kw_defaults,
+        kwarg=ast.arg(arg=node.args.kwarg.arg) if node.args.kwarg else None,
+        defaults=node.args.defaults,
+    )
+    return f"({ast.unparse(stripped)})"
+
+
+# What does not change what a function computes, and fields that came with a newer Python.
+_LEFT_OUT = {"annotation", "returns", "type_comment", "kind", "ctx", "type_params"}
+
+
+def _canonical(node: object) -> str:
+    if isinstance(node, list):
+        return "[" + ",".join(_canonical(item) for item in node) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = []
+    for name, value in sorted(ast.iter_fields(node)):
+        if name in _LEFT_OUT or value is None and not isinstance(node, ast.Constant) or value == []:
+            continue
+        if name == "body" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            value = _without_docstring(value)
+        fields.append(f"{name}={_canonical(value)}")
+    return f"{type(node).__name__}({','.join(fields)})"
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return body[1:]
+    return body

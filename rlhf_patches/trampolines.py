@@ -1,0 +1,134 @@
+"""Code objects that hand a call on to our implementation, for `Replace` and `Wrap`.
+
+A trampoline has the parameters of the function that it stands in for, so defaults, ``inspect.signature`` and
+bound arguments stay what they were. It finds our implementation under a private name in the function's
+globals. That name stays there after a revert: another thread may have entered the trampoline and not yet
+looked it up.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import linecache
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+_numbers = itertools.count(1)
+
+
+class Unsupported(Exception):
+    """No trampoline can stand in for this kind of function; the message says why."""
+
+
+def build(
+    function: FunctionType, implementation: Callable[..., Any], *, wraps: bool, binding: str, by: str
+) -> CodeType:
+    """Make a trampoline's code for ``function`` and put what it calls into the function's globals.
+
+    Args:
+        function: the function whose ``__code__`` is to be swapped for the result.
+        implementation: called with the same arguments (`Replace`), or as ``(wrapped, instance, args, kwargs)``.
+        wraps: whether the implementation is a `Wrap`'s.
+        binding: ``function``, ``method``, ``classmethod`` or ``staticmethod``.
+        by: the patch's name, shown in tracebacks.
+
+    Raises:
+        Unsupported: an asynchronous generator, whose send and throw cannot be handed through.
+    """
+    code = function.__code__
+    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
+        raise Unsupported(f"{function.__qualname__} is an asynchronous generator, which cannot be replaced or wrapped")
+    name = f"__rlhf_patches_{next(_numbers)}"
+    parameters, positional, keywords = _parameters(code)
+    if wraps:
+        target = _wrapping_call(function, implementation, binding)
+        call = f"{name}(({''.join(f'{p}, ' for p in positional)}), {{{', '.join(keywords)}}})"
+    else:
+        target = implementation
+        call = f"{name}({', '.join([*positional, *(k if k.startswith('**') else _as_argument(k) for k in keywords)])})"
+    if code.co_flags & inspect.CO_GENERATOR:
+        call = f"(yield from {call})"
+    elif code.co_flags & inspect.CO_COROUTINE:
+        call = f"await {call}"
+    trampoline = _compile(function, name, parameters, call, by)
+    function.__globals__[name] = target
+    return trampoline
+
+
+def _parameters(code: CodeType) -> tuple[str, list[str], list[str]]:
+    """The parameter list, how to pass positional ones on, and keyword ones as items of a dict display."""
+    names = code.co_varnames
+    count, only = code.co_argcount, code.co_kwonlyargcount
+    plain, keyword_only = list(names[:count]), list(names[count : count + only])
+    rest = list(names[count + only :])
+    parameters, positional = list(plain), list(plain)
+    if code.co_posonlyargcount:
+        parameters.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & inspect.CO_VARARGS:
+        star = "*" + rest.pop(0)
+        parameters.append(star)
+        positional.append(star)
+    elif keyword_only:
+        parameters.append("*")
+    parameters += keyword_only
+    keywords = [f'"{name}": {name}' for name in keyword_only]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        double = "**" + rest.pop(0)
+        parameters.append(double)
+        keywords.append(double)
+    return ", ".join(parameters), positional, keywords
+
+
+def _as_argument(item: str) -> str:
+    name = item.partition(":")[2].strip()
+    return f"{name}={name}"
+
+
+def _wrapping_call(function: FunctionType, implementation: Callable[..., Any], binding: str) -> Callable[..., Any]:
+    # The original, under a function object of its own: the swapped one would lead back to the trampoline.
+    original = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(original, function)
+    del original.__wrapped__  # type: ignore[attr-defined]
+
+    if binding in ("method", "classmethod"):
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            instance = args[0]
+            return implementation(original.__get__(instance, type(instance)), instance, args[1:], kwargs)
+
+    else:
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return implementation(original, None, args, kwargs)
+
+    return call
+
+
+def _compile(function: FunctionType, name: str, parameters: str, call: str, by: str) -> CodeType:
+    code = function.__code__
+    prefix = "async def" if code.co_flags & inspect.CO_COROUTINE else "def"
+    identifier = code.co_name if code.co_name.isidentifier() else "trampoline"
+    lines = [f"def enclosing({', '.join(code.co_freevars)}):", f"    {prefix} {identifier}({parameters}):"]
+    if code.co_freevars:
+        # The same free variables, or assigning __code__ would bind cells wrongly. Never executed.
+        lines.append(f"        if 0: {', '.join(code.co_freevars)}")
+    lines.append(f"        return {call}")
+    text = "\n".join(lines) + "\n"
+    filename = f"<rlhf_patches {by}: {function.__module__}:{function.__qualname__} {name[len('__rlhf_patches_') :]}>"
+    # Tracebacks and inspect.getsource then show the trampoline, and its name says whose it is.
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    module_code = compile(text, filename, "exec", dont_inherit=True)
+    (enclosing,) = (c for c in module_code.co_consts if isinstance(c, CodeType))
+    (trampoline,) = (c for c in enclosing.co_consts if isinstance(c, CodeType))
+    changes: dict[str, Any] = {"co_name": code.co_name}
+    if hasattr(code, "co_qualname"):
+        changes["co_qualname"] = code.co_qualname
+    # A generator-based flag such as CO_ITERABLE_COROUTINE (types.coroutine) belongs to the function, not its text.
+    changes["co_flags"] = trampoline.co_flags | (code.co_flags & inspect.CO_ITERABLE_COROUTINE)
+    return trampoline.replace(**changes)
