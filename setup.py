@@ -1,4 +1,4 @@
-"""Puts the site hook beside the package in the wheel: setuptools has no declaration for files in site-packages' root."""
+"""Puts the site hook into the wheel: setuptools has no declaration for files in site-packages' root."""
 
 import shutil
 from pathlib import Path

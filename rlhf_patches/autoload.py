@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import settings, site_hook
-from .engine import Engine
+from . import plugins, settings, site_hook
+from .plugins import Registered
 
 # Sorts after an editable install's own .pth, which has to come first.
 _NAME = "rlhf_patches_autoload"
@@ -34,7 +35,9 @@ class Autoload:
 
     def __str__(self) -> str:
         state = "on" if self.switched_on else "off"
-        lines = [f"autoload is {state} for this environment ({self.file}{'' if self.switched_on else ' does not exist'})"]
+        lines = [
+            f"autoload is {state} for this environment ({self.file}{'' if self.switched_on else ' does not exist'})"
+        ]
         if self.variable is not None:
             lines.append(f"RLHF_PATCHES_AUTOLOAD={self.variable} is set and decides for this process's children")
         return "\n".join(lines)
@@ -54,7 +57,7 @@ def on() -> Autoload:
     """
     file = _folder() / f"{_NAME}.pth"
     try:
-        _write(file, _LINE.format(watch=watch_list()))
+        _write(file, _LINE.format(watch=watch_list(plugins.load()[0])))
         if sys.version_info >= (3, 15):  # PEP 829: where a .start file exists, import lines of the .pth are ignored
             _write(file.with_suffix(".start"), "rlhf_patches.site_hook:install_always\n")
     except OSError as error:
@@ -76,13 +79,14 @@ def off() -> Autoload:
         for name in (file, file.with_suffix(".start")):
             name.unlink(missing_ok=True)
     except OSError as error:
-        raise AutoloadError(f"cannot remove {file}: {error.strerror}. Run it as the owner of the environment") from error
+        raise AutoloadError(
+            f"cannot remove {file}: {error.strerror}. Run it as the owner of the environment"
+        ) from error
     return status()
 
 
-def watch_list(engine: Engine | None = None) -> tuple[str, ...]:
+def watch_list(registered: Iterable[Registered]) -> tuple[str, ...]:
     """Top-level modules that installed plugins patch and the site hook does not know of."""
-    registered, _ = (engine or Engine()).registered()
     tops = {module.partition(".")[0] for item in registered for module in item.patch.modules}
     return tuple(sorted(tops - set(site_hook.WATCHED)))
 

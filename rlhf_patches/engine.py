@@ -54,6 +54,16 @@ class _Patched:
         return list(self.rewrites) + ([self.trampoline_of] if self.trampoline_of else [])
 
 
+@dataclass(frozen=True)
+class _Swap:
+    """One step of applying a patch: a function is to get ``new`` in place of ``old``."""
+
+    patched: _Patched
+    old: CodeType
+    new: CodeType
+    changes: list[Recognised]
+
+
 @dataclass
 class _Entry:
     """A registered patch and what has become of it."""
@@ -98,7 +108,9 @@ class Engine:
                 if name in selected and name not in excluded:
                     entry.requested = True
                 elif not entry.requested:
-                    entry.reason = "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
+                    entry.reason = (
+                        "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
+                    )
         for module in dict.fromkeys(m for e in entries.values() if e.requested for m in e.patch.modules):
             imports.watch(module, self._imported)
         for entry in entries.values():
@@ -258,15 +270,15 @@ class Engine:
         """Pending, or already known to be absent or unaffected; the hooks stay armed, since ``sys.path`` may change."""
         waiting = f"waiting for the import of {', '.join(missing)}"
         if missing[0] in _main_module_names():
-            return Status.REFUSED, f"{missing[0]} runs as __main__, whose functions cannot be patched: import it instead"
+            return (
+                Status.REFUSED,
+                f"{missing[0]} runs as __main__, whose functions cannot be patched: import it instead",
+            )
         try:
             spec = sources.locate(missing[0])
         except NotFound as error:
-            entry.version = None
-            copies = versions.installed_versions(entry.patch.guard.distribution)
-            if not copies:
-                return Status.ABSENT, f"{entry.patch.guard.distribution} is not installed ({error})"
-            return Status.ABSENT, f"{entry.patch.guard.distribution} {copies[0] or ''} is installed, but {error}"
+            entry.version, reason = versions.why_absent(entry.patch.guard, error)
+            return Status.ABSENT, reason
         finding = versions.check(entry.patch.guard, spec.origin)
         entry.version = finding.version
         if finding.verdict is Verdict.OUTSIDE:
@@ -280,40 +292,41 @@ class Engine:
 
         Returns what is worth adding to the reason. Raises what a refusal is made of.
         """
-        plan: list[tuple[_Patched, CodeType, CodeType]] = []
+        plan: list[_Swap] = []
         originals = {function: patched.original for function, patched in self._patched.items()}
         for target, changes in recognition.by_function(recognised).items():
             first = changes[0]
             located = functions.locate(modules[target.partition(":")[0]], first.qualname)
-            original = first.original_code()
-            function = functions.find(located, original, originals, target)
+            function = functions.find(located, first.original_code(), originals, target)
             patched = self._patched.get(function) or _Patched(
                 function, located, target, first.source, first.node, function.__code__, function.__code__
             )
-            if patch.name in patched.holders:
+            if patch.name in patched.holders:  # a reload: this function object carries it from before
                 continue
-            if function.__code__ is not patched.current:
+            if any(swap.patched.function is function for swap in plan):
+                raise Conflict(f"{target} is a function that another change of {patch.name} has as its target")
+            if function.__code__ is not patched.current or first.source.text != patched.source.text:
                 raise Conflict(f"{target}, patched by {', '.join(patched.holders)}, was changed by somebody else since")
             new = self._compose(patch, patched, changes)
             functions.check_swap(function, new)
-            plan.append((patched, function.__code__, new))
-        cached = [patched.target for patched, _, _ in plan if functions.in_dynamo_cache(patched.function)]
-        done: list[tuple[_Patched, CodeType]] = []
+            plan.append(_Swap(patched, function.__code__, new, changes))
+        cached = [swap.patched.target for swap in plan if functions.in_dynamo_cache(swap.patched.function)]
+        done: list[_Swap] = []
         try:
-            for patched, old, new in plan:
-                functions.swap(patched.function, new, patched.located.owner)
-                done.append((patched, old))
+            for swap in plan:
+                functions.swap(swap.patched.function, swap.new, swap.patched.located.owner)
+                done.append(swap)
         except Exception:
-            for patched, old in done:
-                functions.swap(patched.function, old, patched.located.owner)
+            for swap in done:
+                functions.swap(swap.patched.function, swap.old, swap.patched.located.owner)
             raise
-        for (patched, _, new), changes in zip(plan, _planned_changes(plan, recognised)):
-            patched.current = new
-            if isinstance(changes[0].change, Rewrite):
-                patched.rewrites[patch.name] = [edit for item in changes for edit in item.edits]
+        for swap in plan:
+            swap.patched.current = swap.new
+            if isinstance(swap.changes[0].change, Rewrite):
+                swap.patched.rewrites[patch.name] = [edit for item in swap.changes for edit in item.edits]
             else:
-                patched.trampoline_of = patch.name
-            self._patched[patched.function] = patched
+                swap.patched.trampoline_of = patch.name
+            self._patched[swap.patched.function] = swap.patched
         if cached:
             return f". Warning: torch.compile has already compiled {', '.join(cached)}; call torch._dynamo.reset()"
         return ""
@@ -333,7 +346,9 @@ class Engine:
                     raise Conflict(f"{target}: {other} rewrites the same code")
             present = [edit for theirs in patched.rewrites.values() for edit in theirs]
             for path in _implementations(patch):
-                self._implementation(path)  # a helper that cannot be imported must show now, not in the middle of training
+                self._implementation(
+                    path
+                )  # a helper that cannot be imported must show now, not in the middle of training
             return rewriting.rewrite_code(patched.source, patched.node, present + edits)
         if patched.holders:
             raise Conflict(f"{target} is patched by {', '.join(patched.holders)} already")
@@ -358,9 +373,7 @@ class Engine:
             if patched.trampoline_of == name:
                 patched.trampoline_of = None
             edits = [edit for theirs in patched.rewrites.values() for edit in theirs]
-            patched.current = (
-                rewriting.rewrite_code(patched.source, patched.node, edits) if edits else patched.original
-            )
+            patched.current = rewriting.rewrite_code(patched.source, patched.node, edits) if edits else patched.original
             functions.swap(patched.function, patched.current, patched.located.owner)
             if not patched.holders:
                 del self._patched[patched.function]
@@ -409,11 +422,6 @@ def _row(entry: _Entry) -> PatchReport:
     return PatchReport(
         entry.patch.name, entry.status, entry.reason, guard.distribution, entry.version, guard.versions, entry.plugin
     )
-
-
-def _planned_changes(plan: list[Any], recognised: list[Recognised]) -> list[list[Recognised]]:
-    groups = recognition.by_function(recognised)
-    return [groups[patched.target] for patched, _, _ in plan]
 
 
 def _source(name: str, module: ModuleType) -> Source:

@@ -16,7 +16,11 @@ from typing import Any
 from .rewriting import Unrecognised
 
 _KIND = (
-    inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    inspect.CO_GENERATOR
+    | inspect.CO_COROUTINE
+    | inspect.CO_ASYNC_GENERATOR
+    | inspect.CO_VARARGS
+    | inspect.CO_VARKEYWORDS
 )
 _MOST_LAYERS = 64
 
@@ -97,7 +101,8 @@ def reaches(raw: Any, function: FunctionType) -> bool:
 
 def _layers(raw: Any, target: str) -> Iterator[Any]:
     """The object and everything that decorators have put it in front of, outermost first."""
-    waiting, seen = [raw], set()
+    waiting: list[Any] = [raw]
+    seen: set[int] = set()
     while waiting and len(seen) < _MOST_LAYERS:
         layer = waiting.pop(0)
         if id(layer) in seen:

@@ -106,7 +106,7 @@ class _Finder:
                 return
             # wrapt puts its finder in front at its first registration; ours has to stand before it.
             wrapt.register_post_import_hook(lambda module: None, "__rlhf_patches_never_imported__")
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+            sys.meta_path.insert(0, self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -122,7 +122,7 @@ class _Finder:
             if finder is self or type(finder).__module__.startswith("wrapt."):
                 continue
             find_spec = getattr(finder, "find_spec", None)
-            spec = find_spec(fullname, path, target) if find_spec is not None else None
+            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec is not None else None
             if spec is not None:
                 _announce_after_loading(fullname, spec)
                 return spec
@@ -132,7 +132,7 @@ class _Finder:
 _finder = _Finder()
 
 
-class _AnnouncingLoader(wrapt.ObjectProxy):  # type: ignore[misc]
+class _AnnouncingLoader(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-ignore]
     """A loader that announces its module; every other attribute is the real loader's."""
 
     def __init__(self, loader: Any, name: str) -> None:
@@ -153,7 +153,7 @@ class _AnnouncingLoader(wrapt.ObjectProxy):  # type: ignore[misc]
 
 def _announce_after_loading(name: str, spec: ModuleSpec) -> None:
     if spec.loader is not None and not isinstance(spec.loader, _AnnouncingLoader):
-        spec.loader = _AnnouncingLoader(spec.loader, name)
+        spec.loader = _AnnouncingLoader(spec.loader, name)  # type: ignore[assignment, unused-ignore]
 
 
 # ------------------------------------------------------------------------------------------ lazy modules
@@ -186,7 +186,7 @@ def _announce_after_initialising(name: str, spec: ModuleSpec) -> None:
         def __setattr__(self, attribute: str, value: object) -> None:
             super().__setattr__(attribute, value)
             if attribute == "_initializing" and not value:
-                self.__class__ = own_class
+                self.__class__ = own_class  # type: ignore[assignment]
                 module = sys.modules.get(name)
                 if module is None:  # the import failed; it may be tried again
                     _arm(name)

@@ -46,10 +46,8 @@ def _judge(patch: Patch) -> tuple[Status, str, str | None]:
         texts = {name: sources.read(spec) for name, spec in specs.items()}
         recognition.check_compiles(recognition.recognise_all(patch, texts))
     except NotFound as error:
-        copies = versions.installed_versions(patch.guard.distribution)
-        if not copies:
-            return Status.ABSENT, f"{patch.guard.distribution} is not installed", None
-        return Status.ABSENT, f"{patch.guard.distribution} {copies[0] or ''} is installed, but {error}", copies[0]
+        version, reason = versions.why_absent(patch.guard, error)
+        return Status.ABSENT, reason, version
     except Unrecognised as error:
         assert finding is not None
         if finding.verdict is Verdict.UNKNOWN:
@@ -89,7 +87,10 @@ def _file_diff(source: Source, recognised: list[recognition.Recognised]) -> str:
     for edit in sorted(edits, reverse=True):
         new = new[: edit.start] + edit.text + new[edit.end :]
     lines = difflib.unified_diff(
-        source.text.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{source.filename}", f"b/{source.filename}"
+        source.text.splitlines(keepends=True),
+        new.splitlines(keepends=True),
+        f"a/{source.filename}",
+        f"b/{source.filename}",
     )
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 

@@ -37,8 +37,12 @@ def speaks() -> bool:
         everywhere = settings.log_level()[1]
     except settings.SettingsError:
         everywhere = True
-    ranks = [os.environ[name] for name in _RANK_VARIABLES if name in os.environ]
-    return everywhere or not ranks or ranks[0] == "0"
+    return everywhere or rank() in (None, "0")
+
+
+def rank() -> str | None:
+    """This process's rank as its launcher has set it, None outside a launcher."""
+    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), None)
 
 
 def announce(row: PatchReport) -> None:
@@ -47,5 +51,7 @@ def announce(row: PatchReport) -> None:
     if what in _said or not speaks():
         return
     _said.add(what)
-    level = logging.WARNING if row.status.is_problem else logging.INFO if row.status is Status.APPLIED else logging.DEBUG
+    level = (
+        logging.WARNING if row.status.is_problem else logging.INFO if row.status is Status.APPLIED else logging.DEBUG
+    )
     logger.log(level, "%s %s: %s", row.status, row.name, row.reason)

@@ -42,14 +42,18 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
             patches = _patches_of(entry_point, plugin)
         # A plugin runs foreign code at import; even its sys.exit() must not end a training run.
         except (Exception, SystemExit) as error:
-            failures.append(PluginFailure(plugin, f"loading {entry_point.value!r} raised {type(error).__name__}: {error}"))
+            failures.append(
+                PluginFailure(plugin, f"loading {entry_point.value!r} raised {type(error).__name__}: {error}")
+            )
             continue
         for patch in patches:
             if not isinstance(patch, Patch):
                 failures.append(PluginFailure(plugin, f"returned {patch!r}, which is not a rlhf_patches.Patch"))
             elif patch.name in registered:
                 first = registered[patch.name].plugin
-                failures.append(PluginFailure(plugin, f"its patch {patch.name!r} is ignored: {first} has one of that name"))
+                failures.append(
+                    PluginFailure(plugin, f"its patch {patch.name!r} is ignored: {first} has one of that name")
+                )
             else:
                 registered[patch.name] = Registered(patch, plugin)
     return list(registered.values()), failures
@@ -72,5 +76,7 @@ def _patches_of(entry_point: importlib.metadata.EntryPoint, plugin: str) -> list
     manager.check_pending()
     results = manager.hook.rlhf_patches()
     if not results:
-        raise LookupError(f"no hook implementation: expected a function rlhf_patches() marked with @{hookspecs.PROJECT}.hookimpl")
+        raise LookupError(
+            f"no hook implementation: expected a function rlhf_patches() marked with @{hookspecs.PROJECT}.hookimpl"
+        )
     return [patch for result in results for patch in result]

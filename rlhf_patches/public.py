@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import log
+from . import log, report_file
 from .engine import Engine
 from .reporting import Report
 from .sources import fingerprint
@@ -35,6 +35,7 @@ def apply(
         PatchError: strict mode and a refused or failed patch or an unusable plugin.
     """
     log.configure()
+    report_file.write_at_exit(engine.report)
     return engine.apply(only, exclude, strict)
 
 

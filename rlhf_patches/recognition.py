@@ -5,6 +5,7 @@ Used on text alone by ``rlhf-patches doctor`` and before every application by th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -88,6 +89,6 @@ def combined(groups: list[tuple[Edit, ...]], target: str) -> list[Edit]:
         Unrecognised: two of them touch the same characters.
     """
     edits = sorted(edit for group in groups for edit in group)
-    if any(first.overlaps(second) for first, second in zip(edits, edits[1:])):
+    if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
         raise Unrecognised(f"two rewrites of {target} touch the same code")
     return edits

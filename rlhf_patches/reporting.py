@@ -58,7 +58,7 @@ class PatchReport:
     plugin: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The stable JSON form: ``name``, ``status``, ``reason``, ``distribution``, ``version``, ``guard``, ``plugin``."""
+        """The stable JSON form: name, status, reason, distribution, version, guard, plugin."""
         return {
             "name": self.name,
             "status": self.status.value,
@@ -122,7 +122,7 @@ def table(patches: tuple[PatchReport, ...], failures: tuple[PluginFailure, ...] 
     indent = sum(columns) + 6
     lines = []
     for row in [heads, *rows]:
-        start = "  ".join(cell.ljust(size) for cell, size in zip(row, columns)) + "  "
+        start = "  ".join(cell.ljust(size) for cell, size in zip(row, columns, strict=False)) + "  "
         reason = textwrap.wrap(row[3], max(width - indent, 40), break_long_words=False, break_on_hyphens=False) or [""]
         lines.append((start + reason[0]).rstrip())
         lines += [" " * indent + more for more in reason[1:]]

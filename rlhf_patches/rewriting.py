@@ -7,12 +7,13 @@ after compiling we check that no other function's code came out different.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
-from ast_grep_py import SgNode, SgRoot
+from ast_grep_py import Config, Rule, SgNode, SgRoot
 
 from . import sources
 from .sources import Source
@@ -46,17 +47,17 @@ def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> 
     for pattern in rewrite.alongside:
         if not function.find_all(pattern=pattern):
             raise Unrecognised(f"{rewrite.target} does not contain {pattern!r}")
-    rule: dict[str, object] = {"pattern": rewrite.pattern}
+    rule: Rule = {"pattern": rewrite.pattern}
     if rewrite.inside is not None:
         rule["inside"] = {"pattern": rewrite.inside}
-    matches = function.find_all({"rule": rule})  # type: ignore[misc, list-item]
+    matches = function.find_all(Config(rule=rule))
     if len(matches) != rewrite.matches:
         where = f" inside {rewrite.inside!r}" if rewrite.inside is not None else ""
         raise Unrecognised(
             f"{rewrite.target} contains {rewrite.pattern!r}{where} {len(matches)} times, expected {rewrite.matches}"
         )
     edits = sorted(_edit(rewrite, match) for match in matches)
-    if any(first.overlaps(second) for first, second in zip(edits, edits[1:])):
+    if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
         raise Unrecognised(f"matches of {rewrite.pattern!r} in {rewrite.target} overlap")
     return edits
 
@@ -84,7 +85,9 @@ def _edit(rewrite: Rewrite, match: SgNode) -> Edit:
     old, new = match.text().count("\n"), text.count("\n")
     is_statement = match.kind().endswith(("_statement", "_definition"))
     if new > old:
-        raise Unrecognised(f"the replacement in {rewrite.target} has {new + 1} lines, more than the {old + 1} it replaces")
+        raise Unrecognised(
+            f"the replacement in {rewrite.target} has {new + 1} lines, more than the {old + 1} it replaces"
+        )
     indent = "\n" + " " * match.range().start.column
     if is_statement:
         text = text.replace("\n", indent) + "\n" * (old - new)
@@ -158,7 +161,7 @@ def _differing(before: CodeType, after: CodeType) -> Iterator[CodeType]:
     if _shell(before) != _shell(after):
         yield before
         return
-    for old, new in zip(before.co_consts, after.co_consts):
+    for old, new in zip(before.co_consts, after.co_consts, strict=True):
         if isinstance(old, CodeType):
             yield from _differing(old, new)
 

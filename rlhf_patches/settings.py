@@ -61,7 +61,9 @@ def truth(variable: str) -> bool:
     value = os.environ.get(PREFIX + variable, "").strip().lower()
     if value in _TRUE or value in _FALSE:
         return value in _TRUE
-    raise SettingsError(f"{PREFIX}{variable} is {value!r}: expected one of {', '.join(_TRUE)} or {', '.join(_FALSE[1:])}")
+    raise SettingsError(
+        f"{PREFIX}{variable} is {value!r}: expected one of {', '.join(_TRUE)} or {', '.join(_FALSE[1:])}"
+    )
 
 
 def log_level() -> tuple[str | None, bool]:

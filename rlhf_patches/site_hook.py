@@ -40,7 +40,7 @@ class _FirstImport:
         finally:
             self._lock.release()
         if self._done and self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def _apply(self) -> None:
         try:
@@ -72,11 +72,11 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
         _complain(f"RLHF_PATCHES_AUTOLOAD is {value!r}; expected 1 or 0. Taken as 1")
     extra = os.environ.get("RLHF_PATCHES_WATCH", "").split(",")
     names = frozenset(name.strip().partition(".")[0] for name in (*WATCHED, *watch, *extra) if name.strip())
-    sys.meta_path.insert(0, _FirstImport(names))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _FirstImport(names))
 
 
 def install_always() -> None:
-    """`install` for an environment in which ``rlhf-patches autoload on`` was run: RLHF_PATCHES_AUTOLOAD=0 turns it off."""
+    """`install` where ``rlhf-patches autoload on`` was run: on unless RLHF_PATCHES_AUTOLOAD=0."""
     install(default="1")
 
 

@@ -44,8 +44,7 @@ def locate(module: str) -> ModuleSpec:
     Raises:
         NotFound: there is no such module.
     """
-    loaded = sys.modules.get(module)
-    spec = getattr(loaded, "__spec__", None) if loaded is not None else None
+    spec: ModuleSpec | None = getattr(sys.modules.get(module), "__spec__", None)
     if spec is not None:
         return spec
     path: list[str] | None = None
@@ -73,7 +72,7 @@ def _find(name: str, path: list[str] | None) -> tuple[ModuleSpec, list[str] | No
     for entry in path if path is not None else sys.path:
         try:
             finder = pkgutil.get_importer(entry or os.getcwd())
-            spec = finder.find_spec(name) if finder is not None else None  # type: ignore[attr-defined]
+            spec = finder.find_spec(name) if finder is not None else None
         except (ImportError, OSError):
             continue
         if spec is None:
@@ -222,7 +221,7 @@ def _canonical(node: object) -> str:
         return repr(node)
     fields = []
     for name, value in sorted(ast.iter_fields(node)):
-        if name in _LEFT_OUT or value is None and not isinstance(node, ast.Constant) or value == []:
+        if name in _LEFT_OUT or (value is None and not isinstance(node, ast.Constant)) or value == []:
             continue
         if name == "body" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             value = _without_docstring(value)

@@ -38,9 +38,13 @@ class Finding:
     reason: str
 
 
-def installed_versions(distribution: str) -> list[str | None]:
-    """The version of every copy of the distribution's metadata on ``sys.path``; None where it has none."""
-    return [_version_text(copy) for copy in _copies(distribution)]
+def why_absent(guard: Guard, error: Exception) -> tuple[str | None, str]:
+    """The installed version, if there is one, and why a module that could not be located counts as absent."""
+    copies = _copies(guard.distribution)
+    if not copies:
+        return None, f"{guard.distribution} is not installed"
+    version = _version_text(copies[0])
+    return version, f"{guard.distribution} {version or '(no version)'} is installed, but {error}"
 
 
 def check(guard: Guard, origin: str | None) -> Finding:
@@ -52,10 +56,14 @@ def check(guard: Guard, origin: str | None) -> Finding:
     texts = sorted({_version_text(copy) or "no version" for copy in (owners or copies)})
     if not owners:
         return Finding(
-            Verdict.UNKNOWN, None, f"the metadata of {guard.distribution} ({', '.join(texts)}) does not belong to {origin}"
+            Verdict.UNKNOWN,
+            None,
+            f"the metadata of {guard.distribution} ({', '.join(texts)}) does not belong to {origin}",
         )
     if len(texts) > 1:
-        return Finding(Verdict.UNKNOWN, None, f"{guard.distribution} has metadata of several versions: {', '.join(texts)}")
+        return Finding(
+            Verdict.UNKNOWN, None, f"{guard.distribution} has metadata of several versions: {', '.join(texts)}"
+        )
     text = _version_text(owners[0])
     if text is None:
         return Finding(Verdict.UNKNOWN, None, f"the metadata of {guard.distribution} states no version")
@@ -65,7 +73,9 @@ def check(guard: Guard, origin: str | None) -> Finding:
         return Finding(Verdict.UNKNOWN, text, f"version {text!r} of {guard.distribution} is not PEP 440")
     # Pre-releases carry a defect as much as releases do, so they count as members of a range.
     if SpecifierSet(guard.versions).contains(version, prereleases=True):
-        return Finding(Verdict.AFFECTED, text, f"{guard.distribution} {text} is affected ({guard.versions or 'every version'})")
+        return Finding(
+            Verdict.AFFECTED, text, f"{guard.distribution} {text} is affected ({guard.versions or 'every version'})"
+        )
     return Finding(Verdict.OUTSIDE, text, f"{guard.distribution} {text} is not affected (affected: {guard.versions})")
 
 
@@ -96,7 +106,7 @@ def _version_text(copy: importlib.metadata.Distribution) -> str | None:
 
 
 def _owns(copy: importlib.metadata.Distribution, origin: str) -> bool:
-    roots = [os.fspath(copy.locate_file(""))]  # type: ignore[arg-type]
+    roots = [str(copy.locate_file(""))]
     try:
         direct = json.loads(copy.read_text("direct_url.json") or "{}")
         url = urllib.parse.urlparse(direct.get("url", ""))

@@ -157,7 +157,9 @@ class Trainee:
         return self.ddp_config.use_distributed_optimizer and self.ddp_config.overlap_param_gather
 
     def forward_pre_hooks(self) -> int:
-        return sum(len(module._forward_pre_hooks) for chunk in self.chunks for module in chunk.module.modules())
+        return sum(
+            len(module._forward_pre_hooks) for chunk in self.chunks for module in chunk.module.modules()
+        )
 
 
 def make_config() -> Any:
@@ -380,7 +382,7 @@ class Training:
 
     def describe(self, error: Exception) -> dict[str, Any]:
         frames = [
-            f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname} line {line}"
+            f"{frame.f_globals.get('__name__')}:{frame.f_code.co_name} line {line}"
             for frame, line in traceback.walk_tb(error.__traceback__)
         ]
         return {

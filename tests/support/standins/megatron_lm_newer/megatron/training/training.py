@@ -1,9 +1,9 @@
 """The place in Megatron-LM's `train` that installs the data-parallel hooks, with its defect.
 
 Our own text. It keeps what a patch has to recognise, and no more: the names of the module and the
-function, the form of the assertion (here in parentheses, as from core_v0.13.0 on), and the message that users search
-for. Megatron-LM asks globals for `args` and `timers`; here the caller passes `args`, as well as
-`run_steps`, which stands for all that follows.
+function, the form of the assertion (that of core_v0.13.0 and later, in parentheses), and the
+message that users search for. Megatron-LM asks globals for `args` and `timers`; here the caller
+passes `args`, as well as `run_steps`, which stands for all that follows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ def _one_or_all(hooks: list) -> Any:
     return hooks[0] if len(hooks) == 1 else hooks
 
 
-# fmt: off  (the message in single quotes, as there)
 def train(
     model: Sequence[DDP], optimizer: Any, config: Any, args: Namespace, run_steps: Callable[[], None]
 ) -> None:
@@ -33,10 +32,13 @@ def train(
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
     if args.overlap_grad_reduce and isinstance(model[0], DDP):
+        # A formatter would change the quotes.
+        # fmt: off
         assert config.no_sync_func is None, (
             'When overlap_grad_reduce is True, config.no_sync_func must be None; '
             'a custom no_sync_func is not supported when overlapping grad-reduce'
         )
+        # fmt: on
         config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
         if args.align_grad_reduce:
             config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
@@ -44,4 +46,3 @@ def train(
         config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
 
     run_steps()
-# fmt: on

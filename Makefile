@@ -1,0 +1,28 @@
+# Everything is in noxfile.py; this only makes sure that nox is there, in an environment of its own.
+TOOLS := .cache/tools
+NOX := $(TOOLS)/bin/nox
+
+.PHONY: demo test docs benchmarks format clean
+
+demo: $(NOX)
+	@$(NOX) -s demo
+
+test: $(NOX)
+	@$(NOX)
+
+docs: $(NOX)
+	@$(NOX) -s docs
+
+benchmarks: $(NOX)
+	@$(NOX) -s benchmarks
+
+format: $(NOX)
+	@$(NOX) -s format
+
+clean:
+	rm -rf .cache .nox build dist *.egg-info
+
+$(NOX):
+	@echo "Setting up nox in $(TOOLS) (once)"
+	@python3 -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install -q 'nox>=2024.4,<2027'

@@ -1,0 +1,117 @@
+"""The environments of this project, each made from its own files. ``make test`` and ``make demo`` run this.
+
+Environments live in ``.nox`` and are used again as long as the files that describe them stay the same (nox
+itself never looks: a stamp in each records what it was made from).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import nox
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE / "tests" / "environments"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["lint", "engine", "frameworks", "oldest"]
+
+# The frameworks' own releases run on 3.11; torch's CPU build at hand is for 3.11 too.
+FRAMEWORK_PYTHON = "3.11"
+ENGINE_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+
+# pyenv's shims answer for interpreters that its configuration does not name; its folders of interpreters do not.
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+FOUND = [str(path) for version in ENGINE_PYTHONS for path in sorted(PYENV.glob(f"versions/{version}.*/bin"))]
+os.environ["PATH"] = os.pathsep.join([*FOUND, os.environ["PATH"]])
+
+
+def provide(session: nox.Session, *files: str, project: bool = True) -> None:
+    """Install the requirement files in order (``*-no-deps.txt`` without dependencies), then this project.
+
+    Skipped when the environment was made from the same files already.
+    """
+    paths = [ENVIRONMENTS / name for name in files]
+    described = b"".join(
+        path.read_bytes() for path in [*paths, HERE / "setup.cfg", HERE / "setup.py", HERE / "pyproject.toml"]
+    )
+    described += str(HERE).encode()  # the editable install points here
+    stamp = Path(session.virtualenv.location) / "made-from"
+    wanted = hashlib.sha256(described).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    for path in paths:
+        flags = ["--no-deps"] if path.stem.endswith("no-deps") else []
+        session.install("-q", *flags, "-r", str(path))
+    if project:
+        session.install("-q", "setuptools>=68", "wheel")
+        session.install("-q", "--no-build-isolation", "-e", ".[test]")
+    stamp.write_text(wanted)
+
+
+def pytest(session: nox.Session, folder: str, extra: Sequence[str] = ()) -> None:
+    """Run the tests of a folder; pytest's status for "no test ran" fails the session."""
+    session.run("python", "-m", "pytest", folder, *extra, *session.posargs)
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def lint(session: nox.Session) -> None:
+    """ruff, mypy, and the generated pages."""
+    provide(session, "lint.txt")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def format(session: nox.Session) -> None:
+    """Put every file into ruff's format, and fix what can be fixed."""
+    provide(session, "lint.txt", project=False)
+    session.run("ruff", "check", "--fix", ".")
+    session.run("ruff", "format", ".")
+
+
+@nox.session(python=ENGINE_PYTHONS)
+def engine(session: nox.Session) -> None:
+    """The engine's tests: no framework, every interpreter found."""
+    provide(session)
+    pytest(session, "tests/engine")
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def frameworks(session: nox.Session) -> None:
+    """The patches on the real frameworks, newest releases."""
+    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+    pytest(session, "tests/frameworks")
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def oldest(session: nox.Session) -> None:
+    """The megatron-core patch on the oldest release that the guard admits and that imports here."""
+    provide(session, "torch.txt", "megatron-oldest.txt")
+    pytest(session, "tests/frameworks", ["-k", "megatron_core"])
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def demo(session: nox.Session) -> None:
+    """Before and after, on the real frameworks."""
+    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+    session.run("python", "examples/demo/run.py", *session.posargs)
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def benchmarks(session: nox.Session) -> None:
+    """All figures: start-up and call overhead."""
+    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+    for script in sorted(Path("benchmarks").glob("*.py")):
+        session.run("python", str(script), *session.posargs)
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def docs(session: nox.Session) -> None:
+    """Write the generated pages."""
+    provide(session)
+    session.run("python", "-m", "rlhf_patches.pages", "docs/patches")

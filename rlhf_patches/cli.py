@@ -1,0 +1,287 @@
+"""The command ``rlhf-patches``. Nothing here imports a framework: it works on a login node without a GPU.
+
+Exit status: 0 all well, 1 a patch is refused or failed or a plugin is broken, 2 the command line or a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.syntax import Syntax
+from rich.table import Table
+
+from . import __version__, autoload, inspection, pages, plugins, settings
+from .plugins import PluginFailure
+from .reporting import Report, Status
+from .rewriting import Unrecognised
+from .sources import NotFound, Unreadable
+from .vocabulary import Patch
+
+_COLOURS = {
+    Status.APPLIES: "green",
+    Status.REFUSED: "bold red",
+    Status.FAILED: "bold red",
+    Status.DISABLED: "yellow",
+    Status.UNAFFECTED: "blue",
+    Status.ABSENT: "dim",
+}
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.action(options))
+    except (UsageError, settings.SettingsError, autoload.AutoloadError) as error:
+        print(f"rlhf-patches: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `rlhf-patches list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+# ------------------------------------------------------------------------------------------ the commands
+
+
+def _list(options: argparse.Namespace) -> int:
+    registered, failures = plugins.load()
+    report = inspection.inspect(registered, failures)
+    if options.json:
+        return _print_json(report)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS"):
+        table.add_column(column, overflow="fold")
+    for item, row in zip(registered, report, strict=True):
+        table.add_row(row.name, _coloured(row.status), str(item.patch.guard), item.patch.summary)
+    _console().print(table)
+    _complain_of(failures)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    registered, failures = plugins.load()
+    report = inspection.inspect(registered, failures)
+    bad = bool(report.problems or failures)
+    if options.json:
+        _print_json(report)
+        return int(bad)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("PATCH", "STATUS", "VERSION", "WHY"):
+        table.add_column(column, overflow="fold")
+    for row in report:
+        table.add_row(row.name, _coloured(row.status), row.version or "-", row.reason)
+    console = _console()
+    console.print(table)
+    console.print()
+    console.print(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})", highlight=False)
+    console.print(_hook_state(), highlight=False, soft_wrap=True)
+    for name in settings.KNOWN:
+        value = os.environ.get(settings.PREFIX + name)
+        if value is not None:
+            console.print(f"{settings.PREFIX}{name}={value}", highlight=False)
+    _complain_of(failures)
+    return int(bad)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    text = pages.page(_patch(options.name))
+    console = _console()
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        print(text, end="")
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    patch = _patch(options.name)
+    try:
+        text = inspection.diff(patch)
+    except NotFound as error:
+        raise UsageError(
+            f"{patch.name}: nothing to show, {patch.guard.distribution} is not installed here ({error})"
+        ) from error
+    except (Unrecognised, Unreadable) as error:
+        raise UsageError(f"{patch.name} would change nothing here: {error}") from error
+    console = _console()
+    if console.is_terminal:
+        console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
+    else:
+        print(text, end="")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise UsageError("run needs a command: rlhf-patches run -- torchrun --nproc-per-node 8 train.py")
+    registered, _ = plugins.load()
+    names = [item.patch.name for item in registered]
+    environment = dict(os.environ, RLHF_PATCHES_AUTOLOAD="1")
+    for variable, value in (("ONLY", options.only), ("DISABLE", options.disable)):
+        if value is not None:
+            settings.expand([name.strip() for name in value.split(",") if name.strip()], names, f"--{variable.lower()}")
+            environment[settings.PREFIX + variable] = value
+    if options.strict:
+        environment[settings.PREFIX + "STRICT"] = "1"
+    if options.log:
+        environment[settings.PREFIX + "LOG"] = options.log
+    if options.report:
+        environment[settings.PREFIX + "REPORT"] = os.path.abspath(options.report)
+    watched = [name for name in os.environ.get(settings.PREFIX + "WATCH", "").split(",") if name]
+    watched += [name for name in autoload.watch_list(registered) if name not in watched]
+    if watched:
+        environment[settings.PREFIX + "WATCH"] = ",".join(watched)
+    os.environ.clear()
+    os.environ.update(environment)
+    settings.read(names)
+    settings.log_level()
+    if not _hook_file():
+        raise UsageError(
+            "this environment has no site hook, so the command would run unpatched (an editable install ships none): "
+            "run `rlhf-patches autoload on` once, or install the wheel"
+        )
+    program = shutil.which(command[0])
+    if program is None:
+        print(f"rlhf-patches: there is no command {command[0]!r}", file=sys.stderr)
+        return 127
+    sys.stdout.flush()
+    # exec: signals and the exit status are the command's own.
+    os.execve(program, command, environment)
+
+
+def _autoload(options: argparse.Namespace) -> int:
+    print({"on": autoload.on, "off": autoload.off, "status": autoload.status}[options.switch]())
+    return 0
+
+
+# --------------------------------------------------------------------------------------------- helpers
+
+
+def _patch(name: str) -> Patch:
+    registered, failures = plugins.load()
+    for item in registered:
+        if item.patch.name == name:
+            return item.patch
+    broken = f" (plugins that could not be used: {', '.join(f.plugin for f in failures)})" if failures else ""
+    raise UsageError(f"there is no patch {name!r}{settings.nearest(name, [r.patch.name for r in registered])}{broken}")
+
+
+def _print_json(report: Report) -> int:
+    print(json.dumps([row.to_dict() for row in report], indent=2))
+    _complain_of(report.plugin_failures)
+    return 0
+
+
+def _complain_of(failures: Sequence[PluginFailure]) -> None:
+    for failure in failures:
+        print(f"rlhf-patches: plugin {failure.plugin} could not be used: {failure.reason}", file=sys.stderr)
+
+
+def _coloured(status: Status) -> str:
+    colour = _COLOURS.get(status)
+    return f"[{colour}]{status}[/]" if colour else str(status)
+
+
+def _console() -> Console:
+    # Piped output is read by programs and logs: no wrapping at 80 columns.
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def _hook_file() -> Path | None:
+    # Beside the package (a wheel, also one in the user's own site-packages), or where `autoload on` writes.
+    for folder in dict.fromkeys((Path(sysconfig.get_path("purelib")), Path(__file__).resolve().parent.parent)):
+        for name in ("rlhf_patches_autoload.pth", "rlhf_patches.pth"):
+            if (folder / name).exists():
+                return folder / name
+    return None
+
+
+def _hook_state() -> str:
+    file = _hook_file()
+    if file is None:
+        return "site hook: none (editable install); `rlhf-patches autoload on` writes one"
+    if autoload.status().switched_on:
+        return f"site hook: on for every process of this environment ({file})"
+    return f"site hook: installed, active where RLHF_PATCHES_AUTOLOAD=1 ({file})"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlhf-patches",
+        description="Repairs known bugs of RLHF training stacks at run time.",
+        epilog="examples:\n"
+        "  rlhf-patches doctor                                 what would be patched here, and why\n"
+        "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
+        "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
+        "  rlhf-patches autoload on                            patch every process of this environment (images)\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, action: object, text: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(action=action)
+        return command
+
+    command = add("list", _list, "all patches, built-in and from plugins", "rlhf-patches list --json")
+    command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
+    command = add(
+        "doctor",
+        _doctor,
+        "what each patch would do in this environment, and why",
+        "rlhf-patches doctor || echo 'look above'",
+    )
+    command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
+    command = add("explain", _explain, "a patch's page", "rlhf-patches explain megatron-forward-pre-hook-reentry")
+    command.add_argument("name", metavar="NAME")
+    command = add(
+        "diff", _diff, "what a patch changes in the source installed here", "rlhf-patches diff verl-no-sync-reentry"
+    )
+    command.add_argument("name", metavar="NAME")
+    command = add(
+        "run",
+        _run,
+        "run a command with the patches, in all of its Python processes",
+        "rlhf-patches run --strict -- torchrun --nproc-per-node 8 train.py",
+    )
+    command.add_argument("--only", metavar="NAMES", help="names or globs, comma-separated: apply nothing else")
+    command.add_argument("--disable", metavar="NAMES", help="names or globs, comma-separated: do not apply these")
+    command.add_argument("--strict", action="store_true", help="a refused or failed patch stops the process")
+    command.add_argument(
+        "--log", metavar="LEVEL", help="debug, info (default), warning, error, off; ':all' for every rank"
+    )
+    command.add_argument("--report", metavar="FILE", help="each process appends a line of JSON when it ends")
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    command = add(
+        "autoload",
+        _autoload,
+        "switch the site hook for this whole environment",
+        "RUN rlhf-patches autoload on  # in a Dockerfile",
+    )
+    command.add_argument("switch", choices=("on", "off", "status"))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
