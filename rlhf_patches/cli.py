@@ -22,7 +22,7 @@ from rich.table import Table
 from . import __version__, autoload, inspection, pages, plugins, settings
 from .plugins import PluginFailure
 from .reporting import Report, Status
-from .rewriting import Unrecognised
+from .rewriting import NoEffect, Unrecognised
 from .sources import NotFound, Unreadable
 from .vocabulary import Patch
 
@@ -114,7 +114,7 @@ def _diff(options: argparse.Namespace) -> int:
         raise UsageError(
             f"{patch.name}: nothing to show, {patch.guard.distribution} is not installed here ({error})"
         ) from error
-    except (Unrecognised, Unreadable) as error:
+    except (NoEffect, Unrecognised, Unreadable) as error:
         raise UsageError(f"{patch.name} would change nothing here: {error}") from error
     console = _console()
     if console.is_terminal:

@@ -21,7 +21,7 @@ from .log import announce, logger
 from .plugins import PluginFailure, Registered
 from .recognition import Recognised
 from .reporting import PatchError, PatchReport, Report, Status
-from .rewriting import Edit, Unrecognised
+from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import NotFound, Source, Unreadable
 from .versions import Verdict
 from .vocabulary import Patch, Replace, Rewrite, Wrap
@@ -248,6 +248,8 @@ class Engine:
             texts = {name: _source(name, module) for name, module in modules.items()}
             recognised = recognition.recognise_all(patch, texts)
             applied = self._put_on(patch, recognised, modules)
+        except NoEffect as error:
+            return Status.UNAFFECTED, str(error)
         except Unrecognised as error:
             if finding.verdict is Verdict.UNKNOWN:
                 return Status.UNAFFECTED, f"{finding.reason}, and the defect is not in the code: {error}"
@@ -293,6 +295,7 @@ class Engine:
         Returns what is worth adding to the reason. Raises what a refusal is made of.
         """
         plan: list[_Swap] = []
+        idle: NoEffect | None = None
         originals = {function: patched.original for function, patched in self._patched.items()}
         for target, changes in recognition.by_function(recognised).items():
             first = changes[0]
@@ -307,9 +310,15 @@ class Engine:
                 raise Conflict(f"{target} is a function that another change of {patch.name} has as its target")
             if function.__code__ is not patched.current or first.source.text != patched.source.text:
                 raise Conflict(f"{target}, patched by {', '.join(patched.holders)}, was changed by somebody else since")
-            new = self._compose(patch, patched, changes)
+            try:
+                new = self._compose(patch, patched, changes)
+            except NoEffect as error:
+                idle = error
+                continue
             functions.check_swap(function, new)
             plan.append(_Swap(patched, function.__code__, new, changes))
+        if idle is not None and not plan and not self._carrying(patch.name):
+            raise idle
         cached = [swap.patched.target for swap in plan if functions.in_dynamo_cache(swap.patched.function)]
         done: list[_Swap] = []
         try:
@@ -365,7 +374,7 @@ class Engine:
     def _remove(self, name: str) -> list[str]:
         """Take a patch off every function that carries it; returns the targets that somebody else has changed."""
         lost = []
-        for patched in [p for p in self._patched.values() if name in p.holders]:
+        for patched in self._carrying(name):
             if patched.function.__code__ is not patched.current:
                 lost.append(patched.target)
                 continue
@@ -379,12 +388,15 @@ class Engine:
                 del self._patched[patched.function]
         return lost
 
+    def _carrying(self, name: str) -> list[_Patched]:
+        return [patched for patched in self._patched.values() if name in patched.holders]
+
     def _verify(self, entry: _Entry) -> None:
         """Look whether an applied patch is still what runs; "applied" is said of nothing else."""
         if entry.status is not Status.APPLIED:
             return
-        mine = [patched for patched in self._patched.values() if entry.patch.name in patched.holders]
-        for target in dict.fromkeys(change.target for change in entry.patch.changes):
+        mine = self._carrying(entry.patch.name)
+        for target in dict.fromkeys(patched.target for patched in mine):
             module_name, _, qualname = target.partition(":")
             module = sys.modules.get(module_name)
             problem = None

@@ -51,8 +51,8 @@ def locate(module: ModuleType, qualname: str) -> Located:
     owner: type | None = None
     value: Any = module
     for part in qualname.split("."):
-        if owner is not None and part.startswith("__") and not part.endswith("__"):
-            part = f"_{owner.__name__.lstrip('_')}{part}"
+        if isinstance(value, type) and part.startswith("__") and not part.endswith("__"):
+            part = f"_{value.__name__.lstrip('_')}{part}"
         if part not in namespace:
             raise Unrecognised(f"{module.__name__} has no {qualname} of its own (no {part!r})")
         if value is not module:
@@ -70,19 +70,20 @@ def find(located: Located, expected: CodeType, originals: dict[FunctionType, Cod
     Raises:
         Unrecognised: none is, or several are; the message says what was found instead.
     """
+    # Everywhere type(), not isinstance(): to that one, a wrapt proxy around a function passes for the function.
     layers = list(_layers(located.raw, target))
-    found = [f for f in layers if isinstance(f, FunctionType) and originals.get(f, f.__code__) == expected]
+    found = [f for f in layers if type(f) is FunctionType and originals.get(f, f.__code__) == expected]
     if len(found) == 1:
         return found[0]
     if found:
         raise Unrecognised(f"{target} hides {len(found)} functions with the same code; which one runs cannot be told")
     for function in layers:
-        if isinstance(function, FunctionType) and function.__code__.co_name == expected.co_name:
+        if type(function) is FunctionType and function.__code__.co_name == expected.co_name:
             code = function.__code__
             if code.co_filename != expected.co_filename:
                 raise Unrecognised(
-                    f"{target} is not the code on disk: it was replaced by {function.__module__}.{function.__qualname__} "
-                    f"({code.co_filename}:{code.co_firstlineno})"
+                    f"{target} is not the code on disk: it was replaced by {function.__module__}."
+                    f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
                 )
             raise Unrecognised(
                 f"{target} is not the code on disk: {code.co_filename} was edited since it was imported, or somebody "
@@ -124,7 +125,7 @@ def _layers(raw: Any, target: str) -> Iterator[Any]:
         if wrapped is not None:
             # getattr: on a proxy the static attribute is a descriptor.
             waiting.append(getattr(layer, "__wrapped__", None))
-        if isinstance(layer, FunctionType):
+        if type(layer) is FunctionType:
             for cell in layer.__closure__ or ():
                 try:
                     content = cell.cell_contents

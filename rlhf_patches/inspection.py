@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from . import recognition, rewriting, settings, sources, versions
 from .plugins import PluginFailure, Registered
 from .reporting import PatchReport, Report, Status
-from .rewriting import Unrecognised
+from .rewriting import NoEffect, Unrecognised
 from .sources import NotFound, Source, Unreadable
 from .versions import Verdict
 from .vocabulary import Patch, Rewrite, Wrap
@@ -48,6 +48,8 @@ def _judge(patch: Patch) -> tuple[Status, str, str | None]:
     except NotFound as error:
         version, reason = versions.why_absent(patch.guard, error)
         return Status.ABSENT, reason, version
+    except NoEffect as error:
+        return Status.UNAFFECTED, str(error), finding.version if finding else None
     except Unrecognised as error:
         assert finding is not None
         if finding.verdict is Verdict.UNKNOWN:
@@ -89,8 +91,8 @@ def _file_diff(source: Source, recognised: list[recognition.Recognised]) -> str:
     lines = difflib.unified_diff(
         source.text.splitlines(keepends=True),
         new.splitlines(keepends=True),
-        f"a/{source.filename}",
-        f"b/{source.filename}",
+        source.filename,
+        source.filename,
     )
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 

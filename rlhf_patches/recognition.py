@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType
 
 from . import rewriting, sources
-from .rewriting import Edit, Unrecognised
+from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import FunctionNode, NotFound, Source
 from .vocabulary import Change, Patch, Rewrite, Wrap
 
@@ -66,12 +66,25 @@ def recognise_all(patch: Patch, texts: Mapping[str, Source]) -> list[Recognised]
 
 
 def check_compiles(recognised: list[Recognised]) -> None:
-    """Raise `Unrecognised` unless the rewrites of a patch compile and change nothing but their functions."""
-    for edits in by_function(recognised).values():
-        first = edits[0]
-        together = combined([r.edits for r in edits], first.change.target)
-        if together:
-            rewriting.rewrite_code(first.source, first.node, together)
+    """Check that the rewrites of a patch compile and change nothing but their functions.
+
+    Raises:
+        Unrecognised: they do not.
+        NoEffect: under ``python -O`` none of them has anything to change.
+    """
+    idle: NoEffect | None = None
+    effective = False
+    for changes in by_function(recognised).values():
+        first = changes[0]
+        edits = combined([item.edits for item in changes], first.change.target)
+        try:
+            if edits:
+                rewriting.rewrite_code(first.source, first.node, edits)
+            effective = True
+        except NoEffect as error:
+            idle = error
+    if idle is not None and not effective:
+        raise idle
 
 
 def by_function(recognised: list[Recognised]) -> dict[str, list[Recognised]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
@@ -22,6 +23,10 @@ from .vocabulary import Rewrite
 
 class Unrecognised(Exception):
     """The code is not what the patch was written for; the message says what is missing."""
+
+
+class NoEffect(Exception):
+    """Under ``python -O`` the code to be repaired (an assertion) is not compiled, so there is nothing to repair."""
 
 
 @dataclass(frozen=True, order=True)
@@ -141,12 +146,15 @@ def rewrite_code(source: Source, node: sources.FunctionNode, edits: Sequence[Edi
 
     Raises:
         Unrecognised: the edited text does not compile, or the edits reach beyond the function.
+        NoEffect: the edits are in assertions, and this interpreter leaves those out.
     """
     before = compile_module(source.text, source.filename)
     after = compile_module(edited(source.text, edits), source.filename)
     target = code_of(before, node)
     replaced = code_of(after, node)
     if target == replaced:
+        if sys.flags.optimize:
+            raise NoEffect(f"under python -O there is no assertion in {node.name} that could fail")
         raise Unrecognised(f"the edits do not change what {node.name} does")
     for different in _differing(before, after):
         if different is not target and not any(different is inner for inner in _nested(target)):

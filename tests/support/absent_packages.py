@@ -100,7 +100,8 @@ def _keep_megatron_core_native() -> None:
 
     Its modules look while they are imported and keep the answer: native layers, `torch.optim`. The adapter
     has to be forgotten afterwards. Without TransformerEngine half of its names are None, while mcore-bridge
-    and Megatron-Bridge want classes: they get a second copy of it, made with the stand-in.
+    and Megatron-Bridge want classes: they get a second copy of it, made with the stand-in. Modules that the
+    tests do not use, and that are imported later (llava, heterogeneous layers), see the stand-in too.
     """
     for module in _MEGATRON_CORE_IN_USE:
         importlib.import_module(module)

@@ -1,12 +1,13 @@
-"""Enter training the way ms-swift, Megatron-Bridge and verl do, with their own code from the installed package.
+"""Enter training the way ms-swift, Megatron-Bridge and verl do, with their own installed code.
 
 Each `install_*` makes the call that puts `no_sync_func` and its kin on a model's config when training
-starts, as the framework's trainer does; a harness calls one at the beginning of every rollout. The model chunks
-are real megatron-core `DistributedDataParallel` modules, and all that the called function runs is real as well.
+starts, as the framework's trainer does; a harness calls one at the beginning of every rollout. The model
+chunks are real megatron-core `DistributedDataParallel` modules, and all that the called function runs is
+real as well.
 
-An entry looks its function up each time, in the module or class that defines it, as the framework itself would.
-A test that wants the reference that somebody took before a patch was applied gets it from `function` and
-passes it back in.
+An entry looks its function up each time, in the module or class that defines it, as the framework itself
+would. A test that wants the reference that somebody took before a patch was applied gets it from
+`function` and passes it back in as `call`.
 
 Frameworks are imported on first use only, so `megatron_on_cpu.install()` and `rlhf_patches.apply()` may come
 after this module's import. tests/environments/frameworks.txt says what has to be installed.
@@ -53,8 +54,8 @@ def install_swift(
 ) -> None:
     """As ms-swift's `setup_training` and its Ray worker's `setup` do.
 
-    The trainer is a real one without its `__init__`, which would load a model from disk: it has the attributes
-    that `setup_model_training` reads and no others.
+    The trainer is a real one without its `__init__`, which would load a model from disk: it has the
+    attributes that `setup_model_training` reads and no others.
     """
     call = call or function("swift")
     from swift.megatron.trainers.base import BaseMegatronTrainer

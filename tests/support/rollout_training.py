@@ -47,8 +47,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
-VOCABULARY, SEQUENCE, BATCH = 64, 16, 2
+VOCABULARY, SEQUENCE, BATCH = 64, 16, 2  # sizes of the models and of a micro-batch
 BUCKET_SIZE = 8_000  # parameters: small enough for several buckets, without which nothing overlaps
+STANDINS = {  # entry: the folder that the stand-in is imported from
+    "slime": "standins",
+    "megatron-lm": "standins/megatron_lm",
+    "megatron-lm-newer": "standins/megatron_lm_newer",
+}
 COUNTED = (
     "all_reduce",
     "reduce_scatter_tensor",
@@ -119,6 +124,10 @@ def prepare(args: argparse.Namespace) -> collections.Counter[str]:
     torch.set_num_threads(1)  # two ranks share few cores, and one thread adds up in one order only
     calls = count_collectives()
     megatron_on_cpu.install()
+    if args.entry in STANDINS:
+        # Before the patches are applied: a framework that cannot be found then counts as absent.
+        # `megatron` is a namespace package, to which this adds megatron.training.
+        sys.path.append(str(HERE / STANDINS[args.entry]))
     if args.apply:
         import rlhf_patches
 
@@ -273,15 +282,11 @@ def find_entry(name: str) -> Entry:
     if name in own:
         install = own[name]
     elif name == "slime":
-        sys.path.insert(0, str(HERE / "standins"))
-        from slime.backends.megatron_utils import model as slime_model
-
+        slime_model = importlib.import_module("slime.backends.megatron_utils.model")
         return lambda trainee, rollout, run_steps: slime_model.train(
             rollout, trainee.chunks, trainee.optimizer, framework_args(trainee), run_steps
         )
-    elif name in ("megatron-lm", "megatron-lm-newer"):
-        # `megatron` is a namespace package: a folder more on the path adds megatron.training to it.
-        sys.path.append(str(HERE / "standins" / name.replace("-", "_")))
+    elif name in STANDINS:
         training = importlib.import_module("megatron.training.training")
         return lambda trainee, rollout, run_steps: training.train(
             trainee.chunks, trainee.optimizer, trainee.config, framework_args(trainee), run_steps
@@ -370,10 +375,9 @@ class Training:
     def run(self) -> None:
         """Run the scenario. An exception of the training goes into the report and not further."""
         try:
-            with contextlib.closing(self.scenario()) as progress:
-                for line in progress:
-                    if self.rank == 0:
-                        print(line, flush=True)
+            for line in self.scenario():
+                if self.rank == 0:
+                    print(line, flush=True)
         except Exception as error:
             self.report["failure"] = self.describe(error)
             first_line = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -393,6 +397,7 @@ class Training:
         }
 
     def scenario(self) -> Iterator[str]:
+        """Yield a line of progress after each rollout."""
         args = self.args
         config = make_config()
         actor = make_trainee(args, "actor", config, args.seed)

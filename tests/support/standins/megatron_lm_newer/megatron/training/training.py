@@ -1,9 +1,10 @@
 """The place in Megatron-LM's `train` that installs the data-parallel hooks, with its defect.
 
 Our own text. It keeps what a patch has to recognise, and no more: the names of the module and the
-function, the form of the assertion (that of core_v0.13.0 and later, in parentheses), and the
-message that users search for. Megatron-LM asks globals for `args` and `timers`; here the caller
-passes `args`, as well as `run_steps`, which stands for all that follows.
+function, the assertion and the installation in their form, and the message that users search for.
+The form is that of core_v0.13.0 and later, in parentheses. Megatron-LM asks globals
+for `args` and `timers`; here the caller passes `args`, as well as `run_steps`, which stands for all
+that follows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def train(
             'a custom no_sync_func is not supported when overlapping grad-reduce'
         )
         # fmt: on
-        config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
+        config.no_sync_func = [chunk.no_sync for chunk in model]
+        config.no_sync_func = _one_or_all(config.no_sync_func)
         if args.align_grad_reduce:
             config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
     if args.overlap_param_gather and args.align_param_gather:

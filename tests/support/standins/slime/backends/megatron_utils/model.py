@@ -1,8 +1,9 @@
 """The place in slime's rollout training that installs the data-parallel hooks, with its defect.
 
 Our own text. It keeps what a patch has to recognise, and no more: the names of the module and the
-function, the form of the assertion, and the message that users search for. slime asks a global for
-`args`; here the caller passes it, as well as `run_steps`, which stands for the rest of the rollout.
+function, the assertion and the installation in their form, and the message that users search for.
+slime asks a global for `args`; here the caller passes it, as well as `run_steps`, which stands for
+the rest of the rollout.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def train(
             "When overlap_grad_reduce is True, config.no_sync_func must be None; "
             "a custom no_sync_func is not supported when overlapping grad-reduce"
         )
-        config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
+        config.no_sync_func = [chunk.no_sync for chunk in model]
+        config.no_sync_func = _one_or_all(config.no_sync_func)
         if args.align_grad_reduce:
             config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
     if args.overlap_param_gather and args.align_param_gather:

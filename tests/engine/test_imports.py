@@ -1,0 +1,815 @@
+"""A module is patched whatever the order and manner of its import, and nobody can tell that it was watched."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.resources
+import importlib.util
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+import textwrap
+import threading
+import zipfile
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import wrapt
+
+import rlhf_patches
+from rlhf_patches import Replace, Rewrite, Status
+from rlhf_patches.sources import fingerprint
+
+BUG = "def add(a, b):\n    return a - b\n"
+FIXED, BROKEN = 3, 1  # add(2, 1)
+_PATIENCE = 30  # seconds, until a test that hangs fails
+
+
+@pytest.fixture
+def repair(framework, engine):
+    """Makes an engine that repairs ``add`` in each of the modules, one patch a module."""
+
+    def make(*modules):
+        return engine(
+            *(
+                framework.patch(
+                    Rewrite(f"{_full(framework, module)}:add", "$A - $B", "$A + $B"),
+                    name=f"{framework.name}-bug{number}",
+                )
+                for number, module in enumerate(modules or ("mod",))
+            )
+        )
+
+    return make
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """What a module calls in the middle of its body: ``import rlhf_test_call; rlhf_test_call.now()``."""
+    made = SimpleNamespace(now=lambda: None)
+    monkeypatch.setitem(sys.modules, "rlhf_test_call", made)
+    return made
+
+
+@pytest.fixture
+def meta_path(monkeypatch):
+    """A copy of sys.meta_path that a test may change."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    return sys.meta_path
+
+
+def _full(framework, module):
+    return f"{framework.name}.{module}" if module else framework.name
+
+
+def _statuses(engine):
+    return {patch.status for patch in engine.report()}
+
+
+def _in_thread(function):
+    """The result of a function in another thread; what it raises is raised here."""
+    box = []
+
+    def run():
+        try:
+            box.append((function(), None))
+        except BaseException as error:
+            box.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    assert box, "the thread hangs"
+    result, error = box[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def _here(function):
+    return function()
+
+
+def _lazily(name):
+    """The recipe of importlib's documentation."""
+    spec = importlib.util.find_spec(name)
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _python(*arguments, cwd=None, **environment):
+    environment = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
+    )
+
+
+# ------------------------------------------------------------------------------------------ the plain cases
+
+
+@pytest.mark.parametrize("module", ["", "mod", "sub.deep.mod"])
+@pytest.mark.parametrize("imported_first", [True, False])
+@pytest.mark.parametrize("run", [_here, _in_thread])
+def test_before_or_after_the_import(framework, repair, module, imported_first, run):
+    framework.write(module, BUG)
+    made = repair(module)
+    if imported_first:
+        run(lambda: framework.load(module))
+        run(made.apply)
+    else:
+        run(made.apply)
+        assert _statuses(made) == {Status.PENDING}
+        run(lambda: framework.load(module))
+    assert framework.load(module).add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_not_after_revert(framework, repair):
+    framework.write("mod", BUG)
+    made = repair()
+    made.apply()
+    made.revert()
+    assert framework.load().add(2, 1) == BROKEN
+    made.apply()
+    assert framework.load().add(2, 1) == FIXED
+
+
+def test_two_threads_import_at_once(framework, repair, call):
+    framework.write("mod", f"import rlhf_test_call; rlhf_test_call.now()\n{BUG}")
+    made = repair()
+    made.apply()
+    begun, go_on = threading.Event(), threading.Event()
+    call.now = lambda: (begun.set(), go_on.wait(_PATIENCE))
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(framework.load().add(2, 1)), daemon=True) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(_PATIENCE)
+    go_on.set()
+    for thread in threads:
+        thread.join(_PATIENCE)
+    assert results == [FIXED, FIXED]
+
+
+def test_a_thread_that_only_looks_for_the_module_does_not_hide_its_import(framework, repair, meta_path):
+    """transformers asks importlib.util.find_spec about half the world; that must not cost a patch."""
+    framework.write("mod", BUG)
+    framework.load("")
+    made = repair()
+    made.apply()
+    looking, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == _full(framework, "mod") and threading.current_thread() is looker:
+                looking.set()
+                go_on.wait(_PATIENCE)
+
+    looker = threading.Thread(target=lambda: importlib.util.find_spec(_full(framework, "mod")), daemon=True)
+    # Behind every finder that wraps others, in front of the one that finds the file.
+    meta_path.insert(meta_path.index(importlib.machinery.PathFinder), Slow)
+    looker.start()
+    assert looking.wait(_PATIENCE)
+    try:
+        add = _in_thread(lambda: framework.load().add)
+    finally:
+        go_on.set()
+        looker.join(_PATIENCE)
+    assert add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+@pytest.mark.parametrize("last", ["child", "parent"])
+def test_parents_and_children_that_import_each_other(framework, repair, last):
+    framework.write("parent", "")
+    (framework.site / framework.name / "parent.py").unlink()
+    framework.write("parent.child", BUG)
+    framework.write("parent.other", "from . import child, add\n" + BUG.replace("add", "unused"))
+    (framework.site / framework.name / "parent" / "__init__.py").write_text(f"{BUG}from .child import add as childs\n")
+    made = repair("parent", "parent.child")
+    made.apply()
+    framework.load({"child": "parent.child", "parent": "parent"}[last])
+    parent = framework.load("parent")
+    assert (parent.add(2, 1), parent.childs(2, 1), parent.child.add(2, 1)) == (FIXED, FIXED, FIXED)
+    assert framework.load("parent.other").add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_circular_imports(framework, repair):
+    framework.write("mod", f"from . import other\n{BUG}")
+    framework.write("other", f"from . import mod\n{BUG}")
+    made = repair("mod", "other")
+    made.apply()
+    assert framework.load("mod").add(2, 1) == framework.load("other").add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_a_patch_of_two_modules_waits_for_both(framework, engine):
+    framework.write("mod", BUG)
+    framework.write("other", BUG)
+    made = engine(
+        framework.patch(*(Rewrite(framework.path(f"{name}:add"), "$A - $B", "$A + $B") for name in ("mod", "other")))
+    )
+    made.apply()
+    assert framework.load("mod").add(2, 1) == BROKEN
+    assert _statuses(made) == {Status.PENDING}
+    assert framework.load("other").add(2, 1) == FIXED
+    assert framework.load("mod").add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+# --------------------------------------------------------------------------------------------- lazy modules
+
+
+@pytest.mark.parametrize("created_first", [True, False])
+@pytest.mark.parametrize("watched_again", [True, False])
+def test_lazy_modules_are_patched_when_they_load_and_not_before(framework, repair, call, created_first, watched_again):
+    framework.write("mod", f"import rlhf_test_call; rlhf_test_call.now()\n{BUG}")
+    ran = []
+    call.now = lambda: ran.append(1)
+    made = repair()
+    if created_first:
+        module = _lazily(_full(framework, "mod"))
+        made.apply()
+    else:
+        made.apply()
+        module = _lazily(_full(framework, "mod"))
+    if watched_again:
+        made.apply()
+    made.report()
+    assert not ran
+    assert _statuses(made) == {Status.PENDING}
+    assert module.add(2, 1) == FIXED
+    assert ran == [1]
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_a_finder_of_lazy_modules(framework, repair, call, meta_path):
+    framework.write("mod", f"import rlhf_test_call; rlhf_test_call.now()\n{BUG}")
+    ran = []
+    call.now = lambda: ran.append(1)
+
+    class Lazy:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == _full(framework, "mod"):
+                spec = importlib.machinery.PathFinder.find_spec(name, path)
+                spec.loader = importlib.util.LazyLoader(spec.loader)
+                return spec
+
+    meta_path.insert(meta_path.index(importlib.machinery.PathFinder), Lazy)
+    made = repair()
+    made.apply()
+    module = framework.load()
+    assert not ran
+    assert _statuses(made) == {Status.PENDING}
+    assert module.add(2, 1) == FIXED
+    assert ran == [1]
+    assert _statuses(made) == {Status.APPLIED}
+
+
+# -------------------------------------------------------------------------------------- half-imported modules
+
+
+@pytest.mark.parametrize("run", [_here, _in_thread])
+def test_apply_in_the_middle_of_the_module(framework, repair, call, run):
+    """The module itself applies (by way of something that it imports), or another thread does meanwhile."""
+    framework.write("mod", f"import rlhf_test_call; rlhf_test_call.now()\n{BUG}")
+    made = repair()
+    seen = []
+    call.now = lambda: seen.append(run(made.apply)[f"{framework.name}-bug0"].status)
+    assert framework.load().add(2, 1) == FIXED
+    assert seen == [Status.PENDING]
+    assert _statuses(made) == {Status.APPLIED}
+    spec = framework.load().__spec__
+    assert type(spec) is importlib.machinery.ModuleSpec
+    assert not spec._initializing
+
+
+def test_apply_in_the_middle_of_a_module_that_then_fails(framework, repair, call):
+    framework.write("mod", f"import rlhf_test_call; rlhf_test_call.now()\n{BUG}")
+    made = repair()
+
+    def now():
+        made.apply()
+        raise ZeroDivisionError
+
+    call.now = now
+    with pytest.raises(ZeroDivisionError):
+        framework.load()
+    assert _statuses(made) == {Status.PENDING}
+    call.now = lambda: None
+    assert framework.load().add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_apply_in_the_middle_of_a_circle(framework, repair, call):
+    framework.write("mod", f"from . import other\n{BUG}")
+    framework.write("other", f"from . import mod\nimport rlhf_test_call; rlhf_test_call.now()\n{BUG}")
+    made = repair("mod", "other")
+    call.now = made.apply
+    assert framework.load("mod").add(2, 1) == framework.load("other").add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_revert_in_the_middle_of_the_module(framework, repair, call):
+    framework.write("mod", f"import rlhf_test_call; rlhf_test_call.now()\n{BUG}")
+    made = repair()
+    call.now = lambda: (made.apply(), made.revert())
+    assert framework.load().add(2, 1) == BROKEN
+    assert _statuses(made) == {Status.DISABLED}
+
+
+# ---------------------------------------------------------------------------------- imported more than once
+
+
+@pytest.mark.parametrize("imported_first", [True, False])
+def test_reload(framework, repair, imported_first):
+    framework.write("mod", BUG)
+    made = repair()
+    if not imported_first:
+        made.apply()
+    module = framework.load()
+    adds = [module.add]
+    made.apply()
+    for _ in range(3):
+        importlib.reload(module)
+        adds.append(module.add)
+        assert [add(2, 1) for add in adds] == [FIXED] * len(adds)
+        assert _statuses(made) == {Status.APPLIED}
+    assert len(set(adds)) == 4
+    made.revert()
+    assert [add(2, 1) for add in adds] == [BROKEN] * 4
+    importlib.reload(module)
+    assert module.add(2, 1) == BROKEN
+    made.apply()
+    assert module.add(2, 1) == FIXED
+
+
+def test_reload_of_a_module_that_was_mended_meanwhile(framework, repair):
+    file = framework.write("mod", BUG)
+    made = repair()
+    made.apply()
+    module = framework.load()
+    file.write_text(BUG.replace("a - b", "a + b  # mended upstream"))
+    importlib.reload(module)
+    assert module.add(2, 1) == FIXED
+    assert _statuses(made) == {Status.REFUSED}
+    assert "'$A - $B' 0 times" in next(iter(made.report())).reason
+
+
+@pytest.mark.parametrize("reported_meanwhile", [True, False])
+def test_deleted_from_sys_modules_and_imported_again(framework, repair, reported_meanwhile):
+    framework.write("mod", BUG)
+    made = repair()
+    made.apply()
+    old = framework.load().add
+    for _ in range(2):
+        del sys.modules[_full(framework, "mod")]
+        if reported_meanwhile:
+            assert _statuses(made) == {Status.FAILED}
+            assert "no longer imported" in next(iter(made.report())).reason
+        new = framework.load().add
+        assert new is not old
+        assert (old(2, 1), new(2, 1)) == (FIXED, FIXED)
+        assert _statuses(made) == {Status.APPLIED}
+    made.revert()
+    assert (old(2, 1), new(2, 1)) == (BROKEN, BROKEN)
+
+
+def test_first_import_fails_second_succeeds(framework, repair, call):
+    framework.write("mod", f"{BUG}import rlhf_test_call; rlhf_test_call.now()\n")
+    made = repair()
+    made.apply()
+    call.now = lambda: 1 / 0
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            framework.load()
+        assert _statuses(made) == {Status.PENDING}
+    call.now = lambda: None
+    assert framework.load().add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+# ------------------------------------------------------------------------------------- other people's hooks
+
+
+@pytest.mark.parametrize("theirs_first", [True, False])
+def test_somebody_elses_wrapt_hook_raises(framework, repair, theirs_first):
+    framework.write("mod", BUG)
+    made = repair()
+
+    def register():
+        wrapt.register_post_import_hook(lambda module: 1 / 0, _full(framework, "mod"))
+
+    if theirs_first:
+        register()
+        made.apply()
+    else:
+        made.apply()
+        register()
+    with pytest.raises(ZeroDivisionError):
+        framework.load()
+    assert framework.load().add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_somebody_elses_wrapt_hook_still_runs(framework, repair):
+    framework.write("mod", BUG)
+    called = []
+    wrapt.register_post_import_hook(lambda module: called.append(("before", module)), _full(framework, "mod"))
+    made = repair()
+    made.apply()
+    wrapt.register_post_import_hook(lambda module: called.append(("after", module)), _full(framework, "mod"))
+    module = framework.load()
+    assert called == [("before", module), ("after", module)]
+    assert module.add(2, 1) == FIXED
+
+
+@pytest.mark.parametrize("kind", ["delegates", "asks the path finder", "finds nothing"])
+def test_somebody_elses_finder_in_front(framework, repair, meta_path, kind):
+    framework.write("mod", BUG)
+    made = repair()
+    made.apply()
+
+    class Front:
+        busy = False
+
+        def find_spec(self, name, path=None, target=None):
+            if self.busy or not name.startswith(framework.name) or kind == "finds nothing":
+                return None
+            if kind == "asks the path finder":
+                return importlib.machinery.PathFinder.find_spec(name, path, target)
+            self.busy = True
+            try:
+                return importlib.util.find_spec(name)
+            finally:
+                self.busy = False
+
+    meta_path.insert(0, Front())
+    module = framework.load()
+    # A finder that answers by itself keeps ours from hearing of the import: found at the next look.
+    assert _statuses(made) == {Status.APPLIED}
+    assert module.add(2, 1) == FIXED
+    importlib.reload(module)
+    assert _statuses(made) == {Status.APPLIED}
+    assert module.add(2, 1) == FIXED
+
+
+def test_put_into_sys_modules_by_hand(framework, repair):
+    file = framework.write("mod", BUG)
+    made = repair()
+    made.apply()
+    name = _full(framework, "mod")
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    assert _statuses(made) == {Status.APPLIED}
+    assert module.add(2, 1) == FIXED
+
+
+def test_a_loader_of_the_old_protocol_still_works(framework, repair, meta_path):
+    if sys.version_info >= (3, 15):
+        pytest.skip("load_module() is gone")
+    framework.write("mod", BUG)
+    name = _full(framework, "mod")
+
+    class Old:
+        @staticmethod
+        def find_spec(fullname, path=None, target=None):
+            return importlib.machinery.ModuleSpec(name, Old) if fullname == name else None
+
+        @staticmethod
+        def load_module(fullname):
+            module = sys.modules[fullname] = ModuleType(fullname)
+            exec(BUG, module.__dict__)
+            return module
+
+    meta_path.insert(meta_path.index(importlib.machinery.PathFinder), Old)
+    made = repair()
+    made.apply()
+    with pytest.warns(ImportWarning):
+        assert framework.load().add(2, 1) == BROKEN
+    assert _statuses(made) == {Status.REFUSED}
+    assert "has no source file" in next(iter(made.report())).reason
+
+
+# ------------------------------------------------------------------------------------ nobody can tell
+
+
+SELF_PORTRAIT = "loader_in_body, spec_loader_in_body = __loader__, __spec__.loader\n" + BUG
+
+
+@pytest.mark.parametrize("apply", [True, False])
+def test_loaders_are_the_real_ones(framework, repair, apply):
+    framework.write("mod", SELF_PORTRAIT)
+    if apply:
+        repair().apply()
+    module = framework.load()
+
+    def loaders():
+        return [module.loader_in_body, module.spec_loader_in_body, module.__loader__, module.__spec__.loader]
+
+    assert [type(loader) for loader in loaders()] == [importlib.machinery.SourceFileLoader] * 4
+    importlib.reload(module)
+    assert [type(loader) for loader in loaders()] == [importlib.machinery.SourceFileLoader] * 4
+    assert type(module.__spec__) is importlib.machinery.ModuleSpec
+
+
+def test_a_lazy_modules_loader_is_the_real_one(framework, repair):
+    framework.write("mod", SELF_PORTRAIT)
+    module = _lazily(_full(framework, "mod"))
+    repair().apply()
+    assert type(module.loader_in_body) is type(module.__loader__) is importlib.machinery.SourceFileLoader
+    assert type(module.spec_loader_in_body) is type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
+
+
+def test_introspection_of_patched_modules(framework, repair):
+    framework.write("sub.mod", BUG)
+    package = framework.site / framework.name / "sub"
+    (package / "__init__.py").write_text(BUG)
+    (package / "data.txt").write_text("data")
+    made = repair("sub", "sub.mod")
+    made.apply()
+    found = importlib.util.find_spec(_full(framework, "sub"))  # before the import, through every finder
+    assert found.loader.get_data(found.origin) == BUG.encode()
+    sub = framework.load("sub")
+    module = framework.load("sub.mod")
+    assert _statuses(made) == {Status.APPLIED}
+    assert inspect.getsource(sub) == inspect.getsource(module) == BUG
+    assert inspect.getsource(module.add) == BUG
+    assert inspect.getsourcefile(module) == str(package / "mod.py")
+    assert inspect.getmodule(module.add) is module
+    assert [item.name for item in pkgutil.iter_modules(sub.__path__)] == ["mod"]
+    assert pkgutil.get_data(sub.__name__, "data.txt") == b"data"
+    assert importlib.resources.files(sub.__name__).joinpath("data.txt").read_text() == "data"
+    assert importlib.util.find_spec(sub.__name__) is sub.__spec__
+
+
+def test_find_spec_of_a_watched_module_imports_nothing(framework, repair):
+    framework.write("mod", BUG)
+    made = repair()
+    made.apply()
+    assert importlib.util.find_spec(_full(framework, "mod")) is not None
+    assert importlib.util.find_spec(_full(framework, "nothing")) is None
+    assert _full(framework, "mod") not in sys.modules
+    assert _statuses(made) == {Status.PENDING}
+    assert framework.load().add(2, 1) == FIXED
+
+
+def test_apply_does_not_import_parents(framework, repair):
+    framework.write("sub.mod", BUG)
+    made = repair("sub.mod")
+    made.apply()
+    made.report()
+    assert not [name for name in sys.modules if name.startswith(framework.name)]
+
+
+# ---------------------------------------------------------------------------------- unusual ways to be stored
+
+
+@pytest.mark.parametrize("imported_first", [True, False])
+def test_zip_imports(framework, repair, monkeypatch, imported_first):
+    archive = framework.site / "framework.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr(f"{framework.name}/__init__.py", "")
+        file.writestr(f"{framework.name}/mod.py", BUG)
+    monkeypatch.syspath_prepend(str(archive))
+    made = repair()
+    if imported_first:
+        framework.load()
+    made.apply()
+    assert framework.load().add(2, 1) == FIXED
+    # The metadata beside the archive owns what is in it.
+    report = next(iter(made.report()))
+    assert (report.status, report.version) == (Status.APPLIED, "1.0")
+
+
+@pytest.mark.parametrize("imported_first", [True, False])
+def test_namespace_packages(framework, repair, tmp_path, monkeypatch, imported_first):
+    """Nested ones, of two portions, whose parents are not imported."""
+    other = tmp_path / "other-site"
+    monkeypatch.syspath_prepend(str(other))
+    for site, module in ((other, "first"), (framework.site, "second")):
+        folder = site / framework.name / "space"
+        folder.mkdir(parents=True)
+        (folder / f"{module}.py").write_text(BUG)
+    made = repair("space.first", "space.second")
+    if imported_first:
+        framework.load("space.first")
+        framework.load("space.second")
+    report = made.apply()
+    if not imported_first:
+        assert _statuses(made) == {Status.PENDING}
+        assert not [name for name in sys.modules if name.startswith(framework.name)]
+    assert framework.load("space.first").add(2, 1) == framework.load("space.second").add(2, 1) == FIXED
+    report = made.report()
+    assert _statuses(made) == {Status.APPLIED}
+    assert [patch.version for patch in report] == [None, "1.0"]  # the metadata owns one portion only
+
+
+@pytest.mark.parametrize("with_spec", [True, False])
+@pytest.mark.parametrize("imported_first", [True, False])
+def test_replaced_in_sys_modules_by_its_own_body(framework, repair, with_spec, imported_first):
+    framework.write(
+        "mod",
+        f"""\
+        import sys, types
+
+        def add(a, b):
+            return a - b
+
+        class Stand(types.ModuleType):
+            pass
+
+        stand = Stand(__name__)
+        stand.__file__ = __file__
+        if {with_spec}:
+            stand.__spec__ = __spec__
+        stand.add = add
+        sys.modules[__name__] = stand
+        """,
+    )
+    made = repair()
+    if imported_first:
+        framework.load()
+    made.apply()
+    module = framework.load()
+    assert type(module).__name__ == "Stand"
+    report = next(iter(made.report()))
+    if with_spec:
+        assert report.status is Status.APPLIED
+        assert module.add(2, 1) == FIXED
+    else:
+        assert report.status is Status.REFUSED
+        assert "no __spec__" in report.reason
+        assert module.add(2, 1) == BROKEN
+
+
+# --------------------------------------------------------------------------------------------- processes
+
+
+@pytest.fixture
+def script(framework):
+    """A file that applies a Rewrite of ``mod:add`` and then runs the given lines."""
+    framework.write("mod", BUG)
+
+    def write(lines, name="script.py"):
+        file = framework.site / name
+        head = f"""
+            import multiprocessing, sys
+            from rlhf_patches import Guard, Patch, Rewrite
+            from rlhf_patches.engine import Engine
+            from rlhf_patches.plugins import Registered
+
+            def engine(target="{framework.name}.mod:add"):
+                patch = Patch(
+                    name="a-bug", summary="s", symptom="s", cause="c", repair="r", references=("r",),
+                    guard=Guard("{framework.distribution}", ""),
+                    changes=(Rewrite(target, "$A - $B", "$A + $B"),), retire="r",
+                )
+                return Engine(load=lambda: ([Registered(patch, "tests")], []))
+
+            def child(queue):
+                import {framework.name}.mod as mod
+                queue.put(mod.add(2, 1))
+
+            def ask(method):
+                context = multiprocessing.get_context(method)
+                queue = context.SimpleQueue()
+                process = context.Process(target=child, args=(queue,))
+                process.start()
+                process.join(60)
+                assert process.exitcode == 0
+                return queue.get()
+            """
+        file.write_text(textwrap.dedent(head) + textwrap.dedent(lines))
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("method", "where", "result"),
+    [
+        ("fork", "if True:\n    engine().apply()\n", FIXED),
+        # A child that is spawned runs the main module's top level again, and nothing else of the parent.
+        ("spawn", "if True:\n    engine().apply()\n", FIXED),
+        ("spawn", "if __name__ == '__main__':\n    engine().apply()\n", BROKEN),
+    ],
+)
+def test_multiprocessing_children(framework, script, method, where, result):
+    file = script(f"{where}if __name__ == '__main__':\n    print(ask('{method}'))\n")
+    done = _python(file, PYTHONPATH=framework.site)
+    assert (done.stdout, done.stderr) == (f"{result}\n", "")
+
+
+def test_fork_while_another_thread_holds_the_engines_lock(framework, script):
+    file = script(
+        """
+        import os, threading
+        made = engine()
+        made.apply()
+        held, go_on = threading.Event(), threading.Event()
+        def hold():
+            with made._lock:
+                held.set()
+                go_on.wait(60)
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(60)
+        pid = os.fork()
+        if pid == 0:
+            import faulthandler
+            faulthandler.dump_traceback_later(30, exit=True)
+            print(made.apply()["a-bug"].status, flush=True)
+            os._exit(0)
+        go_on.set()
+        thread.join()
+        assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
+    done = _python("-W", "ignore::DeprecationWarning", file, PYTHONPATH=framework.site)
+    assert (done.stdout, done.stderr) == ("pending\n", "")
+
+
+@pytest.mark.parametrize("how", ["module", "package", "file"])
+def test_a_target_that_runs_as_main_is_refused(framework, script, how):
+    """Its functions are not those of the module that the target names; to say "pending" for ever would be silence."""
+    name = framework.name if how == "package" else "script"
+    script(
+        f"""
+        def add(a, b):
+            return a - b
+
+        if __name__ == "__main__":
+            report = engine("{name + '.__main__' if how == 'package' else name}:add").apply()["a-bug"]
+            print(report.status, add(2, 1))
+            print(report.reason)
+        """,
+        name=f"{framework.name}/__main__.py" if how == "package" else "script.py",
+    )
+    arguments = [framework.site / "script.py"] if how == "file" else ["-m", name]
+    done = _python(*arguments, cwd=framework.site, PYTHONPATH=framework.site)
+    status, reason = done.stdout.splitlines()
+    assert status == "refused 1"
+    assert "__main__" in reason
+    assert "import it instead" in reason
+
+
+# ---------------------------------------------------------------------------------------- implementations
+
+
+def test_an_implementation_that_imports_its_target(framework, engine):
+    framework.write("mod", BUG)
+    framework.write("fixes", f"from {framework.name}.mod import add as old\ndef add(a, b):\n    return a + b\n")
+    made = engine(
+        framework.patch(Replace(framework.path("mod:add"), framework.path("fixes:add"), (fingerprint(BUG, "add"),)))
+    )
+    made.apply()
+    assert _full(framework, "fixes") not in sys.modules
+    assert framework.load().add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_threads_that_apply_and_import_do_not_wait_for_each_other(framework, engine, call):
+    """One thread is in the body of the implementation's module, another one applies and imports the target."""
+    framework.write("mod", BUG)
+    framework.write(
+        "fixes",
+        f"import rlhf_test_call; rlhf_test_call.now()\nimport {framework.name}.mod\ndef add(a, b):\n    return a + b\n",
+    )
+    made = engine(
+        framework.patch(Replace(framework.path("mod:add"), framework.path("fixes:add"), (fingerprint(BUG, "add"),)))
+    )
+    made.apply()
+    inside, go_on = threading.Event(), threading.Event()
+    call.now = lambda: (inside.set(), go_on.wait(_PATIENCE))
+    first = threading.Thread(target=lambda: framework.load("fixes"), daemon=True)
+    first.start()
+    assert inside.wait(_PATIENCE)
+    second = threading.Thread(target=lambda: (framework.load("mod"), made.apply()), daemon=True)
+    second.start()
+    go_on.set()
+    first.join(_PATIENCE)
+    second.join(_PATIENCE)
+    assert not first.is_alive()
+    assert not second.is_alive()
+    assert framework.load().add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+def test_the_public_functions_use_one_engine():
+    from rlhf_patches import public
+
+    assert rlhf_patches.report().to_dict() == public.engine.report().to_dict()

@@ -1,0 +1,259 @@
+"""The site hook of the installed wheel: off, on, in every kind of process, and when the package is damaged."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+import toy_slime
+
+ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
+MODULES = "import sys; print(*sorted(sys.modules))"
+
+
+@pytest.fixture
+def slime(tmp_path):
+    return toy_slime.write(tmp_path)
+
+
+def test_the_wheel_ships_the_hook_beside_the_package(installed):
+    assert (installed.site / "rlhf_patches.pth").exists()
+    assert (installed.site / "rlhf_patches.start").read_text().strip() == "rlhf_patches.site_hook:install"
+    assert not (installed.site / "patches").exists()
+    assert (installed.site / "rlhf_patches" / "patches" / "plugin.py").exists()
+
+
+def test_off_loads_nothing(installed, slime):
+    assert "rlhf_patches" not in installed.code(MODULES).split()
+    assert installed.code(toy_slime.LOOK, cwd=slime) == "untouched"
+    assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="0") == "untouched"
+    assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="off") == "untouched"
+
+
+def test_on_loads_only_itself_before_a_framework(installed):
+    bare = set(installed.code(MODULES, "-I").split())
+    on = set(installed.code(MODULES, "-I", **ON).split())
+    assert on - bare == {"rlhf_patches", "rlhf_patches.site_hook"}
+
+
+@pytest.mark.parametrize("flags", [(), ("-E",), ("-I",), ("-X", "dev")])
+def test_on_patches_the_framework_and_says_so_once(installed, slime, flags):
+    code = f"import sys; sys.path.insert(0, {str(slime)!r}); {toy_slime.LOOK}"
+    done = installed.run(installed.python, *flags, "-c", code, **ON)
+    assert done.stdout.strip() == "applied"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[rlhf_patches]")]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"[rlhf_patches] applied {toy_slime.PATCH}")
+
+
+@pytest.mark.parametrize("flag", ["-O", "-OO"])
+def test_without_assertions_there_is_nothing_to_repair(installed, slime, flag):
+    code = f"{toy_slime.LOOK}; import rlhf_patches; print(rlhf_patches.report()[{toy_slime.PATCH!r}].status)"
+    assert installed.code(code, flag, cwd=slime, **ON).split() == ["untouched", "unaffected"]
+
+
+def test_no_site_no_hook(installed, slime):
+    code = f"import sys; sys.path.insert(0, {str(slime)!r}); {toy_slime.LOOK}"
+    assert installed.code(code, "-S", **ON) == "untouched"
+
+
+CHILDREN = {
+    "subprocess": f"import subprocess, sys; subprocess.run([sys.executable, '-c', {toy_slime.LOOK!r}], check=True)",
+    "shell": f"import os, shlex, sys; os.system(shlex.join([sys.executable, '-c', {toy_slime.LOOK!r}]))",
+    "thread": f"import threading; t = threading.Thread(target=exec, args=({toy_slime.LOOK!r},)); t.start(); t.join()",
+    "fork before": f"import os; os.fork() or (exec({toy_slime.LOOK!r}), print(end='', flush=True), os._exit(0)); os.wait()",
+    "fork after": f"{toy_slime.IMPORT}; import os\nif not os.fork():\n {toy_slime.LOOK}\nelse: os.wait()",
+}
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_every_kind_of_child(installed, slime, kind):
+    assert installed.code(CHILDREN[kind], cwd=slime, **ON).split() == ["applied"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_multiprocessing(installed, slime, method):
+    (slime / "job.py").write_text(
+        "import multiprocessing, sys\n"
+        f"def look():\n    {toy_slime.LOOK}\n"
+        "if __name__ == '__main__':\n"
+        f"    process = multiprocessing.get_context({method!r}).Process(target=look)\n"
+        "    process.start(); process.join(); sys.exit(process.exitcode)\n"
+    )
+    done = installed.run(installed.python, "job.py", cwd=slime, **ON)
+    assert (done.returncode, done.stdout.split()) == (0, ["applied"]), done.stderr
+
+
+def test_python_m(installed, slime):
+    (slime / "job.py").write_text(toy_slime.LOOK)
+    assert installed.run(installed.python, "-m", "job", cwd=slime, **ON).stdout.split() == ["applied"]
+
+
+def test_threads_that_import_at_once_all_find_it_patched(installed, slime):
+    code = f"""
+import threading
+barrier = threading.Barrier(8)
+def look():
+    barrier.wait()
+    {toy_slime.LOOK}
+threads = [threading.Thread(target=look) for _ in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+"""
+    assert installed.code(code, cwd=slime, **ON).split() == ["applied"] * 8
+
+
+def test_a_pth_that_runs_twice_installs_one_finder(installed):
+    code = (
+        "import sys; from rlhf_patches.site_hook import install; install(); install();"
+        "print(sum(type(f).__module__ == 'rlhf_patches.site_hook' for f in sys.meta_path))"
+    )
+    assert installed.code(code, **ON) == "1"
+
+
+def test_more_modules_can_be_watched(installed, slime):
+    (slime / "elsewhere.py").write_text("import sys; print('rlhf_patches.engine' in sys.modules)")
+    assert installed.code("import elsewhere", cwd=slime, **ON) == "False"
+    assert installed.code("import elsewhere", cwd=slime, RLHF_PATCHES_WATCH="else, elsewhere", **ON) == "True"
+
+
+def test_disable_one(installed, slime):
+    assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_DISABLE="slime-*", **ON) == "untouched"
+
+
+def test_a_typo_stops_the_run_at_its_first_framework_and_nothing_else(installed, slime):
+    wrong = {**ON, "RLHF_PATCHES_DISABLE": "slime-no-sink-reentry"}
+    assert installed.code("print(1)", **wrong) == "1"
+    code = f"try:\n {toy_slime.IMPORT}\nexcept Exception: pass\n{toy_slime.LOOK}"
+    done = installed.run(installed.python, "-c", code, cwd=slime, **wrong)
+    assert done.returncode == 1, "a framework that swallows the first exception must not get away unpatched"
+    assert "did you mean 'slime-no-sync-reentry'?" in done.stderr
+
+
+def test_the_report_file_has_a_line_a_process(installed, slime, tmp_path):
+    import json
+
+    file = tmp_path / "report.jsonl"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {toy_slime.LOOK!r}]); {toy_slime.LOOK}"
+    installed.code(code, cwd=slime, RLHF_PATCHES_REPORT=str(file), RANK="3", **ON)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({line["pid"] for line in lines}) == len(lines) == 2
+    for line in lines:
+        assert line["rank"] == "3"
+        statuses = {patch["name"]: patch["status"] for patch in line["patches"]}
+        assert statuses[toy_slime.PATCH] == "applied"
+
+
+def test_only_rank_0_speaks(installed, slime):
+    quiet = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, RANK="1", **ON)
+    loud = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, RANK="1", RLHF_PATCHES_LOG="info:all", **ON)
+    assert quiet.stdout == loud.stdout == "applied\n"
+    assert (quiet.stderr.count(toy_slime.PATCH), loud.stderr.count(toy_slime.PATCH)) == (0, 1)
+
+
+# ------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize(
+    "remove", ["rlhf_patches", "rlhf_patches/site_hook.py", "rlhf_patches/settings.py", "rlhf_patches/patches"]
+)
+@pytest.mark.parametrize("setting", [{}, ON])
+def test_a_half_removed_package_breaks_nothing_and_is_not_silent(make_installed, slime, remove, setting):
+    environment = make_installed()
+    path = environment.site / remove
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    done = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, **setting)
+    assert (done.returncode, done.stdout.strip()) == (0, "untouched"), done.stderr
+    assert bool(done.stderr) == bool(setting)
+    if setting:
+        assert "[rlhf_patches]" in done.stderr or "could not be used" in done.stderr
+
+
+# ------------------------------------------------------------------------------------- autoload on/off
+
+
+def test_autoload_switches_the_environment(make_installed, slime):
+    environment = make_installed()
+    (environment.site / "rlhf_patches.pth").unlink()  # as in an editable install
+    (environment.site / "rlhf_patches.start").unlink()
+
+    refused = environment.run(environment.command, "run", "--", "true")
+    assert refused.returncode == 2
+    assert "autoload on" in refused.stderr
+
+    assert "is off" in environment.run(environment.command, "autoload", "status").stdout
+    assert "is on" in environment.run(environment.command, "autoload", "on").stdout
+    assert environment.code(toy_slime.LOOK, cwd=slime) == "applied"
+    assert environment.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="0") == "untouched"
+    assert "is on" in environment.run(environment.command, "autoload", "on").stdout, "twice is fine"
+    assert environment.run(environment.command, "run", "--", "true").returncode == 0
+
+    shutil.move(environment.site / "rlhf_patches", environment.folder / "gone")
+    broken = environment.run(environment.python, "-c", "print(1)")
+    assert (broken.returncode, broken.stdout) == (0, "1\n")
+    assert "NOT ACTIVE" in broken.stderr
+    shutil.move(environment.folder / "gone", environment.site / "rlhf_patches")
+
+    assert "is off" in environment.run(environment.command, "autoload", "off").stdout
+    assert environment.code(toy_slime.LOOK, cwd=slime) == "untouched"
+
+
+# ------------------------------------------------------------------------------------- run
+
+
+@pytest.mark.parametrize("command", [("python", "-c", toy_slime.LOOK), ("sh", "-c", f'python -c "{toy_slime.LOOK}"')])
+def test_run_patches_the_command(installed, slime, command):
+    done = installed.run(installed.command, "run", "--", *command, cwd=slime)
+    assert done.stdout == "applied\n", done.stderr
+
+
+def test_run_takes_options(installed, slime, tmp_path):
+    look = ("--", "python", "-c", toy_slime.LOOK)
+    report = tmp_path / "r.jsonl"
+    run = (installed.command, "run")
+    assert installed.run(*run, "--disable", toy_slime.PATCH, *look, cwd=slime).stdout == "untouched\n"
+    assert installed.run(*run, "--only", "verl-*", *look, cwd=slime).stdout == "untouched\n"
+    quiet = installed.run(*run, "--log", "off", "--strict", "--report", str(report), *look, cwd=slime)
+    assert (quiet.stdout, quiet.stderr) == ("applied\n", "")
+    assert len(report.read_text().splitlines()) == 1
+
+
+def test_run_hands_through_exit_status_and_signals(installed):
+    assert installed.run(installed.command, "run", "--", "sh", "-c", "exit 7").returncode == 7
+    assert installed.run(installed.command, "run", "--", "sh", "-c", "kill -TERM $$").returncode == -15
+    process = subprocess.Popen(
+        [installed.command, "run", "--", "sh", "-c", "trap 'exit 42' INT; echo ready; while :; do sleep 0.1; done"],
+        env=installed.environment({}),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(2)
+    assert process.wait(timeout=30) == 42
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("run",), 2, "needs a command"),
+        (("run", "--", "no-such-command"), 127, "no-such-command"),
+        (("run", "--only", "verl-no-sync", "--", "true"), 2, "did you mean 'verl-no-sync-reentry'?"),
+        (("run", "--log", "loud", "--", "true"), 2, "RLHF_PATCHES_LOG is 'loud'"),
+        (("autoload", "maybe"), 2, "maybe"),
+    ],
+)
+def test_wrong_commands(installed, arguments, status, message):
+    done = installed.run(installed.command, *arguments)
+    assert done.returncode == status
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_watched_names_cover_every_built_in_patch():
+    from rlhf_patches import site_hook
+    from rlhf_patches.patches import plugin
+
+    tops = {module.partition(".")[0] for patch in plugin.rlhf_patches() for module in patch.modules}
+    assert tops <= set(site_hook.WATCHED)
