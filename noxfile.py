@@ -91,7 +91,7 @@ def frameworks(session: nox.Session) -> None:
 @nox.session(python=FRAMEWORK_PYTHON)
 def oldest(session: nox.Session) -> None:
     """The megatron-core patch on the oldest release that the guard admits and that imports here."""
-    provide(session, "torch.txt", "megatron-oldest.txt")
+    provide(session, "torch.txt", "megatron-oldest.txt", "megatron-oldest-no-deps.txt")
     pytest(session, "tests/frameworks", ["-k", "megatron_core"])
 
 

@@ -20,6 +20,7 @@ def rlhf_patches() -> list[Patch]:
         megatron_lm_no_sync.PATCH,
         slime_no_sync.PATCH,
         swift_no_sync.PATCH,
+        swift_no_sync.PATCH_OF_TRAIN,
         megatron_bridge_no_sync.PATCH,
         verl_no_sync.PATCH,
     ]

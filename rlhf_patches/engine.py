@@ -13,11 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import functions, imports, plugins, recognition, rewriting, settings, sources, trampolines, versions
-from .log import announce, logger
+from .log import announce, logger, speaks
 from .plugins import PluginFailure, Registered
 from .recognition import Recognised
 from .reporting import PatchError, PatchReport, Report, Status
@@ -82,11 +83,12 @@ class Engine:
     def __init__(self, load: Callable[[], tuple[list[Registered], list[PluginFailure]]] = plugins.load) -> None:
         self._load = load
         self._lock = threading.RLock()
-        self._loading = threading.Lock()
+        self._loading = threading.RLock()
+        self._is_loading = False
         self._entries: dict[str, _Entry] | None = None
         self._failures: list[PluginFailure] = []
         self._patched: dict[FunctionType, _Patched] = {}
-        self._resolved: dict[str, Callable[..., Any] | Exception] = {}
+        self._resolved: dict[str, Callable[..., Any] | Exception | SystemExit] = {}
         self._strict: bool | None = None
         # A child must not inherit a lock that another thread of the parent held while it forked.
         os.register_at_fork(after_in_child=self._renew_locks)
@@ -159,9 +161,15 @@ class Engine:
     def _registered(self) -> dict[str, _Entry]:
         with self._loading:
             if self._entries is None:
-                registered, self._failures = self._load()
+                if self._is_loading:
+                    raise RuntimeError("rlhf_patches was called while it loads its plugins; a plugin must not call it")
+                self._is_loading = True
+                try:
+                    registered, self._failures = self._load()
+                finally:
+                    self._is_loading = False
                 self._entries = {item.patch.name: _Entry(item.patch, item.plugin) for item in registered}
-                for failure in self._failures:
+                for failure in self._failures if speaks() else ():
                     logger.error("plugin %s could not be used: %s", failure.plugin, failure.reason)
             return self._entries
 
@@ -171,7 +179,7 @@ class Engine:
         return f" (plugins that could not be used: {broken})" if broken else ""
 
     def _renew_locks(self) -> None:
-        self._lock, self._loading = threading.RLock(), threading.Lock()
+        self._lock, self._loading, self._is_loading = threading.RLock(), threading.RLock(), False
 
     def _resolve_implementations(self, entries: Iterable[_Entry]) -> None:
         """Import the implementations of patches whose targets are there already, before the lock is taken."""
@@ -180,20 +188,20 @@ class Engine:
                 for path in _implementations(entry.patch):
                     self._resolve(path)
 
-    def _resolve(self, path: str) -> Callable[..., Any] | Exception:
-        if path not in self._resolved or isinstance(self._resolved[path], Exception):
+    def _resolve(self, path: str) -> Callable[..., Any] | Exception | SystemExit:
+        if path not in self._resolved or isinstance(self._resolved[path], (Exception, SystemExit)):
             module, _, qualname = path.partition(":")
             try:
                 found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
                 self._resolved[path] = found  # type: ignore[assignment]
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._resolved[path] = error
         return self._resolved[path]
 
     def _implementation(self, path: str) -> Callable[..., Any]:
         """What was resolved before the lock was taken; raises what the import raised."""
         found = self._resolved.get(path) or self._resolve(path)
-        if isinstance(found, Exception):
+        if isinstance(found, (Exception, SystemExit)):
             raise found
         return found
 
@@ -218,7 +226,7 @@ class Engine:
                 return
             try:
                 entry.status, entry.reason = self._outcome(entry, announced)
-            except Exception as error:  # the promise: never an exception from somebody's import
+            except (Exception, SystemExit) as error:  # the promise: never an exception from somebody's import
                 logger.debug("patch %s failed", entry.patch.name, exc_info=True)
                 entry.status, entry.reason = Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed"
 
@@ -271,20 +279,18 @@ class Engine:
     def _before_import(self, entry: _Entry, missing: list[str]) -> tuple[Status, str]:
         """Pending, or already known to be absent or unaffected; the hooks stay armed, since ``sys.path`` may change."""
         waiting = f"waiting for the import of {', '.join(missing)}"
-        if missing[0] in _main_module_names():
-            return (
-                Status.REFUSED,
-                f"{missing[0]} runs as __main__, whose functions cannot be patched: import it instead",
-            )
         try:
-            spec = sources.locate(missing[0])
+            specs = {name: sources.locate(name) for name in missing}
         except NotFound as error:
             entry.version, reason = versions.why_absent(entry.patch.guard, error)
             return Status.ABSENT, reason
-        finding = versions.check(entry.patch.guard, spec.origin)
+        finding = versions.worst([versions.check(entry.patch.guard, spec.origin) for spec in specs.values()])
         entry.version = finding.version
         if finding.verdict is Verdict.OUTSIDE:
             return Status.UNAFFECTED, finding.reason
+        main = next((name for name, spec in specs.items() if _is_main(spec)), None)
+        if main is not None:
+            return Status.REFUSED, f"{main} runs as __main__, whose functions cannot be patched: import it instead"
         return Status.PENDING, f"{finding.reason}; {waiting}"
 
     # ------------------------------------------------------------------------------- changing functions
@@ -392,7 +398,12 @@ class Engine:
         return [patched for patched in self._patched.values() if name in patched.holders]
 
     def _verify(self, entry: _Entry) -> None:
-        """Look whether an applied patch is still what runs; "applied" is said of nothing else."""
+        """Look whether an applied patch is still what runs, and whether a pending one has missed its import."""
+        loaded = [sys.modules.get(module) for module in entry.patch.modules]
+        if entry.status is Status.PENDING and all(m is not None and imports.is_ready(m) for m in loaded):
+            entry.status, entry.reason = Status.FAILED, (
+                f"{', '.join(entry.patch.modules)} was imported past the import hooks; call apply() again"
+            )
         if entry.status is not Status.APPLIED:
             return
         mine = self._carrying(entry.patch.name)
@@ -437,20 +448,20 @@ def _row(entry: _Entry) -> PatchReport:
 
 
 def _source(name: str, module: ModuleType) -> Source:
-    spec = getattr(module, "__spec__", None)
+    spec = sources.spec_of(module)
     if spec is None:
         raise Unreadable(f"module {name} has no __spec__, so its source file is unknown")
     return sources.read(spec)
 
 
 def _origin(module: ModuleType) -> str | None:
-    return getattr(getattr(module, "__spec__", None), "origin", None) or getattr(module, "__file__", None)
+    return getattr(sources.spec_of(module), "origin", None) or sources.namespace_of(module).get("__file__")
 
 
-def _main_module_names() -> set[str]:
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    return {spec.name} if spec is not None else set()
+def _is_main(spec: ModuleSpec) -> bool:
+    """Whether a module's file is the one that was started, as ``python file.py`` or ``python -m module``."""
+    main = sources.namespace_of(sys.modules.get("__main__")).get("__file__")
+    return main is not None and spec.origin is not None and os.path.realpath(main) == os.path.realpath(spec.origin)
 
 
 def _implementations(patch: Patch) -> list[str]:

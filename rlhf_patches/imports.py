@@ -1,15 +1,17 @@
 """Being told when a module has been imported, whatever the order.
 
-wrapt's post-import hooks tell of a first import. Four cases need more, and each has its place below: a module
-that is half imported when we start to watch it, a lazy one that has not run yet, a reload, and an import that
-is tried again after it failed (wrapt forgets its hooks then).
+A finder in front of all others puts a loader around the real one of every watched module; so first imports, imports
+tried again after a failure, and reloads are one case. Two more have their place below: a module that is half
+imported when we start to watch it, and a lazy one that has not run yet.
+
+wrapt's post-import hooks are not used: they do not fire on a reload, are lost when anybody's hook raises, and make
+a lazy module load at once.
 
 Callbacks must not raise, unless the import is meant to fail.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.machinery
 import importlib.util
 import sys
@@ -21,11 +23,11 @@ from typing import Any
 
 import wrapt
 
+from .sources import spec_of
+
 Callback = Callable[[str, ModuleType], None]
 
 _watched: dict[str, Callback] = {}
-_armed: set[str] = set()
-_registering = threading.local()
 
 
 def watch(name: str, callback: Callback) -> None:
@@ -37,10 +39,13 @@ def watch(name: str, callback: Callback) -> None:
     _watched[name] = callback
     _finder.install()
     module = sys.modules.get(name)
-    if module is None:
-        _arm(name)
-    elif not is_ready(module):
-        _when_ready(name, module)
+    spec = spec_of(module)
+    if module is None or spec is None:
+        return
+    if _is_lazy(module):
+        _announce_after_loading(name, spec)
+    elif _is_initialising(module):
+        _announce_after_initialising(name, spec)
 
 
 def unwatch(name: str) -> None:
@@ -56,77 +61,58 @@ def is_ready(module: ModuleType) -> bool:
 def _announce(name: str, module: ModuleType) -> None:
     callback = _watched.get(name)
     if callback is not None:
-        callback(name, module)
+        # A module may have put something else into its place.
+        callback(name, sys.modules.get(name, module))
 
 
-def _when_ready(name: str, module: ModuleType) -> None:
-    if _is_lazy(module):
-        _announce_after_loading(name, object.__getattribute__(module, "__spec__"))
-    elif _is_initialising(module):
-        _announce_after_initialising(name, module.__spec__)  # type: ignore[arg-type]
-    else:
-        _announce(name, module)
-
-
-# ------------------------------------------------------------------------------------------ first import
-
-
-def _arm(name: str) -> None:
-    if name in _armed:
-        return
-    _armed.add(name)
-    _registering.active = True
-    try:
-        wrapt.register_post_import_hook(functools.partial(_imported, name), name)
-    finally:
-        _registering.active = False
-
-
-def _imported(name: str, module: ModuleType) -> None:
-    _armed.discard(name)
-    if getattr(_registering, "active", False):
-        # wrapt calls back within the registration when another thread has begun the import just now.
-        _when_ready(name, module)
-    else:
-        _announce(name, module)
-
-
-# ------------------------------------------------------------------------- reload, and import tried again
+# ---------------------------------------------------------------------------------------- first import, reload
 
 
 class _Finder:
-    """Stands before wrapt's finder, finds nothing itself on a first import, and re-arms what wrapt has forgotten."""
+    """Stands in front, lets the other finders find a watched module, and has its loader announce it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._asking = threading.local()
 
     def install(self) -> None:
+        """Go to the front, also when somebody else has gone there since."""
         with self._lock:
-            if self in sys.meta_path:
-                return
-            # wrapt puts its finder in front at its first registration; ours has to stand before it.
-            wrapt.register_post_import_hook(lambda module: None, "__rlhf_patches_never_imported__")
-            sys.meta_path.insert(0, self)
+            if _position(self) != 0:
+                sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _watched:
+        # The finders that we ask may themselves ask all of sys.meta_path (wrapt's does).
+        if fullname not in _watched or getattr(self._asking, "name", None) == fullname:
             return None
-        if target is None:
-            if fullname not in sys.modules:
-                _arm(fullname)
-            return None
-        for finder in sys.meta_path:
-            # wrapt's finder would answer with the spec of the module as it was before.
-            if finder is self or type(finder).__module__.startswith("wrapt."):
+        self._asking.name = fullname
+        try:
+            spec = self._ask_the_others(fullname, path, target)
+        finally:
+            self._asking.name = None
+        if spec is not None:
+            _announce_after_loading(fullname, spec)
+        return spec
+
+    def _ask_the_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in sys.meta_path[_position(self) + 1 :]:
+            # On a reload wrapt's finder would answer with the spec of the module as it was before.
+            if target is not None and type(finder).__module__.startswith("wrapt."):
                 continue
             find_spec = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec is not None else None
             if spec is not None:
-                _announce_after_loading(fullname, spec)
                 return spec
         return None
+
+
+def _position(wanted: object) -> int:
+    # Not index(): it compares with ==, and other people's finders may define that.
+    return next((index for index, finder in enumerate(sys.meta_path) if finder is wanted), -1)
 
 
 _finder = _Finder()
@@ -141,18 +127,22 @@ class _AnnouncingLoader(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unus
 
     def exec_module(self, module: ModuleType) -> None:
         loader = self.__wrapped__
-        spec = object.__getattribute__(module, "__spec__")
+        spec = spec_of(module)
         # The module shall see the real loader (inspect and pkgutil look at it).
         if spec is not None and spec.loader is self:
             spec.loader = loader
         if object.__getattribute__(module, "__dict__").get("__loader__") is self:
             module.__loader__ = loader
         loader.exec_module(module)
-        _announce(self._self_name, module)
+        if spec is not None and isinstance(loader, importlib.util.LazyLoader) and _is_lazy(module):
+            _announce_after_loading(self._self_name, spec)
+        else:
+            _announce(self._self_name, module)
 
 
 def _announce_after_loading(name: str, spec: ModuleSpec) -> None:
-    if spec.loader is not None and not isinstance(spec.loader, _AnnouncingLoader):
+    # Loaders without exec_module() (the protocol that ends with Python 3.15) are left alone.
+    if hasattr(spec.loader, "exec_module") and type(spec.loader) is not _AnnouncingLoader:
         spec.loader = _AnnouncingLoader(spec.loader, name)  # type: ignore[assignment, unused-ignore]
 
 
@@ -167,7 +157,7 @@ def _is_lazy(module: ModuleType) -> bool:
 
 
 def _is_initialising(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+    return bool(getattr(spec_of(module), "_initializing", False))
 
 
 def _announce_after_initialising(name: str, spec: ModuleSpec) -> None:
@@ -188,10 +178,13 @@ def _announce_after_initialising(name: str, spec: ModuleSpec) -> None:
             if attribute == "_initializing" and not value:
                 self.__class__ = own_class  # type: ignore[assignment]
                 module = sys.modules.get(name)
-                if module is None:  # the import failed; it may be tried again
-                    _arm(name)
-                else:
+                if module is None:  # the import failed
+                    return
+                try:
                     _announce(name, module)
+                except BaseException:  # the import is to fail, so the module must not stay
+                    sys.modules.pop(name, None)
+                    raise
 
     Watching.__name__, Watching.__qualname__ = own_class.__name__, own_class.__qualname__
     spec.__class__ = Watching

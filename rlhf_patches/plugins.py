@@ -48,7 +48,7 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
             continue
         for patch in patches:
             if not isinstance(patch, Patch):
-                failures.append(PluginFailure(plugin, f"returned {patch!r}, which is not a rlhf_patches.Patch"))
+                failures.append(PluginFailure(plugin, f"returned a {type(patch).__name__} where a rlhf_patches.Patch is expected"))
             elif patch.name in registered:
                 first = registered[patch.name].plugin
                 failures.append(
@@ -63,7 +63,8 @@ def _entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
     # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
     found: dict[tuple[str, str, str], importlib.metadata.EntryPoint] = {}
     for entry_point in importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP):
-        distribution = entry_point.dist.name if entry_point.dist is not None else entry_point.name
+        # A half removed distribution has entry points and no name.
+        distribution = (entry_point.dist.name if entry_point.dist is not None else None) or entry_point.name
         found.setdefault((distribution, entry_point.name, entry_point.value), entry_point)
     order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
     return [(key[0], found[key]) for key in order]

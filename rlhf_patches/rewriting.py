@@ -7,6 +7,7 @@ after compiling we check that no other function's code came out different.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import sys
@@ -61,7 +62,7 @@ def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> 
         raise Unrecognised(
             f"{rewrite.target} contains {rewrite.pattern!r}{where} {len(matches)} times, expected {rewrite.matches}"
         )
-    edits = sorted(_edit(rewrite, match) for match in matches)
+    edits = sorted(_edit(rewrite, match, source.text) for match in matches)
     if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
         raise Unrecognised(f"matches of {rewrite.pattern!r} in {rewrite.target} overlap")
     return edits
@@ -75,7 +76,7 @@ def _function_node(source: Source, node: sources.FunctionNode) -> SgNode:
     raise Unrecognised(f"ast-grep and Python disagree on where {node.name} is in {source.filename}")
 
 
-def _edit(rewrite: Rewrite, match: SgNode) -> Edit:
+def _edit(rewrite: Rewrite, match: SgNode, module_text: str) -> Edit:
     def stands_for(variable: re.Match[str]) -> str:
         name = variable.group(1)
         if name in rewrite.uses:
@@ -84,23 +85,56 @@ def _edit(rewrite: Rewrite, match: SgNode) -> Edit:
         bound = match.get_match(name)
         if bound is None:
             raise Unrecognised(f"the replacement in {rewrite.target} uses ${name}, which the pattern does not bind")
-        return bound.text()
+        return _as_operand(bound.text())
 
-    text = re.sub(r"\$([A-Z_][A-Z0-9_]*)", stands_for, rewrite.replacement)
+    bounds, parent = match.range(), match.parent()
+    is_statement = match.kind().endswith(("_statement", "_definition")) or (
+        parent is not None and parent.kind() == "expression_statement"
+    )
+    template = rewrite.replacement
+    if is_statement:
+        # Before anything is put in: what the pattern has matched may hold a string of several lines.
+        line = module_text[bounds.start.index - bounds.start.column : bounds.start.index]
+        template = template.replace("\n", "\n" + line[: len(line) - len(line.lstrip())])
+    text = re.sub(r"\$([A-Z_][A-Z0-9_]*)", stands_for, template)
     old, new = match.text().count("\n"), text.count("\n")
-    is_statement = match.kind().endswith(("_statement", "_definition"))
     if new > old:
         raise Unrecognised(
             f"the replacement in {rewrite.target} has {new + 1} lines, more than the {old + 1} it replaces"
         )
-    indent = "\n" + " " * match.range().start.column
     if is_statement:
-        text = text.replace("\n", indent) + "\n" * (old - new)
+        text += "\n" * (old - new)
     elif old:
         # Within an expression a line break needs a bracket around it.
         text = f"({text}{chr(10) * (old - new)})"
-    bounds = match.range()
+    else:
+        text = _as_operand(text)
     return Edit(bounds.start.index, bounds.end.index, text)
+
+
+# Expressions that an operator, a call or an attribute next to them would tear apart.
+_LOOSE = (
+    ast.BoolOp,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Compare,
+    ast.IfExp,
+    ast.Lambda,
+    ast.NamedExpr,
+    ast.Await,
+    ast.Yield,
+    ast.YieldFrom,
+)
+
+
+def _as_operand(text: str) -> str:
+    """``text`` in brackets if it is an expression that means something else next to an operator."""
+    try:
+        with sources.no_warnings():
+            expression = ast.parse(f"({text}\n)", mode="eval").body
+    except SyntaxError:  # no expression: a statement, a keyword argument
+        return text
+    return f"({text})" if isinstance(expression, _LOOSE) else text
 
 
 def edited(text: str, edits: Sequence[Edit]) -> str:
@@ -120,7 +154,8 @@ def compile_module(text: str, filename: str) -> CodeType:
     """
     try:
         # dont_inherit: this file's own future imports must not leak into the framework's code.
-        return compile(text, filename, "exec", dont_inherit=True)
+        with sources.no_warnings():
+            return compile(text, filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise Unrecognised(f"the code does not compile: {error} ({filename})") from error
 
@@ -152,13 +187,15 @@ def rewrite_code(source: Source, node: sources.FunctionNode, edits: Sequence[Edi
     after = compile_module(edited(source.text, edits), source.filename)
     target = code_of(before, node)
     replaced = code_of(after, node)
-    if target == replaced:
+    different = list(_differing(before, after))
+    if not different:
         if sys.flags.optimize:
             raise NoEffect(f"under python -O there is no assertion in {node.name} that could fail")
         raise Unrecognised(f"the edits do not change what {node.name} does")
-    for different in _differing(before, after):
-        if different is not target and not any(different is inner for inner in _nested(target)):
-            raise Unrecognised(f"the edits of {node.name} would also change {different.co_name} in {source.filename}")
+    own = [target, *_nested(target)]
+    for code in different:
+        if not any(code is one for one in own):
+            raise Unrecognised(f"the edits of {node.name} would also change {code.co_name} in {source.filename}")
     return replaced
 
 
@@ -175,4 +212,7 @@ def _differing(before: CodeType, after: CodeType) -> Iterator[CodeType]:
 
 
 def _shell(code: CodeType) -> CodeType:
-    return code.replace(co_consts=tuple(None if isinstance(c, CodeType) else c for c in code.co_consts))
+    # Without positions: that of a class ends where its last method does, so an edit there would count.
+    return code.replace(
+        co_consts=tuple(None if isinstance(c, CodeType) else c for c in code.co_consts), co_linetable=b""
+    )

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PREFIX = "RLHF_PATCHES_"
-KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "STRICT", "LOG", "REPORT", "VERIFY")
+KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "STRICT", "LOG", "REPORT")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LEVELS = ("debug", "info", "warning", "error", "off")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.machinery
 import importlib.util
 import os
 import pkgutil
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Union
+from typing import Any, Union
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -44,7 +46,7 @@ def locate(module: str) -> ModuleSpec:
     Raises:
         NotFound: there is no such module.
     """
-    spec: ModuleSpec | None = getattr(sys.modules.get(module), "__spec__", None)
+    spec = spec_of(sys.modules.get(module))
     if spec is not None:
         return spec
     path: list[str] | None = None
@@ -61,11 +63,24 @@ def locate(module: str) -> ModuleSpec:
     return spec
 
 
+def namespace_of(module: object) -> dict[str, Any]:
+    """A module's own names, looked at without attribute access: that makes a lazy module run, and may raise."""
+    try:
+        return object.__getattribute__(module, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:  # anything can be put into sys.modules
+        return {}
+
+
+def spec_of(module: object) -> ModuleSpec | None:
+    """``module.__spec__`` without attribute access; None where there is none."""
+    return namespace_of(module).get("__spec__")
+
+
 def _find(name: str, path: list[str] | None) -> tuple[ModuleSpec, list[str] | None] | None:
     loaded = sys.modules.get(name)
-    spec = getattr(loaded, "__spec__", None)
-    if loaded is not None and spec is not None:
-        return spec, list(getattr(loaded, "__path__", None) or ()) or None
+    spec = spec_of(loaded)
+    if spec is not None:
+        return spec, list(namespace_of(loaded).get("__path__") or ()) or None
     # PathFinder cannot look into a namespace package whose parent is not imported; walking the
     # path entries as it does internally can.
     portions: list[str] = []
@@ -122,6 +137,17 @@ def read(spec: ModuleSpec) -> Source:
 # ----------------------------------------------------------------------------------- finding functions
 
 
+@contextlib.contextmanager
+def no_warnings() -> Iterator[None]:
+    """Compile without warnings of the framework's text (an invalid escape, say): it is not ours, nor news.
+
+    Its cached bytecode is silent about them; under ``-W error`` they would make the text uncompilable.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def parse(source: Source) -> ast.Module:
     """The module's syntax tree.
 
@@ -129,7 +155,8 @@ def parse(source: Source) -> ast.Module:
         Unreadable: the text is not valid for this Python.
     """
     try:
-        return ast.parse(source.text)
+        with no_warnings():
+            return ast.parse(source.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(f"the source of {source.module} does not parse: {error} ({source.filename})") from error
 
@@ -218,9 +245,11 @@ def _canonical(node: object) -> str:
     if isinstance(node, list):
         return "[" + ",".join(_canonical(item) for item in node) + "]"
     if not isinstance(node, ast.AST):
-        return repr(node)
+        return ascii(node)  # repr() escapes what this Python's Unicode database does not know yet
     fields = []
     for name, value in sorted(ast.iter_fields(node)):
+        if isinstance(node, ast.JoinedStr):  # 3.12 puts an empty piece at the end of some
+            value = [piece for piece in value if not (isinstance(piece, ast.Constant) and piece.value == "")]
         if name in _LEFT_OUT or (value is None and not isinstance(node, ast.Constant)) or value == []:
             continue
         if name == "body" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

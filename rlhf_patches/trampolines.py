@@ -13,7 +13,7 @@ import inspect
 import itertools
 import linecache
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 _numbers = itertools.count(1)
@@ -100,7 +100,9 @@ def _wrapping_call(function: FunctionType, implementation: Callable[..., Any], b
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             instance = args[0]
-            return implementation(original.__get__(instance, type(instance)), instance, args[1:], kwargs)
+            # A method that is called on its class may be given None, which cannot be bound to.
+            wrapped = functools.partial(original, None) if instance is None else MethodType(original, instance)
+            return implementation(wrapped, instance, args[1:], kwargs)
 
     else:
 

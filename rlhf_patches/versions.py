@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import os
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
@@ -98,7 +97,7 @@ def _copies(distribution: str) -> list[importlib.metadata.Distribution]:
 
 def _version_text(copy: importlib.metadata.Distribution) -> str | None:
     try:
-        text = copy.metadata["Version"]
+        text = copy.metadata["Version"] if "Version" in copy.metadata else None
     # Metadata that is missing or None (a half removed package) reads as "no version", on every Python.
     except Exception:
         return None
@@ -111,7 +110,7 @@ def _owns(copy: importlib.metadata.Distribution, origin: str) -> bool:
         direct = json.loads(copy.read_text("direct_url.json") or "{}")
         url = urllib.parse.urlparse(direct.get("url", ""))
         if url.scheme == "file" and direct.get("dir_info", {}).get("editable"):
-            roots.append(urllib.request.url2pathname(url.path))
+            roots.append(urllib.parse.unquote(url.path))
     except (OSError, ValueError, AttributeError):
         pass
     real = os.path.realpath(origin)

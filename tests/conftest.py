@@ -1,91 +1,28 @@
-"""What the tests of the engine and those on real frameworks share: the package installed as a user installs it."""
+"""What the tests of the engine and those on real frameworks share."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
-import sysconfig
-import venv
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-
-@dataclass(frozen=True)
-class Installed:
-    """A virtual environment with the built wheel. Dependencies come from the environment that runs the tests."""
-
-    folder: Path
-
-    @property
-    def python(self) -> str:
-        return str(self.folder / "bin" / "python")
-
-    @property
-    def command(self) -> str:
-        return str(self.folder / "bin" / "rlhf-patches")
-
-    @property
-    def site(self) -> Path:
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        return self.folder / "lib" / version / "site-packages"
-
-    def run(self, *command: str, cwd: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Run a command with nothing but ``settings`` added to a clean environment."""
-        return subprocess.run(
-            command, env=self.environment(settings), cwd=cwd or self.folder, capture_output=True, text=True, timeout=300
-        )
-
-    def code(self, text: str, *flags: str, cwd: Path | None = None, **settings: str) -> str:
-        """Run Python code that must succeed; returns what it printed."""
-        done = self.run(self.python, *flags, "-c", text, cwd=cwd, **settings)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def environment(self, settings: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV_"))}
-        return {**kept, "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}", **settings}
+from installed import Installed, build_wheel
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's wheel, built from a copy of the tree, so that no build folder is left in it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    kept = ("rlhf_patches", "patches", "site_hook", "setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE")
-    source.mkdir()
-    for name in kept:
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, source / name)
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*pip, str(source)], check=True)
-    (built,) = folder.glob("rlhf_patches-*.whl")
-    return built
+    """The project's wheel."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")
 def make_installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Installed]:
     """Makes virtual environments with the wheel installed, for tests that change theirs."""
-
-    def make() -> Installed:
-        made = Installed(tmp_path_factory.mktemp("environment"))
-        venv.create(made.folder, with_pip=False)
-        pip = [sys.executable, "-m", "pip", "--python", made.python, "install", "-q", "--no-deps", "--no-index"]
-        subprocess.run([*pip, str(wheel)], check=True)
-        # A path line adds the folder without running the .pth files in it: this project's editable install stays out.
-        (made.site / "zz_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        return made
-
-    return make
+    return lambda: Installed.create(tmp_path_factory.mktemp("environment"), wheel)
 
 
 @pytest.fixture(scope="session")

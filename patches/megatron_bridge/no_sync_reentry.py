@@ -7,9 +7,9 @@ from rlhf_patches import Guard
 from ..megatron_core.no_sync import patch
 
 PATCH = patch(
-    framework="megatron-bridge",
+    name="megatron-bridge-no-sync-reentry",
     title="Megatron-Bridge",
     target="megatron.bridge.training.setup:_update_model_config_funcs",
-    guard=Guard("megatron-bridge", ">=0.1.0,<=0.3.1"),
+    guard=Guard("megatron-bridge", ">=0.1.0a0,<=0.3.1"),
     references=("https://github.com/THUDM/slime/issues/1779",),
 )

@@ -7,7 +7,7 @@ from rlhf_patches import Guard
 from ..megatron_core.no_sync import patch
 
 PATCH = patch(
-    framework="megatron-lm",
+    name="megatron-lm-no-sync-reentry",
     title="Megatron-LM",
     target="megatron.training.training:train",
     # megatron.training is in git only; a checkout that is installed calls itself megatron-core.

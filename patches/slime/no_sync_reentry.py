@@ -7,7 +7,7 @@ from rlhf_patches import Guard
 from ..megatron_core.no_sync import patch
 
 PATCH = patch(
-    framework="slime",
+    name="slime-no-sync-reentry",
     title="slime",
     target="slime.backends.megatron_utils.model:train",
     # The tag v0.1.0 calls itself 0.0.1 in its metadata; main still said 0.3.1 on 2026-08-21.

@@ -7,10 +7,10 @@ from rlhf_patches import Guard
 from ..megatron_core.no_sync import patch
 
 PATCH = patch(
-    framework="verl",
+    name="verl-no-sync-reentry",
     title="verl",
     target="verl.utils.megatron_utils:register_megatron_training_hooks",
-    guard=Guard("verl", ">=0.6.0,<=0.9.1"),
+    guard=Guard("verl", ">=0.6.1,<=0.9.1"),
     references=("https://github.com/THUDM/slime/issues/1779",),
     extra="""
 verl asserts and installs in a loop over the model chunks, so with virtual pipeline stages that share one config

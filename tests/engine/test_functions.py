@@ -1,7 +1,8 @@
 """What a change must reach, what it must leave as it was, and what it must refuse.
 
-Every target says "old"; the patched one says "new". Each case is written once and driven through `Rewrite`,
-`Replace` and `Wrap`, with references taken before ``apply()``.
+Every target says "old"; the patched one says "renewed" (longer, so that positions move
+too). Each case is written once and driven through `Rewrite`, `Replace` and `Wrap`, with references taken
+before ``apply()``.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from rlhf_patches.sources import NotFound, fingerprint
 
 AROUND = """
 def plain(wrapped, instance, args, kwargs):
-    return wrapped(*args, **kwargs).replace("old", "new")
+    return wrapped(*args, **kwargs).replace("old", "renewed")
 
 def generator(wrapped, instance, args, kwargs):
     for item in wrapped(*args, **kwargs):
-        yield item.replace("old", "new")
+        yield item.replace("old", "renewed")
 
 async def coroutine(wrapped, instance, args, kwargs):
-    return (await wrapped(*args, **kwargs)).replace("old", "new")
+    return (await wrapped(*args, **kwargs)).replace("old", "renewed")
 """
 
 
@@ -46,8 +47,8 @@ class Case:
     since: tuple[int, int] = (3, 10)
 
 
-PLAIN_FIX = 'def fix(x): return x + "new"'
-METHOD_FIX = 'def fix(self, x): return x + self.name + "new"'
+PLAIN_FIX = 'def fix(x): return x + "renewed"'
+METHOD_FIX = 'def fix(self, x): return x + self.name + "renewed"'
 
 CASES = {
     "imported by name": Case(
@@ -105,7 +106,7 @@ CASES = {
         class Sub(C): pass
         """,
         'C.m("x"), C().m("y"), Sub.m("z"), kept("k")',
-        'def fix(cls, x): return x + cls.__name__ + "new"',
+        'def fix(cls, x): return x + cls.__name__ + "renewed"',
         target="C.m",
         setup="from {mod} import *; kept = Sub.m",
     ),
@@ -118,7 +119,7 @@ CASES = {
         class Sub(C): name = "sub"
         """,
         "C().m, Sub().m",
-        'def fix(self): return self.name + "new"',
+        'def fix(self): return self.name + "renewed"',
         target="C.m",
     ),
     "cached property": Case(
@@ -129,7 +130,7 @@ CASES = {
             def m(self): return "old"
         """,
         "C().m",
-        'def fix(self): return "new"',
+        'def fix(self): return "renewed"',
         target="C.m",
     ),
     "constructor __new__": Case(
@@ -138,7 +139,7 @@ CASES = {
             def __new__(cls, x): return str.__new__(cls, x + "old")
         """,
         'C("x"), type(C("x")).__name__',
-        'def fix(cls, x): return str.__new__(cls, x + "new")',
+        'def fix(cls, x): return str.__new__(cls, x + "renewed")',
         target="C.__new__",
         around="constructor",
     ),
@@ -150,7 +151,7 @@ CASES = {
             def call(self, x): return self.__private(x)
         """,
         'C().call("x")',
-        'def fix(self, x): return x + self._C__name() + "new"',
+        'def fix(self, x): return x + self._C__name() + "renewed"',
         target="C.__private",
     ),
     "private parameter": Case(
@@ -159,7 +160,7 @@ CASES = {
             def m(self, __x, *, __y="y"): return __x + __y + "old"
         """,
         'C().m("x"), C().m("x", _C__y="z")',
-        'def fix(self, x, *, _C__y): return x + _C__y + "new"',
+        'def fix(self, x, *, _C__y): return x + _C__y + "renewed"',
         target="C.m",
     ),
     "decorator with functools.wraps": Case(
@@ -212,7 +213,7 @@ CASES = {
             def m(cls, x): return x + cls.__name__ + "old"
         """,
         'C.m("x"), C().m("y"), kept("z")',
-        'def fix(cls, x): return x + cls.__name__ + "new"',
+        'def fix(cls, x): return x + cls.__name__ + "renewed"',
         target="C.m",
         setup="from {mod} import C; kept = C.m",
     ),
@@ -239,7 +240,7 @@ CASES = {
         def _(x: int): return "int"
         """,
         'f("x"), f(1)',
-        'def fix(x): return str(x) + "new"',
+        'def fix(x): return str(x) + "renewed"',
     ),
     "zero-argument super and __class__": Case(
         """
@@ -249,7 +250,7 @@ CASES = {
             def m(self, x): return super().m(x) + __class__.__name__ + "old"
         """,
         'C().m("x"), Sub().m("y")',
-        'def fix(self, x): return x + "base" + "C" + "new"',
+        'def fix(self, x): return x + "base" + "C" + "renewed"',
         target="C.m",
         setup="from {mod} import C\nclass Sub(C): pass",
     ),
@@ -260,12 +261,12 @@ CASES = {
             return inner()
         """,
         'f("x"), f("x", y="z")',
-        'def fix(x, *, y): return x + y + "new"',
+        'def fix(x, *, y): return x + y + "renewed"',
     ),
     "recursion": Case(
         'def f(x): return "old" if not x else x[0] + f(x[1:])',
         'f("abc")',
-        'def fix(x): return x + "new"',
+        'def fix(x): return x + "renewed"',
     ),
     "generator": Case(
         """
@@ -274,7 +275,7 @@ CASES = {
             yield "old"
         """,
         'list(f("x")), list(kept("y"))',
-        'def fix(x):\n    yield x\n    yield "new"',
+        'def fix(x):\n    yield x\n    yield "renewed"',
         setup="from {mod} import f; kept = f",
         around="generator",
     ),
@@ -294,7 +295,7 @@ CASES = {
         def fix(x):
             from {mod} import log
             try:
-                yield x + "new"
+                yield x + "renewed"
             except KeyError as error:
                 log.append(str(error))
         """,
@@ -316,7 +317,7 @@ CASES = {
             return x + "old"
         """,
         'asyncio.run(f("x")), inspect.iscoroutinefunction(f)',
-        'async def fix(x): return x + "new"',
+        'async def fix(x): return x + "renewed"',
         around="coroutine",
     ),
     "every kind of parameter": Case(
@@ -327,7 +328,7 @@ CASES = {
         'f("A", e="E"), f("A", "B", "C", "D", "D", e="E", g="G", a="x", z="Z")',
         """
         def fix(a, b, /, c, *d, e, g, **h):
-            return "".join([a, b, c, *d, e, g, *h, *h.values()]) + "new"
+            return "".join([a, b, c, *d, e, g, *h, *h.values()]) + "renewed"
         """,
     ),
     "type parameters": Case(
@@ -345,7 +346,7 @@ CASES = {
 AROUND += """
 def constructor(wrapped, instance, args, kwargs):
     cls, x = args
-    return str.__new__(cls, str.replace(wrapped(cls, x), "old", "new"))
+    return str.__new__(cls, str.replace(wrapped(cls, x), "old", "renewed"))
 
 def generator_through(wrapped, instance, args, kwargs):
     return Renamed(wrapped(*args, **kwargs))
@@ -353,7 +354,7 @@ def generator_through(wrapped, instance, args, kwargs):
 class Renamed:
     def __init__(self, generator): self.generator = generator
     def __iter__(self): return self
-    def __next__(self): return next(self.generator).replace("old", "new")
+    def __next__(self): return next(self.generator).replace("old", "renewed")
     def throw(self, *error): return self.generator.throw(*error)
 """
 
@@ -363,7 +364,7 @@ def change(framework, kind, case):
     framework.write("fixes", textwrap.dedent(AROUND) + textwrap.dedent(case.fix).replace("{mod}", framework.path("mod")))
     target = framework.path(f"mod:{case.target}")
     if kind == "rewrite":
-        return Rewrite(target, '"old"', '"new"')
+        return Rewrite(target, '"old"', '"renewed"')
     prints = (fingerprint(textwrap.dedent(case.source), case.target),)
     if kind == "replace":
         return Replace(target, framework.path("fixes:fix"), prints)
@@ -388,10 +389,10 @@ def test_reaches_and_reverts(framework, engine, name, kind):
     holder = functools.reduce(getattr, case.target.replace("__private", "_C__private").split("."), namespace["mod"])
     signature = None if isinstance(holder, (property, functools.cached_property)) else inspect.signature(holder)
     before = use()
-    assert "old" in before and "new" not in before
+    assert "old" in before and "renewed" not in before
     report = made.apply()
     assert report[patch.name].status is Status.APPLIED, report[patch.name].reason
-    assert use() == before.replace("old", "new")
+    assert use() == before.replace("old", "renewed")
     assert signature is None or inspect.signature(holder) == signature
     assert made.report()[patch.name].status is Status.APPLIED
     made.revert()
@@ -496,7 +497,7 @@ def test_refuses_and_says_why(framework, engine, name, kind):
     framework.write("fixes", AROUND)
     full = framework.path(f"mod:{target}")
     if kind == "rewrite":
-        one = Rewrite(full, "'old'", "'new'")
+        one = Rewrite(full, "'old'", "'renewed'")
     else:
         # The fingerprint guard must not be what refuses: it accepts every version of the text in play.
         one = Wrap(full, framework.path("fixes:plain"), fingerprints(source, EDITED, target=target) or ("0" * 16,))
@@ -528,7 +529,7 @@ def test_asynchronous_generator(framework, engine):
     """`yield from` does not exist there, so only a rewrite can be handed through."""
     source = "async def f(x):\n    yield x\n    yield 'old'\n"
     framework.write("mod", source)
-    framework.write("fixes", AROUND + "\nasync def fix(x):\n    yield 'new'\n")
+    framework.write("fixes", AROUND + "\nasync def fix(x):\n    yield 'renewed'\n")
     f = framework.load().f
     code = f.__code__
 
@@ -539,7 +540,7 @@ def test_asynchronous_generator(framework, engine):
     changes = {
         "fw-replace": Replace(framework.path("mod:f"), framework.path("fixes:fix"), prints),
         "fw-wrap": Wrap(framework.path("mod:f"), framework.path("fixes:plain"), prints),
-        "fw-rewrite": Rewrite(framework.path("mod:f"), "'old'", "'new'"),
+        "fw-rewrite": Rewrite(framework.path("mod:f"), "'old'", "'renewed'"),
     }
     made = engine(*(framework.patch(one, name=name) for name, one in changes.items()))
     report = made.apply(only=["fw-replace", "fw-wrap"])
@@ -549,7 +550,7 @@ def test_asynchronous_generator(framework, engine):
     assert f.__code__ is code
     made.revert()
     assert made.apply(only="fw-rewrite")["fw-rewrite"].status is Status.APPLIED
-    assert asyncio.run(items()) == ["x", "new"]
+    assert asyncio.run(items()) == ["x", "renewed"]
 
 
 # ---------------------------------------------------------------------------- defaults, attributes, frames
@@ -558,7 +559,7 @@ def test_asynchronous_generator(framework, engine):
 @pytest.mark.parametrize("kind", ["rewrite", "replace", "wrap"])
 def test_defaults_and_attributes_stay_the_functions_own(framework, engine, kind):
     """Somebody who changes ``__defaults__`` after the patch must see it in the patched function too."""
-    case = Case('def f(x="x", *, y="y"):\n    "Doc."\n    return x + y + "old"\nf.mark = []', "", 'def fix(x, *, y): return x + y + "new"')
+    case = Case('def f(x="x", *, y="y"):\n    "Doc."\n    return x + y + "old"\nf.mark = []', "", 'def fix(x, *, y): return x + y + "renewed"')
     framework.write("mod", case.source)
     patch = framework.patch(change(framework, kind, case))
     f = framework.load().f
@@ -567,16 +568,16 @@ def test_defaults_and_attributes_stay_the_functions_own(framework, engine, kind)
     assert made.apply()[patch.name].status is Status.APPLIED
     after = (f.__defaults__, f.__kwdefaults__, f.__doc__, f.__name__, f.__qualname__, f.__module__, f.mark, f.__dict__)
     assert all(new is old for new, old in zip(after, kept))
-    assert f() == "xynew"
+    assert f() == "xyrenewed"
     f.__defaults__, f.__kwdefaults__ = ("1",), {"y": "2"}
-    assert f() == "12new"
+    assert f() == "12renewed"
     made.revert()
     assert f() == "12old"
 
 
 @pytest.mark.parametrize("kind", ["rewrite", "replace", "wrap"])
 def test_wrong_arguments_are_a_type_error_as_before(framework, engine, kind):
-    case = Case('def f(a, /, b, *, c): return "old"', "", 'def fix(a, /, b, *, c): return "new"')
+    case = Case('def f(a, /, b, *, c): return "old"', "", 'def fix(a, /, b, *, c): return "renewed"')
     framework.write("mod", case.source)
     patch = framework.patch(change(framework, kind, case))
     f = framework.load().f
@@ -618,6 +619,8 @@ def test_wrap_sees_instance_arguments_and_defaults(framework, engine):
     seen, instance = framework.load("fixes").seen, mod.C()
     assert mod.function(1, c=3, e=5) == 9
     assert instance.method(1) == mod.C.of_class(1) == mod.C.static(1) == 9
+    assert mod.C.method(None, 1) == 9  # unbound, and None is as good an instance as any
+    assert seen.pop() == (None, (1, 2), {})
     assert seen == [
         (None, (1, 2), {"c": 3, "d": 4, "e": 5}),
         (instance, (1, 2), {}),
@@ -639,7 +642,7 @@ def test_a_running_generator_keeps_its_code(framework, engine, kind):
     patched = f("y")
     assert next(patched) == "y"
     made.revert()
-    assert (list(running), list(patched)) == (["old"], ["new"])
+    assert (list(running), list(patched)) == (["old"], ["renewed"])
 
 
 @pytest.mark.parametrize("kind", ["replace", "wrap"])
@@ -733,19 +736,19 @@ def test_report_notices_what_was_undone(framework, engine, name, kind):
 def test_a_decorator_around_the_patched_function_is_no_undoing(framework, engine):
     """Profilers and tracers wrap with functools.wraps; the patched function still runs behind them."""
     framework.write("mod", 'def f(x): return x + "old"')
-    patch = framework.patch(Rewrite(framework.path("mod:f"), '"old"', '"new"'))
+    patch = framework.patch(Rewrite(framework.path("mod:f"), '"old"', '"renewed"'))
     made = engine(patch)
     mod = framework.load()
     made.apply()
     inner = mod.f
     mod.f = functools.wraps(inner)(lambda *a: inner(*a))
     assert made.report()[patch.name].status is Status.APPLIED
-    assert mod.f("x") == "xnew"
+    assert mod.f("x") == "xrenewed"
 
 
 def test_revert_leaves_somebody_elses_code_alone(framework, engine):
     framework.write("mod", 'def f(x): return x + "old"')
-    patch = framework.patch(Rewrite(framework.path("mod:f"), '"old"', '"new"'))
+    patch = framework.patch(Rewrite(framework.path("mod:f"), '"old"', '"renewed"'))
     made = engine(patch)
     f = framework.load().f
     made.apply()
@@ -768,7 +771,7 @@ from rlhf_patches.plugins import Registered
 kind, target = sys.argv[2:4]
 text = open(mod.__file__).read()
 if kind == "rewrite":
-    change = Rewrite("mod:" + target, "'old'", "'new'")
+    change = Rewrite("mod:" + target, "'old'", "'renewed'")
 else:
     change = Wrap("mod:" + target, "fixes:" + target.rpartition(".")[2], (fingerprint(text, target),))
 patch = Patch("hot-bug", "s", "s", "s", "s", ("r",), Guard("no-such-distribution", ""), (change,), "r")
@@ -814,6 +817,7 @@ print("fine", sorted(new))
 HOT_MODULE = """
 class C:
     def __init__(self, a, b=2):
+        super().__init__()
         self.v = 'old'
     @property
     def p(self): return 'old'
@@ -824,8 +828,8 @@ class C:
 HOT_FIXES = """
 def __init__(wrapped, self, args, kwargs):
     wrapped(*args, **kwargs)
-    self.v = 'new'
-def p(wrapped, self, args, kwargs): return wrapped(*args).replace('old', 'new')
+    self.v = 'renewed'
+def p(wrapped, self, args, kwargs): return wrapped(*args).replace('old', 'renewed')
 __getitem__ = m = __getattr__ = p
 """
 
@@ -837,5 +841,5 @@ def test_hot_functions(tmp_path, kind, position, name):
     (tmp_path / "mod.py").write_text(HOT_MODULE)
     (tmp_path / "fixes.py").write_text(HOT_FIXES)
     done = subprocess.run([sys.executable, "-c", HOT, str(tmp_path), kind, f"C.{name}"], capture_output=True, text=True)
-    expected = tuple("new" if i == position else "old" for i in range(5))
+    expected = tuple("renewed" if i == position else "old" for i in range(5))
     assert (done.returncode, done.stdout.strip()) == (0, f"fine {[expected]}"), done.stderr

@@ -1,0 +1,91 @@
+"""What a call of a patched function costs more than one of the original: ``python benchmarks/call_overhead.py``.
+
+The same function unpatched, rewritten, replaced and wrapped. Timings alternate within each round; the figure is the
+median over the rounds. A rewritten function whose edit costs nothing in itself should cost what the original does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import sys
+import tempfile
+import timeit
+from pathlib import Path
+
+from rlhf_patches import Guard, Patch, Replace, Rewrite, Wrap, fingerprint
+from rlhf_patches.engine import Engine
+from rlhf_patches.plugins import Registered
+
+SOURCE = """\
+class Model:
+    def step(self, a, b=1, *, scale=1):
+        return (a - b) * scale
+
+def step(a, b=1, *, scale=1):
+    return (a - b) * scale
+"""
+FIXES = """\
+def step(a, b=1, *, scale=1):
+    return (a + b) * scale
+
+def method(self, a, b=1, *, scale=1):
+    return (a + b) * scale
+
+def around(wrapped, instance, args, kwargs):
+    return wrapped(*args, **kwargs)
+"""
+
+
+def patched(folder: Path, kind: str, qualname: str) -> object:
+    """A fresh copy of the module with one function patched in one way."""
+    module = f"{kind}_{qualname.replace('.', '_')}_target".lower()
+    (folder / f"{module}.py").write_text(SOURCE)
+    importlib.invalidate_caches()
+    target = f"{module}:{qualname}"
+    prints = (fingerprint(SOURCE, qualname),)
+    changes = {
+        "rewritten": Rewrite(target, "$A - $B", "$A + $B"),
+        "replaced": Replace(target, f"fixes:{'method' if '.' in qualname else 'step'}", prints),
+        "wrapped": Wrap(target, "fixes:around", fingerprints=prints),
+    }
+    namespace = importlib.import_module(module)
+    if kind in changes:
+        text = dict.fromkeys(("summary", "symptom", "cause", "repair", "retire"), "benchmark")
+        patch = Patch(
+            name="call-overhead", references=("-",), guard=Guard("none", ""), changes=(changes[kind],), **text
+        )
+        report = Engine(load=lambda: ([Registered(patch, "benchmark")], [])).apply()
+        assert report["call-overhead"].status == "applied", report
+    owner = namespace.Model() if "." in qualname else namespace
+    return owner.step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=50_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "fixes.py").write_text(FIXES)
+        sys.path.insert(0, name)
+        print(f"Python {sys.version.split()[0]}, {options.rounds} rounds of {options.calls} calls; microseconds a call")
+        for qualname in ("step", "Model.step"):
+            kinds = {kind: patched(folder, kind, qualname) for kind in ("original", "rewritten", "replaced", "wrapped")}
+            times: dict[str, list[float]] = {kind: [] for kind in kinds}
+            for _ in range(options.rounds):
+                for kind, step in kinds.items():
+                    taken = timeit.timeit("step(5, 2, scale=3)", globals={"step": step}, number=options.calls)
+                    times[kind].append(taken / options.calls * 1e6)
+            base = times.pop("original")
+            print(f"{qualname:11} original   {statistics.median(base):.3f}")
+            for kind, measured in times.items():
+                added = statistics.median(one - other for one, other in zip(measured, base, strict=True))
+                goal = "none that can be measured" if kind == "rewritten" else "at most 0.5"
+                print(f"{qualname:11} {kind:10} {statistics.median(measured):.3f}  added {added:+.3f}  (goal: {goal})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A make-believe framework."""

@@ -1,0 +1,275 @@
+"""Patches of other distributions: the example, installed for real, and plugins that misbehave in every way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rlhf_patches import Status, plugins
+from rlhf_patches.engine import Engine
+
+ROOT = Path(__file__).parents[2]
+_numbers = itertools.count(1)
+
+# ----------------------------------------------------------------------------------------------- the example
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Python of a fresh virtual environment with wheels of this package, the example plugin and its toy framework."""
+    folder = tmp_path_factory.mktemp("environment")
+    # Copies, since building leaves files beside the sources.
+    source = folder / "source"
+    for name in ("rlhf_patches", "patches", "site_hook", "examples"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-build-isolation", "--no-index"]
+    wanted = [source, source / "examples" / "plugin", source / "examples" / "plugin" / "toy_framework"]
+    done = subprocess.run(
+        [*pip, "wheel", *options, "--wheel-dir", folder / "wheels", *wanted], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    wheels = sorted((folder / "wheels").iterdir())
+    assert [wheel.name.split("-")[0] for wheel in wheels] == ["rlhf_patches", "rlhf_patches_example", "toy_framework"]
+    done = subprocess.run([*pip, "install", *options, "--target", site, *wheels], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return python
+
+
+def _run(python, code, **environment):
+    done = subprocess.run(
+        [python, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd="/", env={"PATH": "/usr/bin:/bin", **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("apply", "result"), [(True, 2.0), (False, 1.0)])
+@pytest.mark.parametrize("imported_first", [True, False])
+def test_the_example_repairs_its_framework(environment, apply, result, imported_first):
+    lines = ["import rlhf_patches; report = rlhf_patches.apply()"] if apply else []
+    lines.insert(0 if imported_first else 1, "from toy_framework.losses import masked_mean")
+    lines.append("print(masked_mean([1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0]))")
+    if apply:
+        lines.append("print(rlhf_patches.report().to_json())")
+    output = _run(environment, "\n".join(lines)).splitlines()
+    assert float(output[0]) == result
+    if apply:
+        report = json.loads(output[1])
+        row = next(row for row in report["patches"] if row["name"] == "toy-masked-mean")
+        assert (row["status"], row["version"], row["plugin"]) == ("applied", "1.4", "rlhf-patches-example")
+        assert report["plugin_failures"] == []
+
+
+def test_built_in_patches_come_the_same_way(environment):
+    code = "import rlhf_patches; print(*sorted({row.plugin for row in rlhf_patches.apply()}), rlhf_patches.__file__)"
+    *found, file = _run(environment, code).split()
+    assert found == ["rlhf-patches", "rlhf-patches-example"]
+    assert Path(file).is_relative_to(environment.parents[1])
+
+
+def test_the_example_by_way_of_the_site_hook(environment):
+    code = "from toy_framework.losses import masked_mean; print(masked_mean([1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0]))"
+    assert float(_run(environment, code)) == 1.0
+    assert float(_run(environment, code, RLHF_PATCHES_AUTOLOAD="1", RLHF_PATCHES_WATCH="toy_framework")) == 2.0
+
+
+def test_the_readme_is_right(environment):
+    text = (ROOT / "examples" / "plugin" / "README.md").read_text()
+    code = re.search(r'python -c "\n(.*)"\n', text, re.DOTALL).group(1)
+    assert _run(environment, code).splitlines()[-1] == "2.0"
+
+
+# -------------------------------------------------------------------------------------------- plugins that break
+
+GOOD = """
+from rlhf_patches import Guard, Patch, Rewrite, hookimpl
+
+def patch(name):
+    return Patch(
+        name=name, summary="s", symptom="s", cause="c", repair="r", references=("r",), guard=Guard("{framework}", ""),
+        changes=(Rewrite("{target}", "$A - $B", "$A + $B"),), retire="r",
+    )
+
+@hookimpl
+def rlhf_patches():
+    return [patch("{name}")]
+"""
+
+
+class Site:
+    """A folder on sys.path with distributions that have entry points."""
+
+    def __init__(self, folder, framework):
+        self.folder, self.framework = folder, framework
+        self.prefix = f"plug{next(_numbers)}"
+
+    def add(self, name, text, value=None, metadata=True, folder=None):
+        """Write distribution ``prefix-name``; its entry point leads to a module with ``text``. Returns its name."""
+        folder = folder or self.folder
+        module = f"{self.prefix}_{name}"
+        (folder / f"{module}.py").write_text(textwrap.dedent(text))
+        info = folder / f"{module}-1.0.dist-info"
+        info.mkdir()
+        if metadata:
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {self.prefix}-{name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[rlhf_patches]\n{name} = {value or module}\n")
+        return f"{self.prefix}-{name}"
+
+    def good(self, name="zgood", patch=None, folder=None):
+        """A plugin that works; sorted after the bad ones, which must not stop it."""
+        patch = patch or f"{self.prefix}-{name}"
+        text = GOOD.format(framework=self.framework.distribution, target=self.framework.path("mod:add"), name=patch)
+        return self.add(name, text, folder=folder)
+
+    def load(self):
+        """What `plugins.load` finds, less what else this environment has."""
+        registered, failures = plugins.load()
+        mine = [item for item in registered if item.plugin.startswith((self.prefix, "bad"))]
+        return mine, [failure for failure in failures if failure.plugin.startswith((self.prefix, "bad"))]
+
+
+@pytest.fixture
+def site(framework, tmp_path, monkeypatch):
+    framework.write("mod", "def add(a, b):\n    return a - b\n")
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    made = Site(folder, framework)
+    yield made
+    for name in [name for name in sys.modules if name.startswith(f"{made.prefix}_")]:
+        del sys.modules[name]
+
+
+HOOK = "from rlhf_patches import hookimpl\n@hookimpl\ndef rlhf_patches():\n    "
+BAD = {
+    "raises at import": ("raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
+    "exits at import": ("import sys\nsys.exit(3)", "raised SystemExit: 3"),
+    "does not parse": ("def f(:", "raised SyntaxError"),
+    "imports what is missing": ("import no_such_module", "raised ModuleNotFoundError"),
+    "raises in the hook": (f"{HOOK}raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
+    "exits in the hook": (f"{HOOK}raise SystemExit", "raised SystemExit"),
+    "is empty": ("", "no hook implementation: expected a function rlhf_patches() marked with @rlhf_patches.hookimpl"),
+    "forgot the mark": ("def rlhf_patches(): return []", "no hook implementation"),
+    "misspelt the hook": (HOOK.replace("def rlhf_patches", "def rlhf_patch") + "return []", "rlhf_patch"),
+    "wants arguments": (HOOK.replace("s():", "s(engine):") + "return []", "engine"),
+    "returns a number": (f"{HOOK}return 3", "raised TypeError"),
+    "returns numbers": (f"{HOOK}return [3]", "returned a int where a rlhf_patches.Patch is expected"),
+    "returns None": (f"{HOOK}return None", "no hook implementation"),
+    "returns what raises when shown": (
+        f"class Bad:\n    def __repr__(self): raise ZeroDivisionError\n{HOOK}return [Bad()]",
+        "returned a Bad",
+    ),
+    "yields, then raises": (f"{HOOK}yield from ()\n    raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
+    "defines a patch wrongly": (
+        "from rlhf_patches import Guard\nGuard('d', '1.0')",
+        "raised DefinitionError: Guard.versions is '1.0'",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_plugin_that_breaks_is_named_and_stops_nobody(site, framework, how):
+    text, reason = BAD[how]
+    bad, good = site.add("bad", text), site.good()
+    made = Engine(load=site.load)
+    try:
+        report = made.apply()
+        assert [failure.plugin for failure in report.plugin_failures] == [bad]
+        assert reason in report.plugin_failures[0].reason
+        assert [row.plugin for row in report] == [good]
+        assert framework.load().add(2, 1) == 3
+        assert made.report()[good].status is Status.APPLIED
+        assert bad in str(report)
+    finally:
+        made.revert()
+
+
+@pytest.mark.parametrize(("value", "reason"), [("no_such_module", "ModuleNotFoundError"), ("{}:nothing", "AttributeError")])
+def test_an_entry_point_that_leads_nowhere(site, value, reason):
+    bad, good = site.add("bad", "", value=value.format(f"{site.prefix}_bad")), site.good()
+    registered, (failure,) = site.load()
+    assert [item.plugin for item in registered] == [good]
+    assert (failure.plugin, reason in failure.reason) == (bad, True)
+
+
+def test_strict_mode_raises_for_a_broken_plugin(site):
+    from rlhf_patches import PatchError
+
+    bad = site.add("bad", "raise ZeroDivisionError('oh')")
+    with pytest.raises(PatchError, match=f"plugin {bad} could not be used: .*ZeroDivisionError: oh"):
+        Engine(load=site.load).apply(strict=True)
+
+
+def test_an_unknown_name_may_be_in_a_plugin_that_broke(site):
+    from rlhf_patches import SettingsError
+
+    bad = site.add("bad", "raise ZeroDivisionError('oh')")
+    site.good()
+    with pytest.raises(SettingsError, match=rf"\(plugins that could not be used: {bad}\)"):
+        Engine(load=site.load).apply(only="trl-some-bug")
+
+
+def test_a_keyboard_interrupt_is_the_users(site):
+    site.add("bad", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        site.load()
+
+
+@pytest.mark.parametrize("call", ["apply", "report", "revert"])
+def test_a_plugin_that_calls_us_while_it_is_loaded_is_no_deadlock(site, tmp_path, call):
+    """In a process of its own: there is one engine behind the public functions."""
+    bad, good = site.add("bad", f"import rlhf_patches\nrlhf_patches.{call}()"), site.good()
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(site.folder)!r}]; import rlhf_patches; print(rlhf_patches.report())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"plugin {bad} could not be used: .*rlhf_patches was called while it loads its plugins", done.stdout)
+    assert good in done.stdout
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_of_two_patches_of_one_name_the_first_distribution_wins_whatever_the_path(site, tmp_path, monkeypatch, reverse):
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.syspath_prepend(str(other))
+    folders = (site.folder, other) if reverse else (other, site.folder)
+    first = site.good("afirst", patch="a-name", folder=folders[0])
+    second = site.good("second", patch="a-name", folder=folders[1])
+    (item,), (failure,) = site.load()
+    assert (item.plugin, failure.plugin) == (first, second)
+    assert failure.reason == f"its patch 'a-name' is ignored: {first} has one of that name"
+
+
+def test_one_distribution_found_twice_counts_once(site, tmp_path, monkeypatch):
+    good = site.good()
+    monkeypatch.setattr(sys, "path", [str(site.folder), *sys.path])
+    copy = tmp_path / "copy"
+    shutil.copytree(site.folder, copy)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(copy)])
+    registered, failures = site.load()
+    assert ([item.plugin for item in registered], failures) == ([good], [])
+
+
+def test_a_half_removed_distribution(site):
+    """Entry points without METADATA: what an interrupted pip leaves behind."""
+    site.add("bad", "raise ZeroDivisionError('oh')", metadata=False)
+    good = site.good()
+    registered, (failure,) = site.load()
+    assert [item.plugin for item in registered] == [good]
+    assert "ZeroDivisionError" in failure.reason

@@ -1,0 +1,120 @@
+"""The five ``*-no-sync-reentry`` patches, in real training that is entered once per rollout.
+
+ms-swift, Megatron-Bridge and verl are the installed packages, and their own functions put the hooks on the
+config. Megatron-LM and slime are not on PyPI: tests/support/standins has functions of our own with the same
+statements. megatron-core underneath is real in every case.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import assert_failure, assert_same_training
+
+from rlhf_patches import Status, inspection, plugins
+
+MESSAGE = "When overlap_grad_reduce is True, config.no_sync_func must be None"
+ENTRIES = {
+    "swift": "framework_entries:install_swift",
+    "megatron-bridge": "framework_entries:install_megatron_bridge",
+    "verl": "framework_entries:install_verl",
+    "slime": "slime",
+    "megatron-lm": "megatron-lm",
+    "megatron-lm-newer": "megatron-lm-newer",
+}
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture(params=ENTRIES)
+def entry(request):
+    return ("--entry", ENTRIES[request.param])
+
+
+@pytest.fixture(scope="module")
+def reference(train):
+    return train("--scenario", "reference")
+
+
+def test_rollouts_crash_without_the_patch_and_train_on_with_it(train, reference, entry):
+    """With both overlap flags and saves; the assertion comes first, and the pre-hooks would come next."""
+    unpatched = train(*entry, "--no-overlap-param-gather")
+    assert_failure(unpatched, "AssertionError", MESSAGE, rollout=2)
+    assert_same_training(train(*entry, "--save", "--apply"), reference)
+
+
+def test_a_custom_no_sync_func_is_still_rejected(train, entry):
+    assert_failure(train("--scenario", "custom-no-sync", *entry, "--apply"), "AssertionError", MESSAGE, rollout=1)
+
+
+@pytest.mark.parametrize("name", ["swift", "verl", "slime"])
+def test_actor_and_critic_on_one_config_reduce_their_own_gradients(train, name):
+    """Each entry installs its own model's functions, so the reduced gradients are those of a float64 reference.
+
+    Tolerance 1e-4 of the largest gradient: float32 rounding showed as up to 1e-5 here, wrong gradients as 1e-2 to 0.8.
+    """
+    reports = train("--scenario", "shared-config", "--entry", ENTRIES[name], "--rollouts", "2", "--apply")
+    for report in reports:
+        assert report["failure"] is None, report["failure"]
+        assert {gradient["role"] for gradient in report["gradients"]} == {"actor", "critic"}
+        assert len(report["gradients"]) == 12
+        assert max(gradient["max_relative"] for gradient in report["gradients"]) < 1e-4
+
+
+def test_skipping_the_installation_would_corrupt_gradients(train):
+    """What the upstream pull requests do ("install only when None"): the reason why our assertion lets it run.
+
+    It also shows that the comparison in the test above can fail.
+    """
+    reports = train("--scenario", "shared-config", "--entry", "none-twice", "--rollouts", "2", "--apply")
+    errors = [g["max_relative"] for report in reports for g in report["gradients"] if g["role"] == "critic"]
+    assert all(report["failure"] is None for report in reports), "silently: nothing raises"
+    assert max(errors) > 0.1
+
+
+def test_disabled_it_stays_away(train):
+    settings = {"RLHF_PATCHES_DISABLE": "*-no-sync-reentry"}
+    arguments = ("--entry", ENTRIES["verl"], "--no-overlap-param-gather", "--apply")
+    assert_failure(train(*arguments, **settings), "AssertionError", MESSAGE, rollout=2)
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_verl_chunks_that_share_a_config(patched):
+    """With virtual pipeline stages, verl trips over its own first chunk in the first call."""
+    code = f"""
+import sys, os
+sys.path.insert(0, {str(SUPPORT)!r})
+os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+import rollout_training as harness
+args = harness.parse(["--out", "unused", *(["--apply"] if {patched} else [])])
+harness.prepare(args)
+harness.start_megatron(args)
+import framework_entries
+hooks = framework_entries.function("verl")
+config = harness.make_config()
+one, two = (harness.make_trainee(args, "actor", config, seed) for seed in (1, 2))
+chunks = [*one.chunks, *two.chunks]
+try:
+    hooks(chunks, one.optimizer)
+except AssertionError as error:
+    print("raised", error)
+else:
+    print(config.no_sync_func == [chunk.no_sync for chunk in chunks])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    if patched:
+        assert done.stdout.strip() == "True"
+    else:
+        assert done.stdout.startswith(f"raised {MESSAGE}")
+
+
+def test_doctor_recognises_what_is_installed():
+    """The static check, on the real installed packages, and without importing them."""
+    report = inspection.inspect(*plugins.load())
+    for name in ("swift", "megatron-bridge", "verl"):
+        assert report[f"{name}-no-sync-reentry"].status is Status.APPLIES, report[f"{name}-no-sync-reentry"]
+    assert report["swift-train-no-sync-reentry"].status is Status.UNAFFECTED
+    assert not report.problems
