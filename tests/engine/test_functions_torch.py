@@ -95,7 +95,7 @@ def test_autograd_function(framework, engine, kind):
 
 
 @kinds
-@pytest.mark.parametrize("function, replace", [("detached", "detached"), ("Model.forward", "model_forward")])
+@pytest.mark.parametrize(("function", "replace"), [("detached", "detached"), ("Model.forward", "model_forward")])
 def test_behind_no_grad(framework, engine, kind, function, replace):
     """The patched function still runs under the decorator: no gradient is recorded."""
     framework.write("mod", SOURCE)

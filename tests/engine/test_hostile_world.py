@@ -376,7 +376,7 @@ def test_a_builtin_module(engine, framework):
 
 def test_an_extension_module_that_is_imported_later(engine, framework, rewrite):
     """The loader around the real one must not trouble the import of compiled code."""
-    folder = Path(sysconfig.get_path("platstdlib")) / "lib-dynload"
+    folder = Path(sysconfig.get_config_var("DESTSHARED") or "no-such-folder")
     compiled = sorted(folder.glob("_struct.*.so")) + sorted(folder.glob("_json.*.so"))
     if not compiled:
         pytest.skip("this Python has no compiled modules of its own in files")
@@ -405,7 +405,9 @@ class _Slotted:
     __slots__ = ()
 
 
-@pytest.mark.parametrize("make", [ModuleType, _Grumpy, _Hermetic, lambda name: _Slotted(), lambda name: SimpleNamespace()])
+@pytest.mark.parametrize(
+    "make", [ModuleType, _Grumpy, _Hermetic, lambda name: _Slotted(), lambda name: SimpleNamespace()]
+)
 @pytest.mark.parametrize("applied_first", [True, False])
 def test_things_in_sys_modules_without_a_spec(framework, engine, rewrite, make, applied_first):
     framework.write("mod", BUG)
@@ -572,12 +574,15 @@ def test_strict_mode_raises_for_problems_only(framework, engine, rewrite, monkey
     made.apply(strict=True)
     if case != "absent":
         framework.load()
-        assert _only(made.apply(strict=True)).status is {
-            "applied": Status.APPLIED,
-            "outside": Status.UNAFFECTED,
-            "disabled": Status.DISABLED,
-            "unknown and mended": Status.UNAFFECTED,
-        }[case]
+        assert (
+            _only(made.apply(strict=True)).status
+            is {
+                "applied": Status.APPLIED,
+                "outside": Status.UNAFFECTED,
+                "disabled": Status.DISABLED,
+                "unknown and mended": Status.UNAFFECTED,
+            }[case]
+        )
 
 
 def test_one_bad_patch_does_not_stop_the_others(framework, engine, rewrite):
@@ -596,9 +601,7 @@ def test_one_bad_patch_does_not_stop_the_others(framework, engine, rewrite):
 # ------------------------------------------------------------------------------------------------ settings
 
 
-def test_a_variable_that_goes_wrong_after_apply_is_no_exception_from_an_import(
-    framework, engine, rewrite, monkeypatch
-):
+def test_a_variable_that_goes_wrong_after_apply_is_no_exception_from_an_import(framework, engine, rewrite, monkeypatch):
     framework.write("mod", BUG)
     made = engine(rewrite())
     made.apply()
@@ -642,9 +645,7 @@ def _failed(framework, rewrite, engine):
     from rlhf_patches import fingerprint
 
     framework.write("mod", BUG)
-    return engine(
-        framework.patch(Replace(framework.path("mod:add"), "no_such_module:f", (fingerprint(BUG, "add"),)))
-    )
+    return engine(framework.patch(Replace(framework.path("mod:add"), "no_such_module:f", (fingerprint(BUG, "add"),))))
 
 
 @pytest.mark.parametrize("problem", [_refused, _failed])

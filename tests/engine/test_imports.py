@@ -301,7 +301,7 @@ def test_strict_mode_fails_the_import(framework, repair, call, watched_before):
     if watched_before:
         made.apply(strict=True)
     for _ in range(2):
-        with pytest.raises(PatchError, match="fingerprint|times, expected 1"):
+        with pytest.raises(PatchError, match="0 times, expected 1"):
             framework.load()
         assert _full(framework, "mod") not in sys.modules
         assert _statuses(made) == {Status.REFUSED}
@@ -751,7 +751,7 @@ def test_a_target_that_runs_as_main_is_refused(framework, script, how):
             return a - b
 
         if __name__ == "__main__":
-            report = engine("{name + '.__main__' if how == 'package' else name}:add").apply()["a-bug"]
+            report = engine("{name + ".__main__" if how == "package" else name}:add").apply()["a-bug"]
             print(report.status, add(2, 1))
             print(report.reason)
         """,

@@ -54,7 +54,11 @@ def environment(tmp_path_factory):
 
 def _run(python, code, **environment):
     done = subprocess.run(
-        [python, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd="/", env={"PATH": "/usr/bin:/bin", **environment}
+        [python, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin", **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -170,7 +174,7 @@ BAD = {
     "misspelt the hook": (HOOK.replace("def rlhf_patches", "def rlhf_patch") + "return []", "rlhf_patch"),
     "wants arguments": (HOOK.replace("s():", "s(engine):") + "return []", "engine"),
     "returns a number": (f"{HOOK}return 3", "raised TypeError"),
-    "returns numbers": (f"{HOOK}return [3]", "returned a int where a rlhf_patches.Patch is expected"),
+    "returns numbers": (f"{HOOK}return [3]", "returned a int, expected a rlhf_patches.Patch"),
     "returns None": (f"{HOOK}return None", "no hook implementation"),
     "returns what raises when shown": (
         f"class Bad:\n    def __repr__(self): raise ZeroDivisionError\n{HOOK}return [Bad()]",
@@ -201,7 +205,9 @@ def test_a_plugin_that_breaks_is_named_and_stops_nobody(site, framework, how):
         made.revert()
 
 
-@pytest.mark.parametrize(("value", "reason"), [("no_such_module", "ModuleNotFoundError"), ("{}:nothing", "AttributeError")])
+@pytest.mark.parametrize(
+    ("value", "reason"), [("no_such_module", "ModuleNotFoundError"), ("{}:nothing", "AttributeError")]
+)
 def test_an_entry_point_that_leads_nowhere(site, value, reason):
     bad, good = site.add("bad", "", value=value.format(f"{site.prefix}_bad")), site.good()
     registered, (failure,) = site.load()
@@ -236,10 +242,13 @@ def test_a_keyboard_interrupt_is_the_users(site):
 def test_a_plugin_that_calls_us_while_it_is_loaded_is_no_deadlock(site, tmp_path, call):
     """In a process of its own: there is one engine behind the public functions."""
     bad, good = site.add("bad", f"import rlhf_patches\nrlhf_patches.{call}()"), site.good()
-    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(site.folder)!r}]; import rlhf_patches; print(rlhf_patches.report())"
+    paths = [str(ROOT), str(site.folder)]
+    code = f"import sys; sys.path[:0] = {paths}; import rlhf_patches; print(rlhf_patches.report())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert re.search(rf"plugin {bad} could not be used: .*rlhf_patches was called while it loads its plugins", done.stdout)
+    assert re.search(
+        rf"plugin {bad} could not be used: .*rlhf_patches was called while it loads its plugins", done.stdout
+    )
     assert good in done.stdout
 
 

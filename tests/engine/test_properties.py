@@ -11,6 +11,7 @@ import importlib
 import inspect
 import io
 import itertools
+import logging
 import os
 import random
 import sys
@@ -22,9 +23,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rlhf_patches.patches.megatron_core import no_sync
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
-from rlhf_patches.patches.megatron_core import no_sync
 from rlhf_patches.sources import fingerprint
 
 EXPLORE = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
@@ -35,6 +36,13 @@ COMMON = {
     "suppress_health_check": list(HealthCheck),
 }
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    """Hundreds of refusals are wanted here; their warnings would bury a real failure's report."""
+    monkeypatch.setattr(logging.getLogger("rlhf_patches"), "disabled", True)
+
 
 # ----------------------------------------------------------------------- sequences of operations, and a model
 
@@ -173,7 +181,7 @@ def test_any_sequence_of_operations(framework, engine, steps):
         elif operation == "revert":
             made.revert(only=what)
             model.revert(what)
-        elif operation == "import" and what not in modules or operation == "reload" and what in modules:
+        elif (operation == "import" and what not in modules) or (operation == "reload" and what in modules):
             if operation == "import":
                 modules[what] = framework.load(names[what])
             else:
@@ -187,15 +195,12 @@ def test_any_sequence_of_operations(framework, engine, steps):
                     result = function(None) if name == "C.g" else function()
                     assert result == value(name, holders[name])
     made.revert()
-    again = {which: [{n: f.__code__ for n, f in fs.items()} for fs in generations] for which, generations in seen.items()}
-    for which, generations in seen.items():
-        for index, functions in enumerate(generations):
-            for name, function in functions.items():
-                result = function(None) if name == "C.g" else function()
-                assert result == value(name, set())
-                # The import made this very code object: an untouched second run of it is the witness.
-                assert again[which][index][name].co_filename == modules[which].__file__
-    assert not made._patched
+    for which, text in (("one", ONE), ("two", TWO)):
+        for functions in seen[which]:
+            witness = ModuleType("witness")
+            exec(compile(text, modules[which].__file__, "exec", dont_inherit=True), witness.__dict__)
+            unpatched = functions_of(witness, which)
+            assert {n: f.__code__ for n, f in functions.items()} == {n: f.__code__ for n, f in unpatched.items()}
 
 
 @settings(max_examples=60, **COMMON)
@@ -273,7 +278,15 @@ TRAINERS = {
         def other(config): return config
         """,
 }
-SWAPS = {"is": ["==", "is not"], "==": ["!=", "is"], "+=": ["-="], "*": ["+"], "and": ["or"], "1": ["2"], "None": ["0", "True"]}
+SWAPS = {
+    "is": ["==", "is not"],
+    "==": ["!=", "is"],
+    "+=": ["-="],
+    "*": ["+"],
+    "and": ["or"],
+    "1": ["2"],
+    "None": ["0", "True"],
+}
 SWAPS |= {"no_sync_func": ["no_sync_function"], "no_sync": ["sync"], "assert": ["return"], "for": ["async for"]}
 
 
@@ -326,7 +339,9 @@ def mutate(text, chance):
         m = chance.randrange(len(lines))
         return "\n".join(rest[:m] + [line] + rest[m:])
     if kind == "wrap in if" and line.strip():
-        return "\n".join([*lines[:n], f"{indent}if len({chance.choice(['str(1)', '()'])}):", f"    {line}", *lines[n + 1 :]])
+        return "\n".join(
+            [*lines[:n], f"{indent}if len({chance.choice(['str(1)', '()'])}):", f"    {line}", *lines[n + 1 :]]
+        )
     if kind == "comment":
         return "\n".join([*lines[:n], f"{indent}# é 🎉 was: {line.strip()}", *lines[n:]])
     if kind == "layout":
@@ -367,7 +382,7 @@ class Repair(ast.NodeTransformer):
     def __init__(self):
         self.assertions = 0
 
-    def visit_Assert(self, node):  # noqa: N802
+    def visit_Assert(self, node):
         test = node.test
         if (
             node.msg is not None
@@ -475,8 +490,13 @@ def test_mutated_upstream_text(framework, engine, megatron_base, capsys):
     """Repaired exactly as by hand, or refused and untouched. Never an exception, never another function changed."""
     counts: Counter[str] = Counter()
 
-    @settings(max_examples=5000 if EXPLORE else 1200, **COMMON)
-    @given(base=st.sampled_from(sorted(TRAINERS)), seed=st.integers(0, 2**32), times=st.integers(1, 3), before=st.booleans())
+    @settings(max_examples=6000 if EXPLORE else 1700, **COMMON)
+    @given(
+        base=st.sampled_from(sorted(TRAINERS)),
+        seed=st.integers(0, 2**32),
+        times=st.integers(1, 3),
+        before=st.booleans(),
+    )
     def run(base, seed, times, before):
         chance = random.Random(seed)
         text = original = textwrap.dedent(TRAINERS[base])

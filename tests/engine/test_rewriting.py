@@ -18,7 +18,7 @@ from rlhf_patches.sources import Source, find_function, fingerprint
 
 @pytest.fixture
 def rewrite(framework, engine):
-    """Write ``source`` (text or bytes), import it, apply one rewrite of ``f``; gives the module and the report's row."""
+    """Write ``source`` (text or bytes), import it, rewrite ``f``; gives the module and the report's row."""
 
     def run(source, pattern, replacement, target="f", **more):
         file = framework.write("mod", "")
@@ -48,7 +48,11 @@ def all_codes(module):
 # ------------------------------------------------------------------------------------------- awkward text
 
 TEXTS = {
-    "statement of several lines": ("def f(x):\n    x = min(\n        x,\n        1,\n    )\n    return x, line()\n", "x = min($X, 1)", "x = $X"),
+    "statement of several lines": (
+        "def f(x):\n    x = min(\n        x,\n        1,\n    )\n    return x, line()\n",
+        "x = min($X, 1)",
+        "x = $X",
+    ),
     "call statement of several lines": (
         "def f(x):\n    x.append(\n        1\n    )  # why\n    return x, line()\n",
         "x.append($N)",
@@ -95,7 +99,11 @@ TEXTS = {
         "max($A, 1)",
     ),
     "tabs": ("def f(x):\n\tif True:\n\t\tx = min(x, 1)\n\treturn x, line()\n", "min($A, 1)", "max($A, 1)"),
-    "form feeds": ("y = 1\n\f\ndef f(x):\n    \f\n    x = min(x, 1)\n\f\n    return x, line()\n", "min($A, 1)", "max($A, 1)"),
+    "form feeds": (
+        "y = 1\n\f\ndef f(x):\n    \f\n    x = min(x, 1)\n\f\n    return x, line()\n",
+        "min($A, 1)",
+        "max($A, 1)",
+    ),
     "two matches in one line": ("def f(x):\n    return min(x, 1) + min(x, 1), line()\n", "min($A, 1)", "max($A, 1)"),
     "in an f-string": ("def f(x):\n    return f'é {min(x, 1)} é', line()\n", "min($A, 1)", "max($A, 1)"),
     "in an inner function": (
@@ -104,7 +112,11 @@ TEXTS = {
         "max($A, 1)",
     ),
     "last line without end": ("def f(x):\n    return min(x, 1), line()", "min($A, 1)", "max($A, 1)"),
-    "windows line ends inside a string": ('def f(x):\n    y = """a\n b"""\n    return y + str(min(x, 1)), line()\n', "min($A, 1)", "max($A, 1)"),
+    "windows line ends inside a string": (
+        'def f(x):\n    y = """a\n b"""\n    return y + str(min(x, 1)), line()\n',
+        "min($A, 1)",
+        "max($A, 1)",
+    ),
 }
 HEAD = "import sys\ndef line(): return sys._getframe(1).f_lineno\n"
 ENCODINGS = {
@@ -167,7 +179,7 @@ def test_a_string_of_several_lines_keeps_its_text(rewrite):
 
 
 @pytest.mark.parametrize(
-    "source, pattern, replacement, expected",
+    ("source", "pattern", "replacement", "expected"),
     [
         ("return not check(x)", "check($A)", "$A is None or $A", False),
         ("return check(x + 1)", "check($A)", "$A * 2", 12),
@@ -199,19 +211,39 @@ def test_no_warnings_about_the_frameworks_text(framework):
     )
     quiet = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([sys.executable, "-c", code], env=quiet, check=True, capture_output=True)
-    done = subprocess.run([sys.executable, "-W", "error::SyntaxWarning", "-c", code], env=quiet, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::SyntaxWarning", "-c", code], env=quiet, capture_output=True, text=True
+    )
     assert (done.stdout.strip(), done.stderr) == ("applied 2", "")
 
 
 # ---------------------------------------------------------------------------------------------- refusals
 
 REFUSED = {
-    "more lines than before": ("def f(x):\n    return x - 1\n", "return x - 1", "x += 1\nreturn x", {}, "more than the 1"),
+    "more lines than before": (
+        "def f(x):\n    return x - 1\n",
+        "return x - 1",
+        "x += 1\nreturn x",
+        {},
+        "more than the 1",
+    ),
     "too few matches": ("def f(x):\n    return x\n", "x - 1", "x", {}, "0 times, expected 1"),
     "too many matches": ("def f(x):\n    return x - 1, x - 1\n", "x - 1", "x", {}, "2 times, expected 1"),
-    "fewer matches than expected": ("def f(x):\n    return x - 1\n", "x - 1", "x", {"matches": 2}, "1 times, expected 2"),
+    "fewer matches than expected": (
+        "def f(x):\n    return x - 1\n",
+        "x - 1",
+        "x",
+        {"matches": 2},
+        "1 times, expected 2",
+    ),
     "matches elsewhere only": ("def f(x):\n    return x\ndef g(x): return x - 1\n", "x - 1", "x", {}, "0 times"),
-    "overlapping matches": ("def f(x):\n    return g(g(x))\ndef g(x): return x\n", "g($A)", "$A", {"matches": 2}, "overlap"),
+    "overlapping matches": (
+        "def f(x):\n    return g(g(x))\ndef g(x): return x\n",
+        "g($A)",
+        "$A",
+        {"matches": 2},
+        "overlap",
+    ),
     "not inside": (
         "def f(x):\n    y = x is None\n    assert y, 'm'\n",
         "x is None",
@@ -219,7 +251,13 @@ REFUSED = {
         {"inside": "assert $A, $B"},
         "inside 'assert $A, $B' 0 times",
     ),
-    "not alongside": ("def f(x):\n    return x - 1\n", "x - 1", "x", {"alongside": ("x + 1",)}, "does not contain 'x + 1'"),
+    "not alongside": (
+        "def f(x):\n    return x - 1\n",
+        "x - 1",
+        "x",
+        {"alongside": ("x + 1",)},
+        "does not contain 'x + 1'",
+    ),
     "alongside in another function": (
         "def f(x):\n    return x - 1\ndef g(x): return x + 1\n",
         "x - 1",
@@ -227,7 +265,13 @@ REFUSED = {
         {"alongside": ("x + 1",)},
         "does not contain",
     ),
-    "unbound variable": ("def f(x):\n    return x - 1\n", "$A - 1", "$B", {}, "uses $B, which the pattern does not bind"),
+    "unbound variable": (
+        "def f(x):\n    return x - 1\n",
+        "$A - 1",
+        "$B",
+        {},
+        "uses $B, which the pattern does not bind",
+    ),
     "nothing changes": ("def f(x):\n    return x - 1\n", "x - 1", "x  -  1", {}, "do not change what f does"),
     "only a comment changes": ("def f(x):\n    return x - 1\n", "x - 1", "(x - 1)", {}, "do not change"),
     "syntax error": ("def f(x):\n    return x - 1\n", "x - 1", "x -", {}, "does not compile"),
@@ -346,12 +390,16 @@ def test_uses_puts_nothing_into_the_frameworks_namespace(framework, rewrite):
     assert set(vars(module)) == names
 
 
-@pytest.mark.parametrize("path, fragment", [("helpers:missing", "missing"), ("absent:f", "absent"), ("broken:f", "in the helper")])
+@pytest.mark.parametrize(
+    ("path", "fragment"), [("helpers:missing", "missing"), ("absent:f", "absent"), ("broken:f", "in the helper")]
+)
 def test_a_helper_that_cannot_be_imported_shows_at_once(framework, rewrite, path, fragment):
     """Not in the middle of training."""
     framework.write("helpers", "")
     framework.write("broken", "raise RuntimeError('in the helper')")
-    module, row = rewrite("def f(x):\n    return x - 1\n", "$A - $B", "$ADD($A, $B)", uses={"ADD": framework.path(path)})
+    module, row = rewrite(
+        "def f(x):\n    return x - 1\n", "$A - $B", "$ADD($A, $B)", uses={"ADD": framework.path(path)}
+    )
     assert row.status is Status.FAILED
     assert fragment in row.reason
     assert module.f(5) == 4
@@ -397,7 +445,10 @@ def test_tracebacks_show_the_file_and_its_lines(rewrite):
     with pytest.raises(ZeroDivisionError) as caught:
         module.f(0)
     frames = traceback.extract_tb(caught.value.__traceback__)[1:]
-    assert [(f.filename, f.lineno, f.name) for f in frames] == [(module.__file__, 9, "f"), (module.__file__, 2, "helper")]
+    assert [(f.filename, f.lineno, f.name) for f in frames] == [
+        (module.__file__, 9, "f"),
+        (module.__file__, 2, "helper"),
+    ]
     assert frames[0].line == "z = helper(y)  # the line"
 
 
@@ -463,7 +514,9 @@ def test_breakpoints_by_line(framework):
 def test_trampolines_name_their_patch_in_tracebacks(framework, engine, kind):
     source = "def f(x): return x\n"
     framework.write("mod", source)
-    framework.write("fixes", "def fix(x): return 1 / x\ndef around(wrapped, instance, args, kwargs): return 1 / wrapped(*args)\n")
+    framework.write(
+        "fixes", "def fix(x): return 1 / x\ndef around(wrapped, instance, args, kwargs): return 1 / wrapped(*args)\n"
+    )
     target, prints = framework.path("mod:f"), (fingerprint(source, "f"),)
     change = (
         Replace(target, framework.path("fixes:fix"), prints)
@@ -476,6 +529,7 @@ def test_trampolines_name_their_patch_in_tracebacks(framework, engine, kind):
     with pytest.raises(ZeroDivisionError) as caught:
         f(0)
     frame = traceback.extract_tb(caught.value.__traceback__)[1]
-    assert patch.name in frame.filename and target in frame.filename
+    assert patch.name in frame.filename
+    assert target in frame.filename
     assert frame.name == "f"
     assert frame.line.startswith("return "), "the trampoline's text is shown, not a line of some other file"

@@ -31,7 +31,10 @@ def test_expand(patterns, expected):
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        ("megatron-no-sync-rentry", "only names 'megatron-no-sync-rentry', which is no patch; did you mean 'megatron-no-sync-reentry'?"),
+        (
+            "megatron-no-sync-rentry",
+            "only names 'megatron-no-sync-rentry', which is no patch; did you mean 'megatron-no-sync-reentry'?",
+        ),
         ("zzz", f"only names 'zzz', which is no patch; known are: {', '.join(NAMES)}"),
         ("verl-*", "only names 'verl-*', which is no patch"),
         (["trl-lost-loss", ""], "only names ''"),
@@ -76,13 +79,24 @@ def test_read(monkeypatch):
 @pytest.mark.parametrize("variable", ["DISABLE", "ONLY"])
 def test_read_names_the_variable(monkeypatch, variable):
     monkeypatch.setenv(f"RLHF_PATCHES_{variable}", "trl-lost-los")
-    with pytest.raises(SettingsError, match=f"^RLHF_PATCHES_{variable} names 'trl-lost-los'.*did you mean 'trl-lost-loss'"):
+    with pytest.raises(
+        SettingsError, match=f"^RLHF_PATCHES_{variable} names 'trl-lost-los'.*did you mean 'trl-lost-loss'"
+    ):
         settings.read(NAMES)
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("1", True), ("true", True), ("YES", True), (" on ", True), ("0", False), ("", False), ("off", False), ("No", False)],
+    [
+        ("1", True),
+        ("true", True),
+        ("YES", True),
+        (" on ", True),
+        ("0", False),
+        ("", False),
+        ("off", False),
+        ("No", False),
+    ],
 )
 def test_truth(monkeypatch, value, expected):
     monkeypatch.setenv("RLHF_PATCHES_STRICT", value)
@@ -108,7 +122,7 @@ def test_log_level(monkeypatch, value, expected):
 @pytest.mark.parametrize("value", ["loud", "info:some", ":all", "info,all"])
 def test_log_level_that_cannot_be_meant(monkeypatch, value):
     monkeypatch.setenv("RLHF_PATCHES_LOG", value)
-    with pytest.raises(SettingsError, match="RLHF_PATCHES_LOG is .*expected debug, info, warning, error, off"):
+    with pytest.raises(SettingsError, match=r"RLHF_PATCHES_LOG is .*expected debug, info, warning, error, off"):
         settings.log_level()
 
 

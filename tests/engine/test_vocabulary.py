@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
 import re
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 
 import rlhf_patches
 from rlhf_patches import DefinitionError, Guard, Patch, Replace, Rewrite, Wrap, fingerprint
-from rlhf_patches.sources import NotFound, Unreadable, find_function, Source, signature_of
+from rlhf_patches.sources import NotFound, Source, Unreadable, find_function, signature_of
 
 ROOT = Path(rlhf_patches.__file__).parent.parent
 GOOD = {
@@ -62,7 +61,23 @@ def test_a_guard_as_text(guard, text):
     assert str(Guard(*guard)) == text
 
 
-BAD_PATHS = ["", "a", "a.b", "a:", ":b", "a:b:c", "a b:c", "1a:b", "a:1b", "a..b:c", "a:b.", "a.b:c()", None, 3, "a:b\n"]
+BAD_PATHS = [
+    "",
+    "a",
+    "a.b",
+    "a:",
+    ":b",
+    "a:b:c",
+    "a b:c",
+    "1a:b",
+    "a:1b",
+    "a..b:c",
+    "a:b.",
+    "a.b:c()",
+    None,
+    3,
+    "a:b\n",
+]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +86,10 @@ BAD_PATHS = ["", "a", "a.b", "a:", ":b", "a:b:c", "a b:c", "1a:b", "a:1b", "a..b
         (Guard, "distribution", "", "Guard.distribution is empty"),
         (Guard, "versions", "1.0", "Guard.versions is '1.0': expected a PEP 440 specifier"),
         (Guard, "versions", ">=1;<2", "Guard.versions"),
-        *((Rewrite, "target", path, f"Rewrite.target is {path!r}: expected 'module:qualified.name'") for path in BAD_PATHS),
+        *(
+            (Rewrite, "target", path, f"Rewrite.target is {path!r}: expected 'module:qualified.name'")
+            for path in BAD_PATHS
+        ),
         *((Replace, "target", path, "Replace.target is") for path in BAD_PATHS),
         *((Replace, "implementation", path, "Replace.implementation is") for path in BAD_PATHS),
         *((Wrap, "target", path, "Wrap.target is") for path in BAD_PATHS),
@@ -87,7 +105,10 @@ BAD_PATHS = ["", "a", "a.b", "a:", ":b", "a:b:c", "a b:c", "1a:b", "a:1b", "a..b
         (Wrap, "fingerprints", (), "needs a shape guard"),
         (Wrap, "signature", "(a)", "needs a shape guard"),
         (Wrap, "signature_suffices", "because", "needs a shape guard"),
-        *((Patch, "name", name, "expected kebab-case") for name in ("", "bug", "Some-Bug", "a_b", "a--b", "-a", "a-", "a-b\n", None)),
+        *(
+            (Patch, "name", name, "expected kebab-case")
+            for name in ("", "bug", "Some-Bug", "a_b", "a--b", "-a", "a-", "a-b\n", None)
+        ),
         *((Patch, text, " \n", f"{text} is empty") for text in ("summary", "symptom", "cause", "repair", "retire")),
         (Patch, "summary", "a\nb", "summary has several lines"),
         *((Patch, "references", value, "references is") for value in ((), ["x"], "x", (1,))),
@@ -222,7 +243,7 @@ def other(x, w, *a):
 def _interpreters():
     versions = Path.home() / ".pyenv" / "versions"
     found = sorted(versions.glob("3.1[0-9].*/bin/python")) if versions.is_dir() else []
-    return [path for path in found if path.parent.parent.name.rpartition(".")[0] != "%d.%d" % sys.version_info[:2]]
+    return [path for path in found if path.parent.parent.name.split(".")[:2] != [str(n) for n in sys.version_info[:2]]]
 
 
 @pytest.mark.parametrize("python", _interpreters(), ids=lambda path: path.parent.parent.name)
@@ -250,7 +271,14 @@ def test_fingerprint_of_what_is_not_there():
 
 
 @pytest.mark.parametrize(
-    "text", ["try:\n    {}\nexcept E:\n    pass", "with x:\n    {}", "while x:\n    {}", "match x:\n    case 1:\n        {}", "{}"]
+    "text",
+    [
+        "try:\n    {}\nexcept E:\n    pass",
+        "with x:\n    {}",
+        "while x:\n    {}",
+        "match x:\n    case 1:\n        {}",
+        "{}",
+    ],
 )
 def test_functions_are_found_within_statements(text):
     text = text.format("def f(): pass")
@@ -284,13 +312,27 @@ def test_importing_the_package_imports_next_to_nothing():
 
 def test_importing_the_site_hook_imports_next_to_nothing():
     bare = _modules_after("import os, sys, _thread", "-S", "-I")
-    assert _modules_after("import rlhf_patches.site_hook", "-S", "-I") - bare == {"rlhf_patches", "rlhf_patches.site_hook"}
+    assert _modules_after("import rlhf_patches.site_hook", "-S", "-I") - bare == {
+        "rlhf_patches",
+        "rlhf_patches.site_hook",
+    }
 
 
 def test_the_engine_imports_no_framework_and_no_test_tool():
     modules = _modules_after("import rlhf_patches.cli, rlhf_patches.public; rlhf_patches.public.engine.registered()")
     tops = {name.partition(".")[0] for name in modules}
-    assert not tops & {"torch", "numpy", "megatron", "transformers", "trl", "deepspeed", "verl", "swift", "slime", "pytest"}
+    assert not tops & {
+        "torch",
+        "numpy",
+        "megatron",
+        "transformers",
+        "trl",
+        "deepspeed",
+        "verl",
+        "swift",
+        "slime",
+        "pytest",
+    }
     assert {"wrapt", "pluggy", "packaging", "ast_grep_py"} <= tops
 
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-
-SUPPORT = Path(__file__).parents[1] / "support"
-Reports = list[dict[str, Any]]
+from launch import Reports, launch
 
 
 @pytest.fixture(scope="session")
@@ -28,26 +20,10 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reports]:
     def run(*arguments: str, python: str = sys.executable, **settings: str) -> Reports:
         key = (arguments, python, tuple(sorted(settings.items())))
         if key not in done:
-            done[key] = _run(arguments, python, settings, tmp_path_factory.mktemp("training"))
+            done[key] = launch(arguments, tmp_path_factory.mktemp("training"), python, settings)
         return done[key]
 
     return run
-
-
-def _run(arguments: tuple[str, ...], python: str, settings: dict[str, str], out: Path) -> Reports:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # fmt: off
-    command = [
-        python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
-        "--master-port", str(port), str(SUPPORT / "rollout_training.py"), "--out", str(out), *arguments,
-    ]
-    # fmt: on
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RLHF_PATCHES_")}
-    done = subprocess.run(command, env={**environment, **settings}, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
 def assert_same_training(reports: Reports, reference: Reports) -> None:

@@ -1,0 +1,47 @@
+"""Start rollout_training.py on two ranks, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).resolve().parent / "rollout_training.py"
+Reports = list[dict[str, Any]]
+
+
+def launch(
+    arguments: tuple[str, ...], out: Path, python: str = sys.executable, settings: Mapping[str, str] | None = None
+) -> Reports:
+    """Run torchrun with two ranks and the worker's ``arguments``; returns each rank's report.
+
+    A training that fails is a result like any other: its report says so.
+
+    Args:
+        out: an empty folder for the reports.
+        python: the interpreter, by which an installed environment can be chosen.
+        settings: environment variables; those of rlhf_patches that are set already are left out.
+
+    Raises:
+        RuntimeError: the harness itself failed; the message has its output.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # fmt: off
+    command = [
+        python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
+        "--master-port", str(port), str(WORKER), "--out", str(out), *arguments,
+    ]
+    # fmt: on
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLHF_PATCHES_")}
+    environment = {**inherited, **(settings or {})}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
