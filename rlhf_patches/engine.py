@@ -261,10 +261,13 @@ class Engine:
         except Unrecognised as error:
             if finding.verdict is Verdict.UNKNOWN:
                 return Status.UNAFFECTED, f"{finding.reason}, and the defect is not in the code: {error}"
-            return Status.REFUSED, f"{finding.reason}, but {error}; nothing was changed"
+            return Status.REFUSED, f"{finding.reason}, but {error}; {self._what_stays(patch.name)}"
         except (Unreadable, Conflict, trampolines.Unsupported) as error:
-            return Status.REFUSED, f"{finding.reason}, but {error}; nothing was changed"
+            return Status.REFUSED, f"{finding.reason}, but {error}; {self._what_stays(patch.name)}"
         return Status.APPLIED, f"{finding.reason}{applied}"
+
+    def _what_stays(self, name: str) -> str:
+        return "functions from before a reload stay patched" if self._carrying(name) else "nothing was changed"
 
     def _switched_off(self, name: str) -> str | None:
         """Why the user has switched a patch off with an environment variable, read now, not at import."""
@@ -361,9 +364,8 @@ class Engine:
                     raise Conflict(f"{target}: {other} rewrites the same code")
             present = [edit for theirs in patched.rewrites.values() for edit in theirs]
             for path in _implementations(patch):
-                self._implementation(
-                    path
-                )  # a helper that cannot be imported must show now, not in the middle of training
+                # A helper that cannot be imported must show now, not in the middle of training.
+                self._implementation(path)
             return rewriting.rewrite_code(patched.source, patched.node, present + edits)
         if patched.holders:
             raise Conflict(f"{target} is patched by {', '.join(patched.holders)} already")
@@ -402,10 +404,8 @@ class Engine:
         loaded = [sys.modules.get(module) for module in entry.patch.modules]
         if entry.status is Status.PENDING and all(m is not None and imports.is_ready(m) for m in loaded):
             names = ", ".join(entry.patch.modules)
-            entry.status, entry.reason = (
-                Status.FAILED,
-                f"{names} was imported past the import hooks; call apply() again",
-            )
+            entry.status = Status.FAILED
+            entry.reason = f"{names} was imported past the import hooks; call apply() again"
         if entry.status is not Status.APPLIED:
             return
         mine = self._carrying(entry.patch.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pluggy
@@ -37,7 +38,7 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
     """
     registered: dict[str, Registered] = {}
     failures: list[PluginFailure] = []
-    for plugin, entry_point in _entry_points():
+    for plugin, entry_point in _entry_points(failures):
         try:
             patches = _patches_of(entry_point, plugin)
         # A plugin runs foreign code at import; even its sys.exit() must not end a training run.
@@ -61,13 +62,31 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
     return list(registered.values()), failures
 
 
-def _entry_points() -> list[tuple[str, importlib.metadata.EntryPoint]]:
+def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
     # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
     found: dict[tuple[str, str, str], importlib.metadata.EntryPoint] = {}
-    for entry_point in importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP):
+    for entry_point in _of_our_group(failures):
         found.setdefault((_distribution(entry_point), entry_point.name, entry_point.value), entry_point)
     order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
     return [(key[0], found[key]) for key in order]
+
+
+def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.EntryPoint]:
+    try:
+        return importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP)
+    except Exception:
+        pass
+    # One malformed entry_points.txt, of whatever package, makes the call above fail: leave out that package only.
+    found: list[importlib.metadata.EntryPoint] = []
+    for distribution in importlib.metadata.distributions():
+        try:
+            found += distribution.entry_points.select(group=hookspecs.ENTRY_POINT_GROUP)
+        except Exception as error:
+            path = getattr(distribution, "_path", "an installed package")
+            failures.append(
+                PluginFailure(str(path), f"its entry points cannot be read ({type(error).__name__}: {error})")
+            )
+    return found
 
 
 def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:

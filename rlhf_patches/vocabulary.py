@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Union
 
@@ -77,7 +77,7 @@ class Rewrite:
     matches: int = 1
     inside: str | None = None
     alongside: tuple[str, ...] = ()
-    uses: Mapping[str, str] = field(default_factory=dict)
+    uses: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_path(self.target, "Rewrite.target")
@@ -92,6 +92,11 @@ class Rewrite:
                 raise DefinitionError(f"Rewrite.uses has the name {name!r}: expected capitals, as in a metavariable")
             _check_path(path, f"Rewrite.uses[{name!r}]")
         object.__setattr__(self, "uses", MappingProxyType(dict(self.uses)))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The read-only view cannot be pickled, and Ray pickles what it sends to workers.
+        values = [getattr(self, field.name) for field in fields(self)]
+        return Rewrite, (*values[:-1], dict(self.uses))
 
 
 @dataclass(frozen=True)

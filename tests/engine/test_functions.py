@@ -408,7 +408,10 @@ EDITED = "def f(x): x += 'edit'; return 'old'"
 REFUSED = {
     "lru_cache": ("import functools\n@functools.lru_cache\ndef f(x): return 'old'", "f", "", "lru_cache"),
     "cache below a decorator": (
-        "import functools\ndef deco(g): return functools.wraps(g)(lambda *a: g(*a))\n@deco\n@functools.cache\ndef f(x): return 'old'",
+        (
+            "import functools\ndef deco(g): return functools.wraps(g)(lambda *a: g(*a))\n"
+            "@deco\n@functools.cache\ndef f(x): return 'old'"
+        ),
         "f",
         "",
         "lru_cache",
@@ -586,7 +589,7 @@ def test_defaults_and_attributes_stay_the_functions_own(framework, engine, kind)
     made = engine(patch)
     assert made.apply()[patch.name].status is Status.APPLIED
     after = (f.__defaults__, f.__kwdefaults__, f.__doc__, f.__name__, f.__qualname__, f.__module__, f.mark, f.__dict__)
-    assert all(new is old for new, old in zip(after, kept, strict=False))
+    assert all(new is old for new, old in zip(after, kept, strict=True))
     assert f() == "xyrenewed"
     f.__defaults__, f.__kwdefaults__ = ("1",), {"y": "2"}
     assert f() == "12renewed"
@@ -688,7 +691,8 @@ log = []
     framework.write("mod", source)
     framework.write(
         "fixes",
-        f"from {framework.name}.mod import log\n{source.replace('log = []', '')}\ndef around(w, i, a, k): return w(*a, **k)",
+        f"from {framework.name}.mod import log\n{source.replace('log = []', '')}"
+        "def around(wrapped, instance, args, kwargs): return wrapped(*args, **kwargs)",
     )
     prints = (fingerprint(source, "f"),)
     one = (

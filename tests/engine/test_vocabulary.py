@@ -349,3 +349,13 @@ def test_everything_that_is_promised_is_there():
 def test_data_can_be_pickled(kind):
     made = kind(**GOOD[kind])
     assert pickle.loads(pickle.dumps(made)) == made
+
+
+def test_every_built_in_patch_survives_pickling():
+    import pickle
+
+    from rlhf_patches.patches import plugin
+
+    for patch in plugin.rlhf_patches():
+        assert pickle.loads(pickle.dumps(patch)) == patch
+        assert hash(patch) == hash(pickle.loads(pickle.dumps(patch)))
