@@ -332,11 +332,11 @@ class Engine:
         done: list[_Swap] = []
         try:
             for swap in plan:
-                functions.swap(swap.patched.function, swap.new, swap.patched.located.owner)
+                swap.patched.function.__code__ = swap.new
                 done.append(swap)
         except Exception:
             for swap in done:
-                functions.swap(swap.patched.function, swap.old, swap.patched.located.owner)
+                swap.patched.function.__code__ = swap.old
             raise
         for swap in plan:
             swap.patched.current = swap.new
@@ -391,7 +391,7 @@ class Engine:
                 patched.trampoline_of = None
             edits = [edit for theirs in patched.rewrites.values() for edit in theirs]
             patched.current = rewriting.rewrite_code(patched.source, patched.node, edits) if edits else patched.original
-            functions.swap(patched.function, patched.current, patched.located.owner)
+            patched.function.__code__ = patched.current
             if not patched.holders:
                 del self._patched[patched.function]
         return lost

@@ -162,15 +162,6 @@ def _parameter_names(code: CodeType) -> tuple[object, ...]:
     return code.co_posonlyargcount, code.co_argcount, code.co_varnames[:count]
 
 
-def swap(function: FunctionType, code: CodeType, owner: type | None) -> None:
-    """Give a function other code."""
-    function.__code__ = code
-    if owner is not None and function.__name__ == "__init__" and sys.version_info >= (3, 13):
-        # 3.13 caches a class's __init__ for specialised calls and does not notice that its code has changed:
-        # setting the attribute to itself drops that cache.
-        type.__setattr__(owner, "__init__", owner.__dict__["__init__"])
-
-
 def in_dynamo_cache(function: FunctionType) -> bool:
     """Whether torch.compile holds compiled code for this very function (inlined ones cannot be told)."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")

@@ -174,17 +174,20 @@ def _announce_after_initialising(name: str, spec: ModuleSpec) -> None:
         _rlhf_patches_watches = True
 
         def __setattr__(self, attribute: str, value: object) -> None:
-            super().__setattr__(attribute, value)
-            if attribute == "_initializing" and not value:
-                self.__class__ = own_class  # type: ignore[assignment]
-                module = sys.modules.get(name)
-                if module is None:  # the import failed
-                    return
-                try:
+            if attribute != "_initializing" or value:
+                super().__setattr__(attribute, value)
+                return
+            self.__class__ = own_class  # type: ignore[assignment]
+            module = sys.modules.get(name)
+            try:
+                # Before the module counts as done: no other thread may find it done and unpatched.
+                if module is not None:  # None: the import failed
                     _announce(name, module)
-                except BaseException:  # the import is to fail, so the module must not stay
-                    sys.modules.pop(name, None)
-                    raise
+            except BaseException:  # the import is to fail, so the module must not stay
+                sys.modules.pop(name, None)
+                raise
+            finally:
+                setattr(self, attribute, value)
 
     Watching.__name__, Watching.__qualname__ = own_class.__name__, own_class.__qualname__
     spec.__class__ = Watching

@@ -290,7 +290,9 @@ def test_a_malformed_entry_points_file_of_anybody_stops_nobody_else(installed, t
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[rlhf_patches]\nthis is no entry point\n[a\n")
-    code = "import rlhf_patches; r = rlhf_patches.apply(); print(len(r.patches), *[f.plugin for f in r.plugin_failures])"
+    code = (
+        "import rlhf_patches; r = rlhf_patches.apply(); print(len(r.patches), *[f.plugin for f in r.plugin_failures])"
+    )
     count, *failures = installed.code(code, PYTHONPATH=str(tmp_path)).split()
     assert int(count) > 0
     assert all("broken" in failure for failure in failures)

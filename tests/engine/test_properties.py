@@ -23,9 +23,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rlhf_patches.patches.megatron_core import no_sync
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
+from rlhf_patches.patches.megatron_core import no_sync
 from rlhf_patches.sources import fingerprint
 
 EXPLORE = os.environ.get("HYPOTHESIS_PROFILE") == "explore"

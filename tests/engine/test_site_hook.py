@@ -62,7 +62,8 @@ CHILDREN = {
     "subprocess": f"import subprocess, sys; subprocess.run([sys.executable, '-c', {toy_slime.LOOK!r}], check=True)",
     "shell": f"import os, shlex, sys; os.system(shlex.join([sys.executable, '-c', {toy_slime.LOOK!r}]))",
     "thread": f"import threading; t = threading.Thread(target=exec, args=({toy_slime.LOOK!r},)); t.start(); t.join()",
-    "fork before": f"import os; os.fork() or (exec({toy_slime.LOOK!r}), print(end='', flush=True), os._exit(0)); os.wait()",
+    "fork before": "import os; "
+    f"os.fork() or (exec({toy_slime.LOOK!r}), print(end='', flush=True), os._exit(0)); os.wait()",
     "fork after": f"{toy_slime.IMPORT}; import os\nif not os.fork():\n {toy_slime.LOOK}\nelse: os.wait()",
 }
 

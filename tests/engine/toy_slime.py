@@ -9,11 +9,11 @@ IMPORT = "import slime.backends.megatron_utils.model as model"
 # Prints "applied" or "untouched", and nothing else, on standard output.
 LOOK = f"{IMPORT}; print('applied' if '__import__' in model.train.__code__.co_names else 'untouched')"
 
-_TRAIN = '''\
+_TRAIN = """\
 def train(config, model):
     assert config.no_sync_func is None, "When overlap_grad_reduce is True, config.no_sync_func must be None"
     config.no_sync_func = [chunk.no_sync for chunk in model]
-'''
+"""
 
 
 def write(folder: Path) -> Path:

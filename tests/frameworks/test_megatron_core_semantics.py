@@ -148,7 +148,8 @@ def copy_of_megatron(tmp_path_factory):
 LOOP = "        for module in self.module.modules():\n            assert self.remove_forward_pre_hook_handles[module]"
 FIXED = (
     "        if not self.remove_forward_pre_hook_handles:\n            return\n"
-    "        for module in list(self.module.modules()):\n            assert self.remove_forward_pre_hook_handles[module]"
+    "        for module in list(self.module.modules()):\n"
+    "            assert self.remove_forward_pre_hook_handles[module]"
 )
 
 

@@ -8,7 +8,7 @@ deterministic on CPU (one thread a rank), so equality is bit for bit and needs n
 from __future__ import annotations
 
 import pytest
-from conftest import assert_failure, assert_same_training
+from training_checks import assert_failure, assert_same_training
 
 PRE_HOOKS_ONLY = ("--entry", "none-twice")
 

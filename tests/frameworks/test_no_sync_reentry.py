@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import assert_failure, assert_same_training
+from training_checks import assert_failure, assert_same_training
 
 from rlhf_patches import Status, inspection, plugins
 

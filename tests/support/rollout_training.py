@@ -81,9 +81,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--apply", action="store_true", help="apply rlhf_patches before importing megatron")
     parser.add_argument("--rollouts", type=int, default=4)
     parser.add_argument("--steps", type=int, default=3, help="in each rollout")
-    parser.add_argument(
-        "--micro-batches", default="2,3", help="in each step: a number, or several that take turns"
-    )
+    parser.add_argument("--micro-batches", default="2,3", help="in each step: a number, or several that take turns")
     parser.add_argument("--save", action=flag, default=False, help="save after every rollout")
     parser.add_argument("--overlap-param-gather", action=flag, default=True, help="off: no forward pre-hooks")
     parser.add_argument("--seed", type=int, default=1234)
@@ -166,9 +164,7 @@ class Trainee:
         return self.ddp_config.use_distributed_optimizer and self.ddp_config.overlap_param_gather
 
     def forward_pre_hooks(self) -> int:
-        return sum(
-            len(module._forward_pre_hooks) for chunk in self.chunks for module in chunk.module.modules()
-        )
+        return sum(len(module._forward_pre_hooks) for chunk in self.chunks for module in chunk.module.modules())
 
 
 def make_config() -> Any:

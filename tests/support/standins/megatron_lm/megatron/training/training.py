@@ -22,9 +22,7 @@ def _one_or_all(hooks: list) -> Any:
     return hooks[0] if len(hooks) == 1 else hooks
 
 
-def train(
-    model: Sequence[DDP], optimizer: Any, config: Any, args: Namespace, run_steps: Callable[[], None]
-) -> None:
+def train(model: Sequence[DDP], optimizer: Any, config: Any, args: Namespace, run_steps: Callable[[], None]) -> None:
     """Train. A trainer for RLHF calls this once per rollout, with the same config."""
     for chunk in model:
         chunk.train()
