@@ -78,7 +78,7 @@ def format(session: nox.Session) -> None:
 def engine(session: nox.Session) -> None:
     """The engine's tests: no framework, every interpreter found."""
     provide(session)
-    pytest(session, "tests/engine")
+    pytest(session, "tests/engine", ["-n", "2"])
 
 
 @nox.session(python=FRAMEWORK_PYTHON)

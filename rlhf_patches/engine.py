@@ -75,6 +75,7 @@ class _Entry:
     status: Status = Status.DISABLED
     reason: str = _FRESH_REASON
     version: str | None = None
+    unread: bool = False
 
 
 class Engine:
@@ -232,6 +233,7 @@ class Engine:
 
     def _outcome(self, entry: _Entry, announced: ModuleType | None) -> tuple[Status, str]:
         patch = entry.patch
+        entry.unread = False
         off = self._switched_off(patch.name)
         if off:
             self._remove(patch.name)
@@ -250,10 +252,11 @@ class Engine:
             return self._before_import(entry, missing)
         finding = versions.worst([versions.check(patch.guard, _origin(module)) for module in modules.values()])
         entry.version = finding.version
-        if finding.verdict is Verdict.OUTSIDE:
-            return Status.UNAFFECTED, finding.reason
         try:
             texts = {name: _source(name, module) for name, module in modules.items()}
+            if finding.verdict is Verdict.OUTSIDE:
+                entry.unread = recognition.looks_affected(patch, texts)
+                return Status.UNAFFECTED, finding.reason + (versions.UNREAD if entry.unread else "")
             recognised = recognition.recognise_all(patch, texts)
             applied = self._put_on(patch, recognised, modules)
         except NoEffect as error:
@@ -263,6 +266,8 @@ class Engine:
                 return Status.UNAFFECTED, f"{finding.reason}, and the defect is not in the code: {error}"
             return Status.REFUSED, f"{finding.reason}, but {error}; {self._what_stays(patch.name)}"
         except (Unreadable, Conflict, trampolines.Unsupported) as error:
+            if finding.verdict is Verdict.OUTSIDE:
+                return Status.UNAFFECTED, finding.reason
             return Status.REFUSED, f"{finding.reason}, but {error}; {self._what_stays(patch.name)}"
         return Status.APPLIED, f"{finding.reason}{applied}"
 
@@ -445,7 +450,14 @@ class Engine:
 def _row(entry: _Entry) -> PatchReport:
     guard = entry.patch.guard
     return PatchReport(
-        entry.patch.name, entry.status, entry.reason, guard.distribution, entry.version, guard.versions, entry.plugin
+        name=entry.patch.name,
+        status=entry.status,
+        reason=entry.reason,
+        distribution=guard.distribution,
+        version=entry.version,
+        guard=guard.versions,
+        plugin=entry.plugin,
+        unread=entry.unread,
     )
 
 

@@ -31,7 +31,12 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
         elif environment.only and patch.name not in environment.only:
             status, reason = Status.DISABLED, "not among RLHF_PATCHES_ONLY"
         guard = patch.guard
-        rows.append(PatchReport(patch.name, status, reason, guard.distribution, version, guard.versions, item.plugin))
+        unread = status is Status.UNAFFECTED and reason.endswith(versions.UNREAD)
+        rows.append(
+            PatchReport(
+                patch.name, status, reason, guard.distribution, version, guard.versions, item.plugin, unread=unread
+            )
+        )
     return Report(tuple(rows), tuple(failures))
 
 
@@ -41,9 +46,10 @@ def _judge(patch: Patch) -> tuple[Status, str, str | None]:
         specs = {name: sources.locate(name) for name in patch.modules}
         findings = [versions.check(patch.guard, spec.origin) for spec in specs.values()]
         finding = versions.worst(findings)
-        if finding.verdict is Verdict.OUTSIDE:
-            return Status.UNAFFECTED, finding.reason, finding.version
         texts = {name: sources.read(spec) for name, spec in specs.items()}
+        if finding.verdict is Verdict.OUTSIDE:
+            unread = versions.UNREAD if recognition.looks_affected(patch, texts) else ""
+            return Status.UNAFFECTED, finding.reason + unread, finding.version
         recognition.check_compiles(recognition.recognise_all(patch, texts))
     except NotFound as error:
         version, reason = versions.why_absent(patch.guard, error)
@@ -57,6 +63,8 @@ def _judge(patch: Patch) -> tuple[Status, str, str | None]:
         return Status.REFUSED, f"{finding.reason}, but {error}", finding.version
     except Unreadable as error:
         assert finding is not None
+        if finding.verdict is Verdict.OUTSIDE:
+            return Status.UNAFFECTED, finding.reason, finding.version
         return Status.REFUSED, f"{finding.reason}, but {error}", finding.version
     except Exception as error:
         return Status.FAILED, f"{type(error).__name__}: {error}", finding.version if finding else None

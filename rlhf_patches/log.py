@@ -46,12 +46,10 @@ def rank() -> str | None:
 
 
 def announce(row: PatchReport) -> None:
-    """Log what became of a patch: applied at level info, refused and failed as warnings, the rest for debugging."""
+    """Log what became of a patch: applied at level info, what needs attention as a warning, the rest for debugging."""
     what = (row.name, row.status, row.reason)
     if what in _said or not speaks():
         return
     _said.add(what)
-    level = (
-        logging.WARNING if row.status.is_problem else logging.INFO if row.status is Status.APPLIED else logging.DEBUG
-    )
+    level = logging.WARNING if row.needs_attention else logging.INFO if row.status is Status.APPLIED else logging.DEBUG
     logger.log(level, "%s %s: %s", row.status, row.name, row.reason)

@@ -56,6 +56,13 @@ class PatchReport:
     version: str | None
     guard: str
     plugin: str
+    unread: bool = False
+    """Unaffected by its version, but the code has the defect: a release newer than the patch, to be reported."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether the log says it as a warning: the bug may be there, and it is not repaired."""
+        return self.status.is_problem or self.unread
 
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin."""

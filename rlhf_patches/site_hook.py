@@ -8,6 +8,10 @@ import os
 import sys
 from _thread import RLock  # what threading.RLock is; threading itself need not be imported yet
 
+TYPE_CHECKING = False  # as in __init__: typing is not imported at run time
+if TYPE_CHECKING:
+    from typing import Any
+
 # Top-level modules of the built-in patches' targets (a test compares), and torch, so that patches of other
 # distributions for anything on top of torch are in time too. More names come from RLHF_PATCHES_WATCH.
 WATCHED = ("torch", "megatron", "slime", "swift", "verl")
@@ -23,9 +27,16 @@ class _FirstImport:
         self._lock = RLock()
         self._done = False
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        if fullname.partition(".")[0] in self._watched:
-            self._load_engine()
+    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if fullname.partition(".")[0] not in self._watched:
+            return None
+        self._load_engine()
+        # Python is walking through sys.meta_path for this import, and the engine's finder, now in front, is already
+        # behind it: without asking again, the very module that loads the engine would go unpatched.
+        for finder in list(sys.meta_path):
+            if type(finder).__module__ == "rlhf_patches.imports":
+                return finder.find_spec(fullname, path, target)
+        return None
 
     def _load_engine(self) -> None:
         # Another thread that imports a framework meanwhile has to wait, or its import would go unpatched. It does
@@ -39,8 +50,8 @@ class _FirstImport:
                 self._apply()
         finally:
             self._lock.release()
-        if self._done and self in sys.meta_path:
-            sys.meta_path.remove(self)
+        if self._done:
+            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 
     def _apply(self) -> None:
         try:

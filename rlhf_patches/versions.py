@@ -19,6 +19,8 @@ from packaging.version import InvalidVersion, Version
 
 from .vocabulary import Guard
 
+UNREAD = "; but its code has the defect. This version was not read, so nothing was changed: please report it"
+
 
 class Verdict(enum.Enum):
     """What the version guard says."""

@@ -258,3 +258,26 @@ def test_watched_names_cover_every_built_in_patch():
 
     tops = {module.partition(".")[0] for patch in plugin.rlhf_patches() for module in patch.modules}
     assert tops <= set(site_hook.WATCHED)
+
+
+def test_the_very_module_whose_import_loads_the_engine_is_patched(installed, tmp_path):
+    """The engine's finder joins sys.meta_path while Python walks through it for this import."""
+    (tmp_path / "toptarget.py").write_text("def f(a, b):\n    return a - b\n")
+    (tmp_path / "plug.py").write_text(
+        "from rlhf_patches import Guard, Patch, Rewrite, hookimpl\n"
+        "@hookimpl\n"
+        "def rlhf_patches():\n"
+        "    return [Patch('toptarget-sign', 's', 's', 's', 's', ('r',), Guard('toptarget', ''),\n"
+        "        (Rewrite('toptarget:f', '$A - $B', '$A + $B'),), 'never')]\n"
+    )
+    metadata = tmp_path / "plug-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rlhf_patches]\nplug = plug\n")
+    code = "import toptarget; print(toptarget.f(5, 2))"
+    environment = {"PYTHONPATH": str(tmp_path)}
+    assert installed.code(code, **environment) == "3"
+    assert installed.code(code, RLHF_PATCHES_WATCH="toptarget", **ON, **environment) == "7"
+    # `run` knows from the plugin what to watch.
+    done = installed.run(installed.command, "run", "--", installed.python, "-c", code, **environment)
+    assert done.stdout == "7\n", done.stderr

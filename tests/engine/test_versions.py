@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_patches import Guard
+from rlhf_patches import Guard, Rewrite, Status
+from rlhf_patches.inspection import inspect
+from rlhf_patches.plugins import Registered
 from rlhf_patches.versions import Finding, Verdict, check, why_absent, worst
 
 
@@ -79,3 +81,30 @@ def test_worst_holds_back_most():
     assert worst([affected, unknown, outside]) is outside
     assert worst([affected, unknown]) is unknown
     assert worst([affected]) is affected
+
+
+def test_a_newer_release_that_still_has_the_defect_is_left_alone_and_loud(framework, engine, caplog):
+    """The guard claims what was read. A silent "unaffected" would leave a user of the next release unrepaired."""
+    framework.write("mod", "def add(a, b):\n    return a - b\n")
+    change = Rewrite(framework.path("mod:add"), "$A - $B", "$A + $B")
+    made = engine(framework.patch(change, versions="<1.0"))
+    made.apply()
+    with caplog.at_level("WARNING", logger="rlhf_patches"):
+        module = framework.load()
+    (row,) = made.report()
+    assert (module.add(5, 2), row.status, row.unread) == (3, Status.UNAFFECTED, True)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "This version was not read" in caplog.text
+    (static,) = inspect([Registered(framework.patch(change, versions="<1.0"), "tests")])
+    assert (static.status, static.unread) == (Status.UNAFFECTED, True)
+
+
+def test_a_newer_release_that_is_fixed_is_silent(framework, engine, caplog):
+    framework.write("mod", "def add(a, b):\n    return a + b\n")
+    change = Rewrite(framework.path("mod:add"), "$A - $B", "$A + $B")
+    made = engine(framework.patch(change, versions="<1.0"))
+    made.apply()
+    with caplog.at_level("WARNING", logger="rlhf_patches"):
+        framework.load()
+    (row,) = made.report()
+    assert (row.status, row.unread, caplog.text) == (Status.UNAFFECTED, False, "")
