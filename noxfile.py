@@ -85,7 +85,7 @@ def engine(session: nox.Session) -> None:
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
     provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
-    pytest(session, "tests/frameworks")
+    pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py"])
 
 
 @nox.session(python=FRAMEWORK_PYTHON)

@@ -83,7 +83,10 @@ def expand(patterns: Iterable[str] | str | None, names: Sequence[str], what: str
     """
     if patterns is None:
         return ()
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    elif not isinstance(patterns, Iterable):
+        raise SettingsError(f"{what} is {patterns!r}: expected names of patches or globs, as strings")
     chosen: set[str] = set()
     for pattern in patterns:
         if not isinstance(pattern, str):

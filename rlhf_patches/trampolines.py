@@ -13,7 +13,7 @@ import inspect
 import itertools
 import linecache
 from collections.abc import Callable
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType
 from typing import Any
 
 _numbers = itertools.count(1)
@@ -100,8 +100,9 @@ def _wrapping_call(function: FunctionType, implementation: Callable[..., Any], b
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             instance = args[0]
-            # A method that is called on its class may be given None, which cannot be bound to.
-            wrapped = functools.partial(original, None) if instance is None else MethodType(original, instance)
+            # A method that is called on its class may be given None, which cannot be bound to. Not MethodType():
+            # torch.compile cannot trace that.
+            wrapped = functools.partial(original, None) if instance is None else original.__get__(instance)
             return implementation(wrapped, instance, args[1:], kwargs)
 
     else:

@@ -136,3 +136,18 @@ def test_dynamo_cache_is_warned_of(framework, engine, kind, compiled_first):
         assert compiled(x).item() == 2
     finally:
         torch._dynamo.reset()
+
+
+@kinds
+@pytest.mark.parametrize(("function", "replace"), [("plain", "detached"), ("Model.forward", "model_forward")])
+def test_compiles_as_one_graph(framework, engine, kind, function, replace):
+    """fullgraph: Dynamo traces through a trampoline, without falling back to the interpreter."""
+    framework.write("mod", SOURCE)
+    patch = framework.patch(change(framework, kind, function, "x - 1", "x + 1", replace, "plus_two"))
+    made = engine(patch)
+    module = framework.load()
+    assert made.apply()[patch.name].status is Status.APPLIED
+    called = module.Model() if "." in function else lambda x: module.plain(x)
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(called, backend="eager", fullgraph=True)(x), x + 1)

@@ -129,3 +129,9 @@ def test_log_level_that_cannot_be_meant(monkeypatch, value):
 def test_every_variable_is_documented():
     documented = re.findall(r"^RLHF_PATCHES_(\w+)", settings.__doc__, re.MULTILINE)
     assert sorted(documented) == sorted(settings.KNOWN)
+
+
+@pytest.mark.parametrize("wrong", [3, True, 1.5])
+def test_a_selection_that_is_no_list_of_names(wrong):
+    with pytest.raises(SettingsError, match=f"only is {wrong!r}: expected names of patches"):
+        settings.expand(wrong, ["a-b"], "only")
