@@ -19,11 +19,8 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
-import wrapt
-
-from .sources import namespace_of, spec_of
+from .sources import spec_of
 
 Callback = Callable[[str, ModuleType], None]
 
@@ -118,32 +115,21 @@ def _position(wanted: object) -> int:
 _finder = _Finder()
 
 
-class _AnnouncingLoader(wrapt.ObjectProxy):  # type: ignore[misc, type-arg, unused-ignore]
-    """A loader that announces its module; every other attribute is the real loader's."""
-
-    def __init__(self, loader: Any, name: str) -> None:
-        super().__init__(loader)
-        self._self_name = name
-
-    def exec_module(self, module: ModuleType) -> None:
-        loader = self.__wrapped__
-        spec = spec_of(module)
-        # The module shall see the real loader (inspect and pkgutil look at it).
-        if spec is not None and spec.loader is self:  # type: ignore[comparison-overlap, unused-ignore]
-            spec.loader = loader
-        if namespace_of(module).get("__loader__") is self:
-            module.__loader__ = loader
-        loader.exec_module(module)
-        if spec is not None and isinstance(loader, importlib.util.LazyLoader) and _is_lazy(module):
-            _announce_after_loading(self._self_name, spec)
-        else:
-            _announce(self._self_name, module)
-
-
 def _announce_after_loading(name: str, spec: ModuleSpec) -> None:
+    from .loader import AnnouncingLoader
+
+    loader = spec.loader
+
+    def done(module: ModuleType) -> None:
+        own_spec = spec_of(module)
+        if isinstance(loader, importlib.util.LazyLoader) and own_spec is not None and _is_lazy(module):
+            _announce_after_loading(name, own_spec)  # the module itself has yet to run
+        else:
+            _announce(name, module)
+
     # Loaders without exec_module() (the protocol that ends with Python 3.15) are left alone.
-    if hasattr(spec.loader, "exec_module") and not isinstance(spec.loader, _AnnouncingLoader):
-        spec.loader = _AnnouncingLoader(spec.loader, name)  # type: ignore[assignment, unused-ignore]
+    if hasattr(loader, "exec_module") and not isinstance(loader, AnnouncingLoader):
+        spec.loader = AnnouncingLoader(loader, done)  # type: ignore[assignment, unused-ignore]
 
 
 # ------------------------------------------------------------------------------------------ lazy modules

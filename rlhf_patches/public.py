@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
-from . import log, report_file
+from . import log
 from .engine import Engine
 from .reporting import Report
 from .sources import fingerprint
@@ -35,7 +36,10 @@ def apply(
         PatchError: strict mode and a refused or failed patch or an unusable plugin.
     """
     log.configure()
-    report_file.write_at_exit(engine.report)
+    if os.environ.get("RLHF_PATCHES_REPORT"):
+        from . import report_file  # json, socket and platform: only where they are needed
+
+        report_file.write_at_exit(engine.report)
     return engine.apply(only, exclude, strict)
 
 

@@ -2,8 +2,8 @@
 
 A trampoline has the parameters of the function that it stands in for, so defaults, ``inspect.signature`` and
 bound arguments stay what they were. It finds our implementation under a private name in the function's
-globals. That name stays there after a revert: another thread may have entered the trampoline and not yet
-looked it up.
+globals (a constant would be faster, and torch.compile could not trace it). That name stays there after a revert:
+another thread may have entered the trampoline and not yet looked it up.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ def build(
         raise Unsupported(f"{function.__qualname__} is an asynchronous generator, which cannot be replaced or wrapped")
     name = f"__rlhf_patches_{next(_numbers)}"
     parameters, positional, keywords = _parameters(code)
+    namespace = function.__globals__
     if wraps:
-        target = _wrapping_call(function, implementation, binding)
-        call = f"{name}(({''.join(f'{p}, ' for p in positional)}), {{{', '.join(keywords)}}})"
+        original = namespace[f"{name}_original"] = _copy(function)
+        namespace[f"{name}_original_of_none"] = functools.partial(original, None)
+        wrapped, instance, positional = _bound(f"{name}_original", positional, binding)
+        call = f"{name}({wrapped}, {instance}, ({''.join(f'{p}, ' for p in positional)}), {{{', '.join(keywords)}}})"
     else:
-        target = implementation
         call = f"{name}({', '.join([*positional, *(k if k.startswith('**') else _as_argument(k) for k in keywords)])})"
     if code.co_flags & inspect.CO_GENERATOR:
         call = f"(yield from {call})"
     elif code.co_flags & inspect.CO_COROUTINE:
         call = f"await {call}"
-    trampoline = _compile(function, name, parameters, call, by)
-    function.__globals__[name] = target
-    return trampoline
+    namespace[name] = implementation
+    return _compile(function, name, parameters, call, by)
 
 
 def _parameters(code: CodeType) -> tuple[str, list[str], list[str]]:
@@ -87,30 +88,28 @@ def _as_argument(item: str) -> str:
     return f"{name}={name}"
 
 
-def _wrapping_call(function: FunctionType, implementation: Callable[..., Any], binding: str) -> Callable[..., Any]:
-    # The original, under a function object of its own: the swapped one would lead back to the trampoline.
+def _copy(function: FunctionType) -> FunctionType:
+    """The original under a function object of its own: the swapped one would lead back to the trampoline."""
     original = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     original.__kwdefaults__ = function.__kwdefaults__
     functools.update_wrapper(original, function)
     del original.__wrapped__  # type: ignore[attr-defined]
+    return original
 
-    if binding in ("method", "classmethod"):
 
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            instance = args[0]
-            # A method that is called on its class may be given None, which cannot be bound to. Not MethodType():
-            # torch.compile cannot trace that.
-            wrapped = functools.partial(original, None) if instance is None else original.__get__(instance)
-            return implementation(wrapped, instance, args[1:], kwargs)
-
-    else:
-
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return implementation(original, None, args, kwargs)
-
-    return call
+def _bound(original: str, positional: list[str], binding: str) -> tuple[str, str, list[str]]:
+    """As source text: the original bound to its instance, the instance, and the positional arguments without it."""
+    if binding not in ("method", "classmethod"):
+        return original, "None", positional
+    first, *rest = positional
+    if first.startswith("*"):  # def method(*args)
+        first, rest = f"{first[1:]}[0]", [f"{first}[1:]"]
+    # A method that is called on its class may be given None, which cannot be bound to. Not types.MethodType:
+    # torch.compile cannot trace that.
+    wrapped = f"({original}.__get__({first}) if {first} is not None else {original}_of_none)"
+    return wrapped, first, rest
 
 
 def _compile(function: FunctionType, name: str, parameters: str, call: str, by: str) -> CodeType:

@@ -333,7 +333,7 @@ def test_the_engine_imports_no_framework_and_no_test_tool():
         "slime",
         "pytest",
     }
-    assert {"wrapt", "pluggy", "packaging", "ast_grep_py"} <= tops
+    assert {"pluggy", "packaging", "ast_grep_py"} <= tops
 
 
 def test_everything_that_is_promised_is_there():
