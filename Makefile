@@ -25,4 +25,4 @@ clean:
 $(NOX):
 	@echo "Setting up nox in $(TOOLS) (once)"
 	@python3 -m venv $(TOOLS)
-	@$(TOOLS)/bin/python -m pip install -q 'nox>=2024.4,<2027'
+	@$(TOOLS)/bin/python -m pip install -q 'nox>=2024.10.9,<2027'

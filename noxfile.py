@@ -29,6 +29,11 @@ FOUND = [str(path) for version in ENGINE_PYTHONS for path in sorted(PYENV.glob(f
 os.environ["PATH"] = os.pathsep.join([*FOUND, os.environ["PATH"]])
 
 
+# Sessions on the frameworks share one environment, which takes minutes to make and 3 GB.
+SHARED = {"python": FRAMEWORK_PYTHON, "venv_location": ".nox/frameworks"}
+FRAMEWORKS = ("torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+
+
 def provide(session: nox.Session, *files: str, project: bool = True) -> None:
     """Install the requirement files in order (``*-no-deps.txt`` without dependencies), then this project.
 
@@ -81,10 +86,10 @@ def engine(session: nox.Session) -> None:
     pytest(session, "tests/engine", ["-n", "2"])
 
 
-@nox.session(python=FRAMEWORK_PYTHON)
+@nox.session(**SHARED)
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
-    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+    provide(session, *FRAMEWORKS)
     pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py"])
 
 
@@ -95,17 +100,17 @@ def oldest(session: nox.Session) -> None:
     pytest(session, "tests/frameworks", ["-k", "megatron_core"])
 
 
-@nox.session(python=FRAMEWORK_PYTHON)
+@nox.session(**SHARED)
 def demo(session: nox.Session) -> None:
     """Before and after, on the real frameworks."""
-    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+    provide(session, *FRAMEWORKS)
     session.run("python", "examples/demo/run.py", *session.posargs)
 
 
-@nox.session(python=FRAMEWORK_PYTHON)
+@nox.session(**SHARED)
 def benchmarks(session: nox.Session) -> None:
     """All figures: start-up and call overhead."""
-    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+    provide(session, *FRAMEWORKS)
     for script in sorted(Path("benchmarks").glob("*.py")):
         session.run("python", str(script), *session.posargs)
 
