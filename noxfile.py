@@ -29,11 +29,6 @@ FOUND = [str(path) for version in ENGINE_PYTHONS for path in sorted(PYENV.glob(f
 os.environ["PATH"] = os.pathsep.join([*FOUND, os.environ["PATH"]])
 
 
-# Sessions on the frameworks share one environment, which takes minutes to make and 3 GB.
-SHARED = {"python": FRAMEWORK_PYTHON, "venv_location": ".nox/frameworks"}
-FRAMEWORKS = ("torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
-
-
 def provide(session: nox.Session, *files: str, project: bool = True) -> None:
     """Install the requirement files in order (``*-no-deps.txt`` without dependencies), then this project.
 
@@ -57,9 +52,9 @@ def provide(session: nox.Session, *files: str, project: bool = True) -> None:
     stamp.write_text(wanted)
 
 
-def pytest(session: nox.Session, folder: str, extra: Sequence[str] = ()) -> None:
+def pytest(session: nox.Session, folder: str, extra: Sequence[str] = (), python: str = "python") -> None:
     """Run the tests of a folder; pytest's status for "no test ran" fails the session."""
-    session.run("python", "-m", "pytest", folder, *extra, *session.posargs)
+    session.run(python, "-m", "pytest", folder, *extra, *session.posargs)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
@@ -86,11 +81,33 @@ def engine(session: nox.Session) -> None:
     pytest(session, "tests/engine", ["-n", "2"])
 
 
+@nox.session(python=FRAMEWORK_PYTHON)
+def environment(session: nox.Session) -> None:
+    """Make the environment with the real frameworks: minutes and 3 GB, so the next three sessions share it."""
+    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+
+
+SHARED = {"venv_backend": "none", "requires": ["environment"]}
+PYTHON = str(HERE / ".nox" / "environment" / "bin" / "python")
+
+
 @nox.session(**SHARED)
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
-    provide(session, *FRAMEWORKS)
-    pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py"])
+    pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py"], python=PYTHON)
+
+
+@nox.session(**SHARED)
+def demo(session: nox.Session) -> None:
+    """Before and after, on the real frameworks."""
+    session.run(PYTHON, "examples/demo/run.py", *session.posargs)
+
+
+@nox.session(**SHARED)
+def benchmarks(session: nox.Session) -> None:
+    """All figures: start-up and call overhead."""
+    for script in sorted(Path("benchmarks").glob("*.py")):
+        session.run(PYTHON, str(script), *session.posargs)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
@@ -98,21 +115,6 @@ def oldest(session: nox.Session) -> None:
     """The megatron-core patch on the oldest release that the guard admits and that imports here."""
     provide(session, "torch.txt", "megatron-oldest.txt", "megatron-oldest-no-deps.txt")
     pytest(session, "tests/frameworks", ["-k", "megatron_core"])
-
-
-@nox.session(**SHARED)
-def demo(session: nox.Session) -> None:
-    """Before and after, on the real frameworks."""
-    provide(session, *FRAMEWORKS)
-    session.run("python", "examples/demo/run.py", *session.posargs)
-
-
-@nox.session(**SHARED)
-def benchmarks(session: nox.Session) -> None:
-    """All figures: start-up and call overhead."""
-    provide(session, *FRAMEWORKS)
-    for script in sorted(Path("benchmarks").glob("*.py")):
-        session.run("python", str(script), *session.posargs)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
