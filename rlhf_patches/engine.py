@@ -259,16 +259,9 @@ class Engine:
                 return Status.UNAFFECTED, finding.reason + (versions.UNREAD if entry.unread else "")
             recognised = recognition.recognise_all(patch, texts)
             applied = self._put_on(patch, recognised, modules)
-        except NoEffect as error:
-            return Status.UNAFFECTED, str(error)
-        except Unrecognised as error:
-            if finding.verdict is Verdict.UNKNOWN:
-                return Status.UNAFFECTED, f"{finding.reason}, and the defect is not in the code: {error}"
-            return Status.REFUSED, f"{finding.reason}, but {error}; {self._what_stays(patch.name)}"
-        except (Unreadable, Conflict, trampolines.Unsupported) as error:
-            if finding.verdict is Verdict.OUTSIDE:
-                return Status.UNAFFECTED, finding.reason
-            return Status.REFUSED, f"{finding.reason}, but {error}; {self._what_stays(patch.name)}"
+        except (NoEffect, Unrecognised, Unreadable, Conflict, trampolines.Unsupported) as error:
+            status, reason = recognition.refusal(finding, error)
+            return status, f"{reason}; {self._what_stays(patch.name)}" if status is Status.REFUSED else reason
         return Status.APPLIED, f"{finding.reason}{applied}"
 
     def _what_stays(self, name: str) -> str:

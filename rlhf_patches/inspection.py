@@ -54,18 +54,9 @@ def _judge(patch: Patch) -> tuple[Status, str, str | None]:
     except NotFound as error:
         version, reason = versions.why_absent(patch.guard, error)
         return Status.ABSENT, reason, version
-    except NoEffect as error:
-        return Status.UNAFFECTED, str(error), finding.version if finding else None
-    except Unrecognised as error:
+    except (NoEffect, Unrecognised, Unreadable) as error:
         assert finding is not None
-        if finding.verdict is Verdict.UNKNOWN:
-            return Status.UNAFFECTED, f"{finding.reason}, and the defect is not in the code: {error}", finding.version
-        return Status.REFUSED, f"{finding.reason}, but {error}", finding.version
-    except Unreadable as error:
-        assert finding is not None
-        if finding.verdict is Verdict.OUTSIDE:
-            return Status.UNAFFECTED, finding.reason, finding.version
-        return Status.REFUSED, f"{finding.reason}, but {error}", finding.version
+        return *recognition.refusal(finding, error), finding.version
     except Exception as error:
         return Status.FAILED, f"{type(error).__name__}: {error}", finding.version if finding else None
     return Status.APPLIES, f"{finding.reason}, and the code is recognised", finding.version

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from types import CodeType
 
 from . import rewriting, sources
+from .reporting import Status
 from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import FunctionNode, NotFound, Source
+from .versions import Finding, Verdict
 from .vocabulary import Change, Patch, Rewrite, Wrap
 
 
@@ -72,6 +74,17 @@ def looks_affected(patch: Patch, texts: Mapping[str, Source]) -> bool:
     except Exception:  # whatever it is, it is not the code that the patch was written for
         return False
     return True
+
+
+def refusal(finding: Finding, error: Exception) -> tuple[Status, str]:
+    """What it means that a patch could not be applied, given what the version guard has found."""
+    if isinstance(error, NoEffect):
+        return Status.UNAFFECTED, str(error)
+    if finding.verdict is Verdict.OUTSIDE:
+        return Status.UNAFFECTED, finding.reason
+    if finding.verdict is Verdict.UNKNOWN and isinstance(error, Unrecognised):
+        return Status.UNAFFECTED, f"{finding.reason}, and the defect is not in the code: {error}"
+    return Status.REFUSED, f"{finding.reason}, but {error}"
 
 
 def check_compiles(recognised: list[Recognised]) -> None:
