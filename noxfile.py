@@ -87,6 +87,8 @@ def environment(session: nox.Session) -> None:
     provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
 
 
+# Two at a time; a file's tests stay together, because they share training runs.
+BY_FILE = ("-n", "2", "--dist", "loadfile")
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 PYTHON = str(HERE / ".nox" / "environment" / "bin" / "python")
 
@@ -94,7 +96,7 @@ PYTHON = str(HERE / ".nox" / "environment" / "bin" / "python")
 @nox.session(**SHARED)
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
-    pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py"], python=PYTHON)
+    pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py", *BY_FILE], python=PYTHON)
 
 
 @nox.session(**SHARED)
@@ -114,7 +116,7 @@ def benchmarks(session: nox.Session) -> None:
 def oldest(session: nox.Session) -> None:
     """The megatron-core patch on the oldest release that the guard admits and that imports here."""
     provide(session, "torch.txt", "megatron-oldest.txt", "megatron-oldest-no-deps.txt")
-    pytest(session, "tests/frameworks", ["-k", "megatron_core"])
+    pytest(session, "tests/frameworks", ["-k", "megatron_core and not keeping_away", *BY_FILE])
 
 
 @nox.session(python=FRAMEWORK_PYTHON)

@@ -164,7 +164,7 @@ FIXED = (
         ("not-a-version", (), "applied"),
     ],
 )
-def test_version_and_shape_decide(copy_of_megatron, version, edit, status):
+def test_keeping_away(copy_of_megatron, version, edit, status):
     site = copy_of_megatron(version, *edit)
     code = f"""
 import sys; sys.path[:0] = [{str(site)!r}, {str(Path(__file__).parents[1] / "support")!r}]
