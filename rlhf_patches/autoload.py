@@ -85,6 +85,16 @@ def off() -> Autoload:
     return status()
 
 
+def hook_file() -> Path | None:
+    """The hook of this environment, `on`'s before the wheel's; None in an editable install without `on`."""
+    # Where `on` writes, or beside the package (a wheel, also one in the user's own site-packages).
+    for folder in dict.fromkeys((_folder(), Path(__file__).resolve().parent.parent)):
+        for name in (_NAME, "rlhf_patches"):
+            if (folder / f"{name}.pth").exists():
+                return folder / f"{name}.pth"
+    return None
+
+
 def watch_list(registered: Iterable[Registered]) -> tuple[str, ...]:
     """Top-level modules that installed plugins patch and the site hook does not know of."""
     tops = {module.partition(".")[0] for item in registered for module in item.patch.modules}

@@ -10,9 +10,7 @@ import json
 import os
 import shutil
 import sys
-import sysconfig
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -133,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
     environment = dict(os.environ, RLHF_PATCHES_AUTOLOAD="1")
     for variable, value in (("ONLY", options.only), ("DISABLE", options.disable)):
         if value is not None:
-            settings.expand([name.strip() for name in value.split(",") if name.strip()], names, f"--{variable.lower()}")
+            settings.expand(settings.split(value), names, f"--{variable.lower()}")
             environment[settings.PREFIX + variable] = value
     if options.strict:
         environment[settings.PREFIX + "STRICT"] = "1"
@@ -141,7 +139,7 @@ def _run(options: argparse.Namespace) -> int:
         environment[settings.PREFIX + "LOG"] = options.log
     if options.report:
         environment[settings.PREFIX + "REPORT"] = os.path.abspath(options.report)
-    watched = [name for name in os.environ.get(settings.PREFIX + "WATCH", "").split(",") if name]
+    watched = settings.split(os.environ.get(settings.PREFIX + "WATCH", ""))
     watched += [name for name in autoload.watch_list(registered) if name not in watched]
     if watched:
         environment[settings.PREFIX + "WATCH"] = ",".join(watched)
@@ -149,7 +147,7 @@ def _run(options: argparse.Namespace) -> int:
     os.environ.update(environment)
     settings.read(names)
     settings.log_level()
-    if not _hook_file():
+    if not autoload.hook_file():
         raise UsageError(
             "this environment has no site hook, so the command would run unpatched (an editable install ships none): "
             "run `rlhf-patches autoload on` once, or install the wheel"
@@ -176,8 +174,8 @@ def _patch(name: str) -> Patch:
     for item in registered:
         if item.patch.name == name:
             return item.patch
-    broken = f" (plugins that could not be used: {', '.join(f.plugin for f in failures)})" if failures else ""
-    raise UsageError(f"there is no patch {name!r}{settings.nearest(name, [r.patch.name for r in registered])}{broken}")
+    nearest = settings.nearest(name, [item.patch.name for item in registered])
+    raise UsageError(f"there is no patch {name!r}{nearest}{plugins.hint(failures)}")
 
 
 def _print_json(report: Report) -> int:
@@ -188,7 +186,7 @@ def _print_json(report: Report) -> int:
 
 def _complain_of(failures: Sequence[PluginFailure]) -> None:
     for failure in failures:
-        print(f"rlhf-patches: plugin {failure.plugin} could not be used: {failure.reason}", file=sys.stderr)
+        print(f"rlhf-patches: {failure}", file=sys.stderr)
 
 
 def _coloured(status: Status) -> str:
@@ -201,17 +199,8 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 160)
 
 
-def _hook_file() -> Path | None:
-    # Beside the package (a wheel, also one in the user's own site-packages), or where `autoload on` writes.
-    for folder in dict.fromkeys((Path(sysconfig.get_path("purelib")), Path(__file__).resolve().parent.parent)):
-        for name in ("rlhf_patches_autoload.pth", "rlhf_patches.pth"):
-            if (folder / name).exists():
-                return folder / name
-    return None
-
-
 def _hook_state() -> str:
-    file = _hook_file()
+    file = autoload.hook_file()
     if file is None:
         return "site hook: none (editable install); `rlhf-patches autoload on` writes one"
     if autoload.status().switched_on:

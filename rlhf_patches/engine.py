@@ -21,7 +21,7 @@ from . import functions, imports, plugins, recognition, rewriting, settings, sou
 from .log import announce, logger, speaks
 from .plugins import PluginFailure, Registered
 from .recognition import Recognised
-from .reporting import PatchError, PatchReport, Report, Status
+from .reporting import PatchError, PatchReport, Report, Status, patch_report
 from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import NotFound, Source, Unreadable
 from .versions import Verdict
@@ -152,11 +152,6 @@ class Engine:
                 self._verify(entry)
             return Report(tuple(_row(entry) for entry in entries.values()), tuple(self._failures))
 
-    def registered(self) -> tuple[list[Registered], list[PluginFailure]]:
-        """All patches, and the plugins that could not be loaded. Nothing is applied."""
-        entries = self._registered()
-        return [Registered(entry.patch, entry.plugin) for entry in entries.values()], list(self._failures)
-
     # ------------------------------------------------------------------------------------------- set-up
 
     def _registered(self) -> dict[str, _Entry]:
@@ -171,13 +166,11 @@ class Engine:
                     self._is_loading = False
                 self._entries = {item.patch.name: _Entry(item.patch, item.plugin) for item in registered}
                 for failure in self._failures if speaks() else ():
-                    logger.error("plugin %s could not be used: %s", failure.plugin, failure.reason)
+                    logger.error("%s", failure)
             return self._entries
 
     def _hint(self) -> str:
-        """What else a user should know when a name is unknown: the patch may be in a plugin that did not load."""
-        broken = ", ".join(failure.plugin for failure in self._failures)
-        return f" (plugins that could not be used: {broken})" if broken else ""
+        return plugins.hint(self._failures)
 
     def _renew_locks(self) -> None:
         self._lock, self._loading, self._is_loading = threading.RLock(), threading.RLock(), False
@@ -255,8 +248,8 @@ class Engine:
         try:
             texts = {name: _source(name, module) for name, module in modules.items()}
             if finding.verdict is Verdict.OUTSIDE:
-                entry.unread = recognition.looks_affected(patch, texts)
-                return Status.UNAFFECTED, finding.reason + (versions.UNREAD if entry.unread else "")
+                reason, entry.unread = recognition.outside(patch, finding, texts)
+                return Status.UNAFFECTED, reason
             recognised = recognition.recognise_all(patch, texts)
             applied = self._put_on(patch, recognised, modules)
         except (NoEffect, Unrecognised, Unreadable, Conflict, trampolines.Unsupported) as error:
@@ -270,12 +263,7 @@ class Engine:
     def _switched_off(self, name: str) -> str | None:
         """Why the user has switched a patch off with an environment variable, read now, not at import."""
         assert self._entries is not None
-        environment = settings.read(list(self._entries), self._hint())
-        if name in environment.disable:
-            return "disabled by RLHF_PATCHES_DISABLE"
-        if environment.only and name not in environment.only:
-            return "not among RLHF_PATCHES_ONLY"
-        return None
+        return settings.read(list(self._entries), self._hint()).switched_off(name)
 
     def _before_import(self, entry: _Entry, missing: list[str]) -> tuple[Status, str]:
         """Pending, or already known to be absent or unaffected; the hooks stay armed, since ``sys.path`` may change."""
@@ -435,23 +423,13 @@ class Engine:
         for row in rows:
             announce(row)
         lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.status.is_problem]
-        lines += [f"plugin {failure.plugin} could not be used: {failure.reason}" for failure in failures]
+        lines += [str(failure) for failure in failures]
         if raising and lines:
             raise PatchError("strict mode, and " + "; ".join(lines))
 
 
 def _row(entry: _Entry) -> PatchReport:
-    guard = entry.patch.guard
-    return PatchReport(
-        name=entry.patch.name,
-        status=entry.status,
-        reason=entry.reason,
-        distribution=guard.distribution,
-        version=entry.version,
-        guard=guard.versions,
-        plugin=entry.plugin,
-        unread=entry.unread,
-    )
+    return patch_report(entry.patch, entry.plugin, entry.status, entry.reason, entry.version, entry.unread)
 
 
 def _source(name: str, module: ModuleType) -> Source:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from . import recognition, rewriting, settings, sources, versions
 from .plugins import PluginFailure, Registered
-from .reporting import PatchReport, Report, Status
+from .reporting import Report, Status, patch_report
 from .rewriting import NoEffect, Unrecognised
 from .sources import NotFound, Source, Unreadable
 from .versions import Verdict
@@ -24,23 +25,22 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
     environment = settings.read([item.patch.name for item in registered])
     rows = []
     for item in registered:
-        patch = item.patch
-        status, reason, version = _judge(patch)
-        if patch.name in environment.disable:
-            status, reason = Status.DISABLED, "disabled by RLHF_PATCHES_DISABLE"
-        elif environment.only and patch.name not in environment.only:
-            status, reason = Status.DISABLED, "not among RLHF_PATCHES_ONLY"
-        guard = patch.guard
-        unread = status is Status.UNAFFECTED and reason.endswith(versions.UNREAD)
-        rows.append(
-            PatchReport(
-                patch.name, status, reason, guard.distribution, version, guard.versions, item.plugin, unread=unread
-            )
-        )
+        found = _judge(item.patch)
+        off = environment.switched_off(item.patch.name)
+        if off:
+            found = _Judgement(Status.DISABLED, off, found.version)
+        rows.append(patch_report(item.patch, item.plugin, *found))
     return Report(tuple(rows), tuple(failures))
 
 
-def _judge(patch: Patch) -> tuple[Status, str, str | None]:
+class _Judgement(NamedTuple):
+    status: Status
+    reason: str
+    version: str | None
+    unread: bool = False
+
+
+def _judge(patch: Patch) -> _Judgement:
     finding = None
     try:
         specs = {name: sources.locate(name) for name in patch.modules}
@@ -48,18 +48,18 @@ def _judge(patch: Patch) -> tuple[Status, str, str | None]:
         finding = versions.worst(findings)
         texts = {name: sources.read(spec) for name, spec in specs.items()}
         if finding.verdict is Verdict.OUTSIDE:
-            unread = versions.UNREAD if recognition.looks_affected(patch, texts) else ""
-            return Status.UNAFFECTED, finding.reason + unread, finding.version
+            reason, unread = recognition.outside(patch, finding, texts)
+            return _Judgement(Status.UNAFFECTED, reason, finding.version, unread)
         recognition.check_compiles(recognition.recognise_all(patch, texts))
     except NotFound as error:
         version, reason = versions.why_absent(patch.guard, error)
-        return Status.ABSENT, reason, version
+        return _Judgement(Status.ABSENT, reason, version)
     except (NoEffect, Unrecognised, Unreadable) as error:
         assert finding is not None
-        return *recognition.refusal(finding, error), finding.version
+        return _Judgement(*recognition.refusal(finding, error), finding.version)
     except Exception as error:
-        return Status.FAILED, f"{type(error).__name__}: {error}", finding.version if finding else None
-    return Status.APPLIES, f"{finding.reason}, and the code is recognised", finding.version
+        return _Judgement(Status.FAILED, f"{type(error).__name__}: {error}", finding.version if finding else None)
+    return _Judgement(Status.APPLIES, f"{finding.reason}, and the code is recognised", finding.version)
 
 
 def diff(patch: Patch) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pluggy
@@ -21,6 +21,9 @@ class PluginFailure:
     plugin: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"plugin {self.plugin} could not be used: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Registered:
@@ -28,6 +31,12 @@ class Registered:
 
     patch: Patch
     plugin: str
+
+
+def hint(failures: Sequence[PluginFailure]) -> str:
+    """What else to say when a patch's name is unknown: it may be in a plugin that did not load."""
+    broken = ", ".join(failure.plugin for failure in failures)
+    return f" (plugins that could not be used: {broken})" if broken else ""
 
 
 def load() -> tuple[list[Registered], list[PluginFailure]]:

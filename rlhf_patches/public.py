@@ -36,10 +36,11 @@ def apply(
         PatchError: strict mode and a refused or failed patch or an unusable plugin.
     """
     log.configure()
-    if os.environ.get("RLHF_PATCHES_REPORT"):
+    path = os.environ.get("RLHF_PATCHES_REPORT")
+    if path:
         from . import report_file  # json, socket and platform: only where they are needed
 
-        report_file.write_at_exit(engine.report)
+        report_file.write_at_exit(path, engine.report)
     return engine.apply(only, exclude, strict)
 
 

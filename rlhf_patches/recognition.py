@@ -14,7 +14,7 @@ from . import rewriting, sources
 from .reporting import Status
 from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import FunctionNode, NotFound, Source
-from .versions import Finding, Verdict
+from .versions import UNREAD, Finding, Verdict
 from .vocabulary import Change, Patch, Rewrite, Wrap
 
 
@@ -67,13 +67,13 @@ def recognise_all(patch: Patch, texts: Mapping[str, Source]) -> list[Recognised]
     return [recognise(change, texts[change.target.partition(":")[0]]) for change in patch.changes]
 
 
-def looks_affected(patch: Patch, texts: Mapping[str, Source]) -> bool:
-    """Whether code of a version outside the guard is recognised nevertheless: a release that nobody has read yet."""
+def outside(patch: Patch, finding: Finding, texts: Mapping[str, Source]) -> tuple[str, bool]:
+    """What to say of a version outside the guard, and whether its code is recognised nevertheless (`UNREAD`)."""
     try:
         check_compiles(recognise_all(patch, texts))
     except Exception:  # whatever it is, it is not the code that the patch was written for
-        return False
-    return True
+        return finding.reason, False
+    return finding.reason + UNREAD, True
 
 
 def refusal(finding: Finding, error: Exception) -> tuple[Status, str]:

@@ -10,18 +10,16 @@ import socket
 import sys
 from collections.abc import Callable
 
-from . import settings
 from .log import logger, rank
 from .reporting import Report
 
 _registered = False
 
 
-def write_at_exit(report: Callable[[], Report]) -> None:
-    """Arrange for the line, once a process, if the variable is set (a forked child inherits the arrangement)."""
+def write_at_exit(path: str, report: Callable[[], Report]) -> None:
+    """Arrange for the line, once a process (a forked child inherits the arrangement)."""
     global _registered
-    path = os.environ.get(settings.PREFIX + "REPORT")
-    if path and not _registered:
+    if not _registered:
         _registered = True
         atexit.register(lambda: append(path, report()))
 

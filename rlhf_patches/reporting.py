@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .plugins import PluginFailure
+from .vocabulary import Patch
 
 
 class Status(str, enum.Enum):
@@ -77,6 +78,23 @@ class PatchReport:
         }
 
 
+def patch_report(
+    patch: Patch, plugin: str, status: Status, reason: str, version: str | None, unread: bool = False
+) -> PatchReport:
+    """A patch's state together with what the patch says about itself."""
+    guard = patch.guard
+    return PatchReport(
+        name=patch.name,
+        status=status,
+        reason=reason,
+        distribution=guard.distribution,
+        version=version,
+        guard=guard.versions,
+        plugin=plugin,
+        unread=unread,
+    )
+
+
 @dataclass(frozen=True)
 class Report:
     """The state of every registered patch, and the plugins that could not be loaded."""
@@ -133,5 +151,5 @@ def table(patches: tuple[PatchReport, ...], failures: tuple[PluginFailure, ...] 
         reason = textwrap.wrap(row[3], max(width - indent, 40), break_long_words=False, break_on_hyphens=False) or [""]
         lines.append((start + reason[0]).rstrip())
         lines += [" " * indent + more for more in reason[1:]]
-    lines += [f"plugin {failure.plugin} could not be used: {failure.reason}" for failure in failures]
+    lines += [str(failure) for failure in failures]
     return "\n".join(lines)

@@ -38,6 +38,14 @@ class Settings:
     only: tuple[str, ...]
     strict: bool
 
+    def switched_off(self, name: str) -> str | None:
+        """Why a patch is switched off, None when it is not."""
+        if name in self.disable:
+            return "disabled by RLHF_PATCHES_DISABLE"
+        if self.only and name not in self.only:
+            return "not among RLHF_PATCHES_ONLY"
+        return None
+
 
 def read(names: Sequence[str], hint: str = "") -> Settings:
     """Read the environment; ``names`` are those of the registered patches, ``hint`` ends an error about a name.
@@ -106,5 +114,10 @@ def nearest(wrong: str, known: Sequence[str]) -> str:
     return f"; known are: {', '.join(known)}" if known else "; there are none"
 
 
+def split(text: str) -> list[str]:
+    """The items of a comma-separated list."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _listed(variable: str) -> list[str]:
-    return [name.strip() for name in os.environ.get(PREFIX + variable, "").split(",") if name.strip()]
+    return split(os.environ.get(PREFIX + variable, ""))

@@ -8,7 +8,7 @@ The repaired assertion tells the two apart. What comes after it, the installatio
 a critic may share a config, and each must get its own model's functions. Skipping the installation when the
 config has functions already, as upstream pull requests do, leaves the other model's: seen on megatron-core 0.16.1
 with a real actor and critic, gradients that are wrong by 83 % and no error
-(tests/frameworks/test_megatron_core_training.py shows it).
+(tests/frameworks/test_no_sync_reentry.py shows it).
 """
 
 from __future__ import annotations

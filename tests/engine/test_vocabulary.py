@@ -319,7 +319,7 @@ def test_importing_the_site_hook_imports_next_to_nothing():
 
 
 def test_the_engine_imports_no_framework_and_no_test_tool():
-    modules = _modules_after("import rlhf_patches.cli, rlhf_patches.public; rlhf_patches.public.engine.registered()")
+    modules = _modules_after("import rlhf_patches.cli, rlhf_patches.public; rlhf_patches.public.engine.report()")
     tops = {name.partition(".")[0] for name in modules}
     assert not tops & {
         "torch",
