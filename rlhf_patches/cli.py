@@ -1,6 +1,7 @@
 """The command ``rlhf-patches``. Nothing here imports a framework: it works on a login node without a GPU.
 
-Exit status: 0 all well, 1 a patch is refused or failed or a plugin is broken, 2 the command line or a setting is wrong.
+Exit status: 0 all well, 1 a patch is refused or failed or a plugin is broken, 2 the command line, a setting or a
+release given to ``check`` is wrong.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
-from . import __version__, autoload, inspection, pages, plugins, settings
+from . import __version__, autoload, download, inspection, pages, plugins, releases, settings
 from .plugins import PluginFailure
-from .reporting import Report, Status
+from .reporting import PatchReport, Report, Status
 from .rewriting import NoEffect, Unrecognised
 from .sources import NotFound, Unreadable
 from .vocabulary import Patch
@@ -76,13 +79,8 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(report)
         return int(bad)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("PATCH", "STATUS", "VERSION", "WHY"):
-        table.add_column(column, overflow="fold")
-    for row in report:
-        table.add_row(row.name, _coloured(row.status), row.version or "-", row.reason)
     console = _console()
-    console.print(table)
+    console.print(_judgements(report))
     console.print()
     console.print(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})", highlight=False)
     console.print(_hook_state(), highlight=False, soft_wrap=True)
@@ -92,6 +90,53 @@ def _doctor(options: argparse.Namespace) -> int:
             console.print(f"{settings.PREFIX}{name}={value}", highlight=False)
     _complain_of(failures)
     return int(bad)
+
+
+def _check(options: argparse.Namespace) -> int:
+    registered, failures = plugins.load()
+    cache = Path(options.cache) if options.cache else download.default_cache()
+    console = _console()
+    rows: list[dict[str, object]] = []
+    bad, unreadable = bool(failures), False
+    for source in options.source:
+        try:
+            # What exists on disk is never looked for on an index.
+            path = (
+                source if os.path.exists(source) or _looks_like_a_path(source) else str(download.fetch(source, cache))
+            )
+            report = inspection.check(releases.read(path), registered, failures)
+        except (download.DownloadError, releases.ReleaseError) as error:
+            print(f"rlhf-patches: {error}", file=sys.stderr)
+            unreadable = True
+            continue
+        bad = bad or bool(report.problems)
+        rows += [{**row.to_dict(), "source": source} for row in report]
+        if not options.json:
+            _print_checked(console, source, report)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    _complain_of(failures)
+    return 2 if unreadable else int(bad)
+
+
+def _looks_like_a_path(source: str) -> bool:
+    return os.sep in source or source.endswith((".whl", ".zip", ".tar.gz", ".tgz"))
+
+
+def _print_checked(console: Console, source: str, report: Report) -> None:
+    console.print(f"[bold]{escape(source)}[/]", highlight=False)
+    there = [row for row in report if row.status is not Status.ABSENT]
+    if there:
+        console.print(_judgements(there))
+    else:
+        console.print(
+            "No module of any patched framework is in it. A directory must be the one that holds the packages: "
+            "the root of a checkout, or site-packages."
+        )
+    absent = len(report.patches) - len(there)
+    if there and absent:
+        console.print(f"[dim]{absent} patches of other modules: absent[/]", highlight=False)
+    console.print()
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -189,6 +234,15 @@ def _complain_of(failures: Sequence[PluginFailure]) -> None:
         print(f"rlhf-patches: {failure}", file=sys.stderr)
 
 
+def _judgements(rows: Iterable[PatchReport]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("PATCH", "STATUS", "VERSION", "WHY"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row.name, _coloured(row.status), row.version or "-", escape(row.reason))
+    return table
+
+
 def _coloured(status: Status) -> str:
     colour = _COLOURS.get(status)
     return f"[{colour}]{status}[/]" if colour else str(status)
@@ -215,6 +269,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  rlhf-patches doctor                                 what would be patched here, and why\n"
         "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
+        "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
         "  rlhf-patches autoload on                            patch every process of this environment (images)\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -242,6 +297,20 @@ def _parser() -> argparse.ArgumentParser:
         "rlhf-patches doctor || echo 'look above'",
     )
     command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
+    command = add(
+        "check",
+        _check,
+        "what each patch would do in a release, from its text alone; nothing of it is imported or run",
+        "rlhf-patches check verl==0.9.1 megatron_core-0.16.1-cp311-cp311-linux_x86_64.whl ~/Megatron-LM",
+    )
+    command.add_argument(
+        "source",
+        nargs="+",
+        metavar="SOURCE",
+        help="a wheel, an sdist, a directory, or NAME==VERSION (fetched with pip)",
+    )
+    command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
+    command.add_argument("--cache", metavar="DIR", help="where fetched wheels stay (default: ~/.cache/rlhf-patches)")
     command = add("explain", _explain, "a patch's page", "rlhf-patches explain megatron-forward-pre-hook-reentry")
     command.add_argument("name", metavar="NAME")
     command = add(

@@ -1,22 +1,26 @@
-"""What each patch would do in this environment, from metadata and text alone: no framework is imported."""
+"""What each patch would do, here or in a release that is not installed, from metadata and text alone.
+
+No framework is imported.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from . import recognition, rewriting, settings, sources, versions
 from .plugins import PluginFailure, Registered
+from .releases import Release
 from .reporting import Report, Status, patch_report
 from .rewriting import NoEffect, Unrecognised
 from .sources import NotFound, Source, Unreadable
-from .versions import Verdict
+from .versions import Finding, Verdict
 from .vocabulary import Patch, Rewrite, Wrap
 
 
 def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] = ()) -> Report:
-    """A report in which APPLIES takes the place of APPLIED and PENDING.
+    """The running environment: a report in which APPLIES takes the place of APPLIED and PENDING.
 
     Raises:
         SettingsError: an environment variable is wrong.
@@ -25,11 +29,20 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
     environment = settings.read([item.patch.name for item in registered])
     rows = []
     for item in registered:
-        found = _judge(item.patch)
+        found = _judge(item.patch, _Installed())
         off = environment.switched_off(item.patch.name)
         if off:
             found = _Judgement(Status.DISABLED, off, found.version)
         rows.append(patch_report(item.patch, item.plugin, *found))
+    return Report(tuple(rows), tuple(failures))
+
+
+def check(release: Release, registered: Iterable[Registered], failures: Iterable[PluginFailure] = ()) -> Report:
+    """The same of one release, whatever is installed here and whatever the environment variables say.
+
+    Thorough: that edits leave every line where it is, which the rules of `rewriting` promise, is checked too.
+    """
+    rows = [patch_report(item.patch, item.plugin, *_judge(item.patch, _Released(release))) for item in registered]
     return Report(tuple(rows), tuple(failures))
 
 
@@ -40,19 +53,50 @@ class _Judgement(NamedTuple):
     unread: bool = False
 
 
-def _judge(patch: Patch) -> _Judgement:
+class _Installed:
+    """The running environment, as `_judge` asks for it."""
+
+    thorough = False
+
+    def read(self, patch: Patch) -> tuple[Finding, Callable[[], dict[str, Source]]]:
+        """The version guard's finding, and a function that reads the text of each module."""
+        specs = {name: sources.locate(name) for name in patch.modules}
+        finding = versions.worst([versions.check(patch.guard, spec.origin) for spec in specs.values()])
+        return finding, lambda: {name: sources.read(spec) for name, spec in specs.items()}
+
+    def why_absent(self, patch: Patch, error: NotFound) -> tuple[str | None, str]:
+        """The version, if there is one, and why the patch's module is not there."""
+        return versions.why_absent(patch.guard, error)
+
+
+class _Released:
+    """A release, as `_judge` asks for it."""
+
+    thorough = True
+
+    def __init__(self, release: Release) -> None:
+        self._release = release
+
+    def read(self, patch: Patch) -> tuple[Finding, Callable[[], dict[str, Source]]]:
+        """As `_Installed.read`."""
+        return self._release.finding(patch.guard), lambda: {name: self._release.source(name) for name in patch.modules}
+
+    def why_absent(self, patch: Patch, error: NotFound) -> tuple[str | None, str]:
+        """As `_Installed.why_absent`."""
+        return self._release.finding(patch.guard).version, str(error)
+
+
+def _judge(patch: Patch, world: _Installed | _Released) -> _Judgement:
     finding = None
     try:
-        specs = {name: sources.locate(name) for name in patch.modules}
-        findings = [versions.check(patch.guard, spec.origin) for spec in specs.values()]
-        finding = versions.worst(findings)
-        texts = {name: sources.read(spec) for name, spec in specs.items()}
+        finding, read_texts = world.read(patch)
+        texts = read_texts()
         if finding.verdict is Verdict.OUTSIDE:
             reason, unread = recognition.outside(patch, finding, texts)
             return _Judgement(Status.UNAFFECTED, reason, finding.version, unread)
-        recognition.check_compiles(recognition.recognise_all(patch, texts))
+        recognition.check_compiles(recognition.recognise_all(patch, texts), lines=world.thorough)
     except NotFound as error:
-        version, reason = versions.why_absent(patch.guard, error)
+        version, reason = world.why_absent(patch, error)
         return _Judgement(Status.ABSENT, reason, version)
     except (NoEffect, Unrecognised, Unreadable) as error:
         assert finding is not None

@@ -87,8 +87,11 @@ def refusal(finding: Finding, error: Exception) -> tuple[Status, str]:
     return Status.REFUSED, f"{finding.reason}, but {error}"
 
 
-def check_compiles(recognised: list[Recognised]) -> None:
+def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
     """Check that the rewrites of a patch compile and change nothing but their functions.
+
+    With ``lines`` also that no line of the module moves. Rewrites are built so that none can; the engine, which has
+    a start-up time to keep, leaves the check to tests and to ``rlhf-patches check``.
 
     Raises:
         Unrecognised: they do not.
@@ -102,6 +105,8 @@ def check_compiles(recognised: list[Recognised]) -> None:
         try:
             if edits:
                 rewriting.rewrite_code(first.source, first.node, edits)
+                if lines:
+                    rewriting.check_lines(first.source, edits)
             effective = True
         except NoEffect as error:
             idle = error

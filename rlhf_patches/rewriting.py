@@ -200,6 +200,33 @@ def rewrite_code(source: Source, node: sources.FunctionNode, edits: Sequence[Edi
     return replaced
 
 
+def check_lines(source: Source, edits: Sequence[Edit]) -> None:
+    """Check that everything outside the edits still runs on the line on which it stands in the file.
+
+    Raises:
+        Unrecognised: something has moved.
+    """
+    touched: set[int] = set()
+    for edit in edits:
+        first = source.text.count("\n", 0, edit.start) + 1
+        touched.update(range(first, first + source.text.count("\n", edit.start, edit.end) + 1))
+    before = _lines(compile_module(source.text, source.filename))
+    after = _lines(compile_module(edited(source.text, edits), source.filename))
+    moved = sorted(line for line, _ in set(before.items()) ^ set(after.items()) if line not in touched)
+    if moved:
+        raise Unrecognised(f"the edits would move code in line {moved[0]} of {source.filename}")
+
+
+def _lines(module_code: CodeType) -> dict[int, frozenset[str]]:
+    """Per line the names of the functions that have code on it."""
+    found: dict[int, set[str]] = {}
+    for code in [module_code, *_nested(module_code)]:
+        for _, _, line in code.co_lines():
+            if line is not None:
+                found.setdefault(line, set()).add(code.co_name)
+    return {line: frozenset(names) for line, names in found.items()}
+
+
 def _differing(before: CodeType, after: CodeType) -> Iterator[CodeType]:
     """The code objects of ``before`` whose own instructions or constants differ in ``after``."""
     if before == after:

@@ -11,6 +11,7 @@ import enum
 import importlib.metadata
 import json
 import os
+import sys
 import urllib.parse
 from dataclasses import dataclass
 
@@ -52,22 +53,25 @@ def check(guard: Guard, origin: str | None) -> Finding:
     """Apply a version guard to the file ``origin`` (None when the file is unknown)."""
     copies = _copies(guard.distribution)
     if not copies:
-        return Finding(Verdict.UNKNOWN, None, f"no metadata of {guard.distribution} is installed")
+        return unknown(f"no metadata of {guard.distribution} is installed")
     owners = [copy for copy in copies if origin is not None and _owns(copy, origin)]
     texts = sorted({_version_text(copy) or "no version" for copy in (owners or copies)})
     if not owners:
-        return Finding(
-            Verdict.UNKNOWN,
-            None,
-            f"the metadata of {guard.distribution} ({', '.join(texts)}) does not belong to {origin}",
-        )
+        return unknown(f"the metadata of {guard.distribution} ({', '.join(texts)}) does not belong to {origin}")
     if len(texts) > 1:
-        return Finding(
-            Verdict.UNKNOWN, None, f"{guard.distribution} has metadata of several versions: {', '.join(texts)}"
-        )
-    text = _version_text(owners[0])
+        return unknown(f"{guard.distribution} has metadata of several versions: {', '.join(texts)}")
+    return judge(guard, _version_text(owners[0]))
+
+
+def unknown(reason: str) -> Finding:
+    """The finding where no version can be told."""
+    return Finding(Verdict.UNKNOWN, None, reason)
+
+
+def judge(guard: Guard, text: str | None) -> Finding:
+    """Apply a version guard to the version that the metadata states, None when it states none."""
     if text is None:
-        return Finding(Verdict.UNKNOWN, None, f"the metadata of {guard.distribution} states no version")
+        return unknown(f"the metadata of {guard.distribution} states no version")
     try:
         version = Version(text)
     except InvalidVersion:
@@ -86,9 +90,16 @@ def worst(findings: list[Finding]) -> Finding:
     return min(findings, key=lambda finding: order.index(finding.verdict))
 
 
-def _copies(distribution: str) -> list[importlib.metadata.Distribution]:
+def claims(folders: list[str]) -> list[tuple[str, str | None]]:
+    """Name and version of every distribution whose metadata lies in these folders."""
+    return [
+        (str(copy.metadata["Name"]), _version_text(copy)) for copy in _copies(path=folders) if "Name" in copy.metadata
+    ]
+
+
+def _copies(distribution: str | None = None, path: list[str] | None = None) -> list[importlib.metadata.Distribution]:
     found = []
-    for copy in importlib.metadata.distributions(name=distribution):
+    for copy in importlib.metadata.distributions(name=distribution, path=sys.path if path is None else path):
         try:
             copy.metadata  # noqa: B018 - a damaged folder raises here, or on 3.14 and later gives None
         except Exception:
