@@ -2,7 +2,7 @@
 TOOLS := .cache/tools
 NOX := $(TOOLS)/bin/nox
 
-.PHONY: demo test docs benchmarks format clean
+.PHONY: demo test docs releases benchmarks format clean
 
 demo: $(NOX)
 	@$(NOX) -s demo
@@ -12,6 +12,9 @@ test: $(NOX)
 
 docs: $(NOX)
 	@$(NOX) -s docs
+
+releases: $(NOX)
+	@$(NOX) -s survey -- $(NAMES)
 
 benchmarks: $(NOX)
 	@$(NOX) -s benchmarks

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / "tests" / "environments"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "engine", "frameworks", "oldest"]
+nox.options.sessions = ["lint", "engine", "releases", "frameworks", "oldest", "newest"]
 
 # The frameworks' own releases run on 3.11; torch's CPU build at hand is for 3.11 too.
 FRAMEWORK_PYTHON = "3.11"
@@ -44,7 +44,8 @@ def provide(session: nox.Session, *files: str, project: bool = True) -> None:
     if stamp.exists() and stamp.read_text() == wanted:
         return
     for path in paths:
-        flags = ["--no-deps"] if path.stem.endswith("no-deps") else []
+        # What a framework says of itself, there, is more than what the tests use of it: Python 3.12 included.
+        flags = ["--no-deps", "--ignore-requires-python"] if path.stem.endswith("no-deps") else []
         session.install("-q", *flags, "-r", str(path))
     if project:
         session.install("-q", "setuptools>=68", "wheel")
@@ -60,10 +61,12 @@ def pytest(session: nox.Session, folder: str, extra: Sequence[str] = (), python:
 @nox.session(python=FRAMEWORK_PYTHON)
 def lint(session: nox.Session) -> None:
     """ruff, mypy, and the generated pages."""
-    provide(session, "lint.txt")
+    provide(session, "lint.txt", "releases.txt")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    # The survey's own code runs on one Python only.
+    session.run("mypy", "--python-version", FRAMEWORK_PYTHON, "releases/survey.py")
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
@@ -117,6 +120,27 @@ def oldest(session: nox.Session) -> None:
     """The megatron-core patch on the oldest release that the guard admits and that imports here."""
     provide(session, "torch.txt", "megatron-oldest.txt", "megatron-oldest-no-deps.txt")
     pytest(session, "tests/frameworks", ["-k", "megatron_core and not keeping_away", *BY_FILE])
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def newest(session: nox.Session) -> None:
+    """The megatron-core patch on the newest release on PyPI."""
+    provide(session, "torch.txt", "megatron-newest.txt", "megatron-newest-no-deps.txt")
+    pytest(session, "tests/frameworks", ["-k", "megatron_core and not keeping_away", *BY_FILE])
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def releases(session: nox.Session) -> None:
+    """The record of every release against the patches' guards, and a few real wheels against the record."""
+    provide(session, "releases.txt")
+    pytest(session, "tests/releases", ["-n", "2"])
+
+
+@nox.session(python=FRAMEWORK_PYTHON)
+def survey(session: nox.Session) -> None:
+    """Look at every release that is not in the record yet."""
+    provide(session, "releases.txt")
+    session.run("python", "releases/survey.py", *session.posargs)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)

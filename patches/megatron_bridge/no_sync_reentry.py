@@ -10,6 +10,6 @@ PATCH = patch(
     name="megatron-bridge-no-sync-reentry",
     title="Megatron-Bridge",
     target="megatron.bridge.training.setup:_update_model_config_funcs",
-    guard=Guard("megatron-bridge", ">=0.1.0a0,<=0.3.1"),
+    guard=Guard("megatron-bridge", ">=0.1.0a0,<=0.6.2"),
     references=("https://github.com/THUDM/slime/issues/1779",),
 )
