@@ -218,7 +218,7 @@ def _look_up_tag(folder: str, ref: str, commit: str, repository: Repository, pat
 def _git(folder: str, *arguments: str, missing: str | None = "an error") -> str:
     done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True)
     if done.returncode and missing is not None:
-        raise SystemExit(f"git -C {folder} {' '.join(arguments)}: {done.stderr.strip()}")
+        raise RuntimeError(f"git -C {folder} {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout if not done.returncode else missing  # type: ignore[return-value]
 
 

@@ -106,7 +106,7 @@ def _check(options: argparse.Namespace) -> int:
             )
             report = inspection.check(releases.read(path), registered, failures)
         except (download.DownloadError, releases.ReleaseError) as error:
-            print(f"rlhf-patches: {error}", file=sys.stderr)
+            print(f"rlhf-patches: {_printable(str(error))}", file=sys.stderr)
             unreadable = True
             continue
         bad = bad or bool(report.problems)
@@ -124,7 +124,7 @@ def _looks_like_a_path(source: str) -> bool:
 
 
 def _print_checked(console: Console, source: str, report: Report) -> None:
-    console.print(f"[bold]{escape(source)}[/]", highlight=False)
+    console.print(f"[bold]{escape(_printable(source))}[/]", highlight=False)
     there = [row for row in report if row.status is not Status.ABSENT]
     if there:
         console.print(_judgements(there))
@@ -239,8 +239,14 @@ def _judgements(rows: Iterable[PatchReport]) -> Table:
     for column in ("PATCH", "STATUS", "VERSION", "WHY"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row.name, _coloured(row.status), row.version or "-", escape(row.reason))
+        cells = [escape(_printable(text)) for text in (row.version or "-", row.reason)]
+        table.add_row(row.name, _coloured(row.status), *cells)
     return table
+
+
+def _printable(text: str) -> str:
+    """A release's own text must not move the cursor, nor be what the terminal cannot encode."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _coloured(status: Status) -> str:

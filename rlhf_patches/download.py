@@ -20,6 +20,13 @@ _PLATFORMS = tuple(
 )
 
 
+# `python -m pip` would import what lies in the working directory, perhaps a checkout that nobody trusts yet.
+_RUN_PIP = (
+    "import sys; sys.path[:] = [entry for entry in sys.path if entry]; sys.argv[0] = 'pip'; import runpy; "
+    "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+)
+
+
 class DownloadError(RuntimeError):
     """A release could not be fetched; the message says what pip said, and what to do."""
 
@@ -43,9 +50,13 @@ def fetch(text: str, cache: Path) -> Path:
     for wheel in sorted(folder.glob("*.whl")):
         return wheel
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        return _fetch(name, version, folder)
     except OSError as error:
         raise DownloadError(f"the cache {cache} cannot be used: {error}; choose another with --cache") from error
+
+
+def _fetch(name: str, version: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     # Beside its place, then renamed: a run that is interrupted leaves no half a wheel that looks like one.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
         said = _pip(f"{name}=={version}", incoming)
@@ -87,13 +98,16 @@ def _each(option: str, values: tuple[str, ...]) -> list[str]:
 
 def _pip(requirement: str, folder: str, *options: str) -> str:
     """Download one wheel without dependencies; returns what pip wrote to stderr."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
+    command = [sys.executable, "-c", _RUN_PIP, "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", folder, *options, "--", requirement]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if "No module named pip" in done.stderr:
         raise DownloadError(
             f"{sys.executable} has no pip to fetch {requirement} with: install it, or give the wheel's path"
         )
+    if done.returncode:
+        for half in Path(folder).iterdir():
+            half.unlink()
     return done.stderr
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import email.parser
 import gzip
 import importlib.util
+import itertools
 import os
 import posixpath
+import re
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ MAX_TEXT = 256 * 2**20
 MAX_UNPACKED = 2 * 2**30
 """Bytes of a whole sdist, unpacked: it has to be decompressed from its beginning to find anything in it."""
 MAX_MEMBERS = 200_000
+MAX_NAME = 4096
+MAX_HEADERS = 64 * 2**10
+"""Bytes of headers before one member of an sdist: tarfile reads them whole, and keeps what they say."""
 
 KINDS = "a wheel (.whl), an sdist (.tar.gz, .tgz, .zip) or a directory"
 
@@ -90,7 +94,7 @@ class Release:
         if f"{stem}.py" in names:
             try:
                 text = importlib.util.decode_source(self._read(path))
-            except (SyntaxError, UnicodeDecodeError) as error:
+            except (SyntaxError, UnicodeError, LookupError) as error:  # LookupError: a codec that gives no text
                 raise Unreadable(
                     f"the source of {module} cannot be decoded: {error} ({path} in {self.label})"
                 ) from error
@@ -131,12 +135,15 @@ def read(path: str) -> Release:
             return _zip(path)
         if name.endswith((".tar.gz", ".tgz")):
             return _tar(path)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise ReleaseError(f"{path} is damaged or truncated ({error}); get it again") from error
+    except ReleaseError:
+        raise
     except Unreadable as error:  # the metadata
         raise ReleaseError(str(error)) from error
-    except OSError as error:
-        raise ReleaseError(f"{path} cannot be read: {error}") from error
+    # Bad bytes show as anything: zipfile and tarfile let ValueError, struct.error, RecursionError and more through.
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise ReleaseError(f"{path} cannot be read: {error}") from error
+        raise ReleaseError(f"{path} is damaged or truncated ({error}); get it again") from error
     raise ReleaseError(f"{path} is of an unknown kind; expected {KINDS}")
 
 
@@ -149,7 +156,13 @@ def _same(name: str, other: str) -> bool:
 
 def _directory(path: str) -> Release:
     base = Path(path)
-    claims = versions.claims([str(base), str(base / "src")])
+    folders = [folder for folder in (base, base / "src") if folder.is_dir()]
+    for folder in folders:
+        for pattern in ("*.dist-info/METADATA", "*.egg-info/PKG-INFO", "*.egg-info"):
+            for metadata in folder.glob(pattern):
+                if metadata.exists() and not metadata.is_dir():
+                    _check_file(str(metadata))  # importlib.metadata would read a pipe or a device for ever
+    claims = versions.claims([str(folder) for folder in folders])
     if not claims and (base / "PKG-INFO").is_file():
         claims = [_claim(_read_file(str(base), "PKG-INFO"))]
 
@@ -165,16 +178,20 @@ def _directory(path: str) -> Release:
 def _read_file(base: str, name: str) -> bytes:
     file = os.path.join(base, name)
     try:
-        # A link is followed: uv's environments consist of them. A device or a pipe would never end.
-        state = os.stat(file)
-        if not stat.S_ISREG(state.st_mode):
-            raise Unreadable(f"{file} is no regular file")
-        if state.st_size > MAX_FILE:
-            raise Unreadable(_too_large(file, state.st_size))
+        _check_file(file)
         with open(file, "rb") as stream:
             return stream.read(MAX_FILE)
     except OSError as error:
         raise Unreadable(f"{file} cannot be read: {error}") from error
+
+
+def _check_file(file: str) -> None:
+    # A link is followed: uv's environments consist of them. A device or a pipe would never end.
+    state = os.stat(file)
+    if not stat.S_ISREG(state.st_mode):
+        raise Unreadable(f"{file} is no regular file")
+    if state.st_size > MAX_FILE:
+        raise Unreadable(_too_large(file, state.st_size))
 
 
 # ------------------------------------------------------------------------------------------- archives
@@ -186,10 +203,13 @@ class _Files(dict[str, "bytes | None"]):
     def __init__(self, path: str) -> None:
         self.path = path
         self._seen: set[str] = set()
+        self._members = 0
         self._bytes = 0
 
     def name(self, stated: str) -> str:
         """A member's name, normalised, if it stays within the archive."""
+        if len(stated) > MAX_NAME:
+            raise ReleaseError(f"{self.path} has a member {stated[:40]!r}... with a name of {len(stated)} characters")
         parts = stated.split("/")
         if stated.startswith("/") or ".." in parts or "\\" in stated or "\0" in stated or ":" in parts[0]:
             raise ReleaseError(f"{self.path} has a member {stated!r}, which leads out of it: it is built to do harm")
@@ -197,9 +217,13 @@ class _Files(dict[str, "bytes | None"]):
         if name in self._seen:
             raise ReleaseError(f"{self.path} has the member {name!r} twice, so what an installer takes cannot be told")
         self._seen.add(name)
-        if len(self._seen) > MAX_MEMBERS:
-            raise ReleaseError(f"{self.path} has more than {MAX_MEMBERS} members: too many for a release")
         return name
+
+    def count(self) -> None:
+        """Called for every member, a folder as well."""
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise ReleaseError(f"{self.path} has more than {MAX_MEMBERS} members: too many for a release")
 
     def make_room(self, name: str, size: int) -> None:
         """Called before ``size`` bytes of text are read."""
@@ -211,25 +235,20 @@ class _Files(dict[str, "bytes | None"]):
 
 
 def _in_memory(files: _Files, metadata: Iterable[str], roots: tuple[str, ...]) -> Release:
-    path = files.path
-    folders: dict[str, set[str]] = {}
-    for name in files:
-        # Each folder on the way is a name in the one above it.
-        while name:
-            folder, _, last = name.rstrip("/").rpartition("/")
-            folders.setdefault(f"{folder}/" if folder else "", set()).add(last)
-            name = folder
-
     def content(name: str) -> bytes:
         data = files[name]
         if data is None:
-            raise Unreadable(f"{name} in {path} is a link, and links are not followed")
+            raise Unreadable(f"{name} in {files.path} is a link, and links are not followed")
         return data
 
-    claims = []
-    for name in metadata:
-        claims.append(_claim(content(name)))
-    return Release(path, tuple(claims), roots, lambda folder: folders.get(folder, ()), content)
+    def names(folder: str) -> set[str]:
+        # A package that is a link would otherwise count as not there.
+        for parent in itertools.accumulate(folder.split("/")[:-1], "{}/{}".format):
+            if parent in files:
+                content(parent)
+        return {name[len(folder) :].partition("/")[0] for name in files if name.startswith(folder)}
+
+    return Release(files.path, tuple(_claim(content(name)) for name in metadata), roots, names, content)
 
 
 def _claim(metadata: bytes) -> tuple[str, str | None]:
@@ -254,19 +273,19 @@ def _zip(path: str) -> Release:
     files = _Files(path)
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
+            files.count()
+            _check_entry(path, archive, member)
             if member.is_dir():
                 continue
-            name = files.name(member.filename)
+            # Not `filename`, which zipfile cuts at a NUL.
+            name = files.name(member.orig_filename)
             if _hides(name) or (_wanted(name) and stat.S_ISLNK(member.external_attr >> 16)):
                 files[name] = None
             elif _wanted(name):
                 files.make_room(name, member.file_size)
-                try:
-                    with archive.open(member) as stream:
-                        # Never more than was stated; the checksum, which zipfile compares at the end, covers less.
-                        files[name] = stream.read(member.file_size + 1)
-                except (RuntimeError, NotImplementedError) as error:  # encrypted; an unknown compression
-                    raise ReleaseError(f"{path}: {name} cannot be read: {error}") from error
+                with archive.open(member) as stream:
+                    # Never more than was stated; zipfile compares the checksum at the end.
+                    files[name] = stream.read(member.file_size + 1)
     if path.lower().endswith(".zip"):
         return _sdist(files)
     metadata = [name for name in files if name.endswith(".dist-info/METADATA") and name.count("/") == 1]
@@ -276,14 +295,37 @@ def _zip(path: str) -> Release:
     return _in_memory(files, metadata, ("", f"{data}purelib/", f"{data}platlib/"))
 
 
+def _check_entry(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    # zipfile decompresses bzip2 and LZMA without a bound, whatever size is stated.
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ReleaseError(
+            f"{path}: {member.filename!r} has a compression that no release has ({member.compress_type})"
+        )
+    # A flipped bit in a comment's length swallows the entries that follow.
+    if member.comment:
+        raise ReleaseError(f"{path} is damaged: {member.filename!r} has a comment; get it again")
+    try:
+        archive.open(member).close()  # compares the name in the directory with the one in front of the data
+    except (RuntimeError, NotImplementedError) as error:  # encrypted; a zip of the future
+        raise ReleaseError(f"{path}: {member.filename!r} cannot be read: {error}") from error
+
+
 def _tar(path: str) -> Release:
     files = _Files(path)
     with gzip.open(path) as unpacked:
         limited = _Limited(path, unpacked)
+        limited.allow(MAX_HEADERS)
         with tarfile.open(fileobj=limited, mode="r:") as archive:  # type: ignore[call-overload]
             for member in archive:
+                archive.members = []  # tarfile keeps them all, with their headers
+                files.count()
+                if member.size < 0:
+                    raise ReleaseError(f"{path}: {member.name!r} has a negative size: it is built to do harm")
                 if not member.isdir():
+                    limited.allow(member.size + 1024, headers=False)
                     _add(files, archive, member)
+                limited.allow(MAX_HEADERS)
+            limited.allow(None)
             limited.check_end()
     return _sdist(files)
 
@@ -333,13 +375,25 @@ class _Limited:
         self._path = path
         self._stream = stream
         self._last = b""
+        self._left: int | None = None
+        self._headers = True
+
+    def allow(self, size: int | None, headers: bool = True) -> None:
+        """How many bytes may be read until the next call (None: any), and whether they are headers."""
+        self._left = size
+        self._headers = headers
 
     def read(self, size: int) -> bytes:
         """As a file's."""
-        # tarfile reads the long names and extended headers of a member whole, as large as they say they are.
-        if not 0 <= size <= MAX_FILE:
-            raise ReleaseError(f"{self._path} has a header of {size / 2**20:.0f} MiB: it is built to do harm")
+        # tarfile reads the long names, extended headers and sparse maps of a member whole, however large.
+        if self._left is not None:
+            self._left -= size
+            if self._left < 0 or size < 0:
+                raise ReleaseError(f"{self._path} has a gigantic header: it is built to do harm")
         self._last = self._stream.read(size)
+        # tarfile's regular expressions take the square of the time (CVE-2024-6232, Pythons before the fix).
+        if self._headers and re.search(rb"\d{256}", self._last):
+            raise ReleaseError(f"{self._path} has a header that is no header: it is built to do harm")
         self._check(self._stream.tell())
         return self._last
 

@@ -210,9 +210,13 @@ def check_lines(source: Source, edits: Sequence[Edit]) -> None:
     for edit in edits:
         first = source.text.count("\n", 0, edit.start) + 1
         touched.update(range(first, first + source.text.count("\n", edit.start, edit.end) + 1))
+    new = edited(source.text, edits)
     before = _lines(compile_module(source.text, source.filename))
-    after = _lines(compile_module(edited(source.text, edits), source.filename))
-    moved = sorted(line for line, _ in set(before.items()) ^ set(after.items()) if line not in touched)
+    after = _lines(compile_module(new, source.filename))
+    # By text too: code that moves within one function leaves the same function on the same lines.
+    pairs = zip(source.text.split("\n"), new.split("\n"), strict=True)
+    moved = [number for number, (one, other) in enumerate(pairs, 1) if one != other and number not in touched]
+    moved += sorted(line for line, _ in set(before.items()) ^ set(after.items()) if line not in touched)
     if moved:
         raise Unrecognised(f"the edits would move code in line {moved[0]} of {source.filename}")
 

@@ -16,7 +16,7 @@ import urllib.parse
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from .vocabulary import Guard
 
@@ -74,7 +74,7 @@ def judge(guard: Guard, text: str | None) -> Finding:
         return unknown(f"the metadata of {guard.distribution} states no version")
     try:
         version = Version(text)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or more digits than Python converts
         return Finding(Verdict.UNKNOWN, text, f"version {text!r} of {guard.distribution} is not PEP 440")
     # Pre-releases carry a defect as much as releases do, so they count as members of a range.
     if SpecifierSet(guard.versions).contains(version, prereleases=True):
