@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from effort import SHARE
 
 from rlhf_patches import Guard, Patch, Rewrite, Status, inspection, releases
 from rlhf_patches.plugins import Registered
@@ -132,8 +133,6 @@ KINDS = {
         folder, below("src/", {"slime.egg-info/PKG-INFO": METADATA, **files})
     ),
 }
-# Every byte on one Python; the standard library's readers differ little on the others.
-STEP = 1 if sys.version_info[:2] == (3, 11) else 5
 WHEEL_AND_SDIST = pytest.mark.parametrize("make", [make_wheel, make_sdist], ids=["wheel", "sdist"])
 
 
@@ -436,7 +435,7 @@ def test_no_truncated_archive_is_read(tmp_path, make):
     noise = random.Random(1).randbytes(200)  # so that a wheel's and an sdist's bytes are not mostly headers
     path = make(tmp_path, {**FILES, "slime/noise.bin": noise, "slime/last.py": "x = 1\n"})
     whole = path.read_bytes()
-    assert damage(path, (whole[:end] for end in range(0, len(whole), STEP)))[False] == 0
+    assert damage(path, (whole[:end] for end in range(0, len(whole), SHARE)))[False] == 0
 
 
 @WHEEL_AND_SDIST
@@ -446,13 +445,13 @@ def test_no_flipped_byte_goes_unnoticed(tmp_path, make):
     whole = path.read_bytes()
 
     def flipped():
-        for position in range(0, len(whole), STEP):
+        for position in range(0, len(whole), SHARE):
             for bits in (0x01, 0x10, 0xFF):
                 data = bytearray(whole)
                 data[position] ^= bits
                 yield bytes(data)
 
-    assert damage(path, flipped())[True] > len(whole) / STEP
+    assert damage(path, flipped())[True] > len(whole) / SHARE
 
 
 def test_a_name_damaged_in_a_zips_directory_is_an_error(tmp_path):
