@@ -531,6 +531,7 @@ def engines(report: dict[str, Any]) -> None:
     report["discovered"] = train_engine(*DISCOVERED)
     for name, arguments in ENGINES.items():
         report[name] = train_engine(*arguments)
+    rlhf_patches.revert()
 
 
 # ------------------------------------------------------------------------------------- without the patch
@@ -571,6 +572,8 @@ def disabled(report: dict[str, Any]) -> None:
     with zero3_configured():
         head, _, hidden, labels = fresh("equal")
         report["failed"] = failure(lambda: call(head.weight, None, hidden, labels, {})[0].backward())
+    rlhf_patches.revert()
+    del os.environ["RLHF_PATCHES_DISABLE"]
 
 
 SCENARIOS = {function.__name__: function for function in (partitioned_head, engines, unpatched, disabled)}
