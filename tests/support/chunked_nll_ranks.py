@@ -576,7 +576,63 @@ def disabled(report: dict[str, Any]) -> None:
     del os.environ["RLHF_PATCHES_DISABLE"]
 
 
-SCENARIOS = {function.__name__: function for function in (partitioned_head, engines, unpatched, disabled)}
+# ------------------------------------------------------------------------------------- without ZeRO-3
+
+
+def data_parallel(kind: str) -> dict[str, Any]:
+    """Two steps of a real model under TRL's own forward; numbers as hexadecimal."""
+    from torch.distributed.fsdp import fully_shard
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=VOCABULARY, num_hidden_layers=1, tie_word_embeddings=False, **sizes)
+    )
+    sft_trainer._patch_chunked_ce_lm_head(model, chunk_size=CHUNK)
+    if kind == "ddp":
+        run: Any = torch.nn.parallel.DistributedDataParallel(model)
+    elif kind == "fsdp2":
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        run = fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    elif kind == "fsdp2-head":  # the head is a shard of its own, so TRL sees a DTensor
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+        fully_shard(model.lm_head, mesh=mesh)
+        run = fully_shard(model, mesh=mesh)
+    else:
+        run = model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(RANK)
+    losses = []
+    for _ in range(2):
+        ids = torch.randint(0, VOCABULARY, (2, 20), generator=generator)
+        output = run(input_ids=ids, labels=ids)
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append([x.item().hex() for x in (output.loss, output.num_correct_tokens, output.entropy_sum)])
+    full = [getattr(parameter.detach(), "full_tensor", lambda p=parameter: p)() for parameter in model.parameters()]
+    return {"losses": losses, "final": [x.double().pow(2).sum().item().hex() for x in full]}
+
+
+def without_zero3(report: dict[str, Any]) -> None:
+    """DDP, FSDP2 and one process, before apply(), after it and after revert()."""
+    for how in ("before", "patched", "reverted"):
+        if how == "patched":
+            rlhf_patches.apply(only=NAME)
+        elif how == "reverted":
+            rlhf_patches.revert()
+        for kind in ("one process", "ddp", "fsdp2", "fsdp2-head"):
+            try:
+                result: Any = data_parallel(kind)
+            except Exception as error:
+                result = {"failed": f"{type(error).__name__}: {error}"}
+            report.setdefault(kind, {})[how] = result
+
+
+SCENARIOS = {function.__name__: function for function in (without_zero3, partitioned_head, disabled, engines, unpatched)}
 
 
 def main() -> None:
