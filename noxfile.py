@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / "tests" / "environments"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "engine", "frameworks", "oldest"]
+nox.options.sessions = ["lint", "engine", "frameworks", "oldest", "trl-newest", "trl-oldest"]
 
 # The frameworks' own releases run on 3.11; torch's CPU build at hand is for 3.11 too.
 FRAMEWORK_PYTHON = "3.11"
@@ -91,6 +91,8 @@ def environment(session: nox.Session) -> None:
 BY_FILE = ("-n", "2", "--dist", "loadfile")
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 PYTHON = str(HERE / ".nox" / "environment" / "bin" / "python")
+TRL_PYTHON = str(HERE / ".nox" / "environment-trl-newest" / "bin" / "python")
+WITH_TRL = {"venv_backend": "none", "requires": ["environment", "environment-trl-newest"]}
 
 
 @nox.session(**SHARED)
@@ -99,17 +101,17 @@ def frameworks(session: nox.Session) -> None:
     pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py", *BY_FILE], python=PYTHON)
 
 
-@nox.session(**SHARED)
+@nox.session(**WITH_TRL)
 def demo(session: nox.Session) -> None:
     """Before and after, on the real frameworks."""
-    session.run(PYTHON, "examples/demo/run.py", *session.posargs)
+    session.run(PYTHON, "examples/demo/run.py", "--trl-python", TRL_PYTHON, *session.posargs)
 
 
-@nox.session(**SHARED)
+@nox.session(**WITH_TRL)
 def benchmarks(session: nox.Session) -> None:
-    """All figures: start-up and call overhead."""
+    """All figures: start-up, call overhead, and what single patches save."""
     for script in sorted(Path("benchmarks").glob("*.py")):
-        session.run(PYTHON, str(script), *session.posargs)
+        session.run(TRL_PYTHON if script.stem.startswith("trl_") else PYTHON, str(script), *session.posargs)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
@@ -117,6 +119,26 @@ def oldest(session: nox.Session) -> None:
     """The megatron-core patch on the oldest release that the guard admits and that imports here."""
     provide(session, "torch.txt", "megatron-oldest.txt", "megatron-oldest-no-deps.txt")
     pytest(session, "tests/frameworks", ["-k", "megatron_core and not keeping_away", *BY_FILE])
+
+
+def trl(release: str) -> None:
+    """Sessions for one release of TRL, in an environment of its own: ms-swift wants trl below 1."""
+    environment = f"environment-trl-{release}"
+
+    @nox.session(python=FRAMEWORK_PYTHON, name=environment)
+    def make(session: nox.Session) -> None:
+        """Make the environment with real TRL and DeepSpeed."""
+        provide(session, "torch.txt", f"trl-{release}.txt")
+
+    @nox.session(venv_backend="none", name=f"trl-{release}", requires=[environment])
+    def test(session: nox.Session) -> None:
+        """The TRL patches under real DeepSpeed ZeRO-3."""
+        python = str(HERE / ".nox" / environment / "bin" / "python")
+        pytest(session, "tests/frameworks_trl", BY_FILE, python=python)
+
+
+trl("newest")
+trl("oldest")
 
 
 @nox.session(python=FRAMEWORK_PYTHON)

@@ -38,7 +38,8 @@ class Communication:
 
     def _noting(self, name: str, function: Any) -> Any:
         def noting(*args: Any, **kwargs: Any) -> Any:
-            tensors = [x for x in args[:1] if isinstance(x, torch.Tensor)]
+            outputs = (*args[:1], *(kwargs.get(key) for key in ("output_tensor", "tensor", "output")))
+            tensors = [x for x in outputs if isinstance(x, torch.Tensor)]
             self.calls.append((name, sum(x.numel() * x.element_size() for x in tensors)))
             return function(*args, **kwargs)
 
