@@ -1,8 +1,9 @@
 """TRL's chunked loss on a head that DeepSpeed ZeRO-3 partitions, unpatched and patched: ``make benchmarks``.
 
-``python benchmarks/trl_chunked_nll.py`` in an environment with trl 1.6.0 to 1.14.2 and DeepSpeed (tests/environments/
-trl-newest.txt). Two gloo ranks, one thread each. A step is forward and backward; unpatched and patched steps alternate, and
-times are medians. The head is frozen (LoRA): with a trained one the unpatched release has no step to be timed.
+``python benchmarks/trl_chunked_nll.py`` in an environment with trl 1.6.0 to 1.14.2 and DeepSpeed
+(tests/environments/trl-newest.txt). Two gloo ranks, one thread each. A step is forward and backward; unpatched and
+patched steps alternate, and figures are medians. The head is frozen (LoRA): with a trained one the unpatched release
+has no step to be timed.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def on_each_rank(options: argparse.Namespace) -> None:
             gathered = [sum(size for _, size in seen[patched]) / 2**20 for patched in (False, True)]
             seconds = [statistics.median(times[patched]) for patched in (False, True)]
             print(
-                f"{chunks:6d}  {gathers[0]:3d}  {gathers[1]:7d}  {gathered[0]:6.0f}  {gathered[1]:7.0f}     {seconds[0]:.3f}"
-                f"   {seconds[1]:7.3f}  {ratio:5.2f}  {peak[False]:5.0f}  {peak[True]:7.0f}",
+                f"{chunks:6d}  {gathers[0]:3d}  {gathers[1]:7d}  {gathered[0]:6.0f}  {gathered[1]:7.0f}"
+                f"     {seconds[0]:.3f}   {seconds[1]:7.3f}  {ratio:5.2f}  {peak[False]:5.0f}  {peak[True]:7.0f}",
                 flush=True,
             )
     torch.distributed.barrier()

@@ -92,7 +92,9 @@ def seen(reports: Reports) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rollouts", type=int, default=4)
-    parser.add_argument("--trl-python", help="the interpreter of an environment with TRL and DeepSpeed; else no such rows")
+    parser.add_argument(
+        "--trl-python", help="the interpreter of an environment with TRL and DeepSpeed; else no such rows"
+    )
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(title=f"{options.rollouts} rollouts of 3 steps, real megatron-core, 2 gloo ranks", show_lines=True)
@@ -104,10 +106,11 @@ def main() -> int:
     good = True
     started = time.monotonic()
 
+    def say(what: str) -> None:
+        console.print(f"[dim]{time.monotonic() - started:5.0f} s[/]  {what}", highlight=False)
+
     def progress(number: int, what: str) -> None:
-        console.print(
-            f"[dim]{time.monotonic() - started:5.0f} s[/]  {number:2d} of {2 * len(CASES) + 1}: {what}", highlight=False
-        )
+        say(f"{number:2d} of {2 * len(CASES) + 1}: {what}")
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -130,16 +133,16 @@ def main() -> int:
             verdict = "[green]bit for bit[/]" if same else "[bold red]NO[/]"
             colour = "green" if after[0]["failure"] is None else "bold red"
             table.add_row(case.framework, case.title, f"[red]{seen(before)}[/]", f"[{colour}]{seen(after)}[/]", verdict)
-        number = len(CASES)
+        count = len(CASES)
         if options.trl_python:
-            for row in trl_cases.rows(options.trl_python, folder / "trl", lambda what: progress(2 * number + 2, what)):
-                number += 1
+            for row in trl_cases.rows(options.trl_python, folder / "trl", lambda what: say(f"then: {what}")):
+                count += 1
                 good = good and row.repaired
                 of_trl.add_row(row.framework, row.case, f"[red]{row.without}[/]", f"[green]{row.after}[/]", row.verdict)
     console.print(table)
     if options.trl_python:
         console.print(of_trl)
-    console.print(f"{number} cases, {'all repaired' if good else 'NOT all repaired'}")
+    console.print(f"{count} cases, {'all repaired' if good else 'NOT all repaired'}")
     return 0 if good else 1
 
 

@@ -118,7 +118,7 @@ class _Head(torch.autograd.Function):
         return sums
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         rows, targets = ctx.saved_tensors
         _, need_rows, _, need_weight, need_bias = ctx.needs_input_grad
@@ -170,7 +170,7 @@ def _backward(
 
 
 def _stand_ins(head: tuple[Any, ...]) -> list[Any]:
-    """The gathered head without its hooks and gradients. `_chunk` asks DeepSpeed's status of it, so that comes along."""
+    """The gathered head without hooks and gradients. `_chunk` asks DeepSpeed's status of it, so that comes along."""
     status = next(parameter.ds_status for parameter in head if zero3.is_zero3(parameter))
     stand_ins = [None if parameter is None else parameter.detach() for parameter in head]
     for tensor in stand_ins:

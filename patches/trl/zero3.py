@@ -76,10 +76,10 @@ def release_after_accumulation(parameter: Any) -> None:
 
     handle = parameter.register_post_accumulate_grad_hook(let_go)
     # The hook does not run if something raises before it, nor if the gradient is asked for with torch.autograd.grad.
-    # The engine drops its callbacks with the backward pass, however that ends, and the last reference to `end` with them.
+    # Autograd drops its callbacks with the backward pass, however that ends, and so the last reference to `end`.
     end = _End()
     weakref.finalize(end, let_go).atexit = False
-    torch.autograd.Variable._execution_engine.queue_callback(end)  # type: ignore[attr-defined, no-untyped-call]
+    torch.autograd.Variable._execution_engine.queue_callback(end)
 
 
 class _End:

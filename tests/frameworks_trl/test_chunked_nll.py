@@ -10,8 +10,9 @@ bfloat16 (8 bits, so 4e-3 for a single rounding): 2e-2 (seen: 6e-3).
 from __future__ import annotations
 
 import pytest
-from conftest import SUPPORT
 from launch import launch
+
+from conftest import SUPPORT
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 RANKS = (0, 1)
@@ -37,7 +38,9 @@ def test_unpatched_it_crashes(reports, gathers_per_chunk):
         if gathers_per_chunk:
             # Forward works; autograd expects the weight's gradient to be as empty as the partitioned weight.
             assert found["forward"] is None
-            assert found["backward"].startswith("RuntimeError: The size of tensor a (0) must match the size of tensor b")
+            assert found["backward"].startswith(
+                "RuntimeError: The size of tensor a (0) must match the size of tensor b"
+            )
         else:
             assert found["forward"] == "RuntimeError: size mismatch, got input (8), mat (8x16), vec (0)"
 
@@ -115,7 +118,7 @@ def test_the_head_is_partitioned_again_before_the_layers_below_run(reports):
     for report in reports:
         for name, case in report["partitioned_head"]["partitioned"].items():
             after_forward, below, after_backward = case["left_gathered"]
-            assert not (after_forward or below or after_backward), name
+            assert not any((after_forward, below, after_backward)), name
 
 
 TRIALS = {  # gathers

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import SUPPORT
 from launch import launch
+
+from conftest import SUPPORT
 
 EAGER = ("full", "lora", "tied")
 COMPILED = ("compiled", "compiled-lora")
@@ -58,12 +59,13 @@ def test_unpatched_a_compiled_run_fails(tmp_path, compiled_runs_fail):
 
 @pytest.mark.parametrize("run", COMPILED)
 def test_patched_a_compiled_run_trains(reports, run, compiled_runs_fail):
-    """To the end, with the same collectives on both ranks, and the same parameters."""
+    """Logging the eager run's numbers, bit for bit, and with the same collectives and parameters on both ranks."""
     if not compiled_runs_fail:
         pytest.skip("DeepSpeed 0.18.4 discovers the read in a compiled run too")
     for report in reports:
         found = report[f"patched:{run}"]
         assert "failed" not in found, found["failed"]
+        assert found["logged"] == report["unpatched:lora" if "lora" in run else "unpatched:full"]["logged"]
     one, other = (report[f"patched:{run}"] for report in reports)
     assert one["collectives"] == other["collectives"]
     assert one["final"] == other["final"]

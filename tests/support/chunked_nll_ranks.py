@@ -1,7 +1,7 @@
 """What happens on each of two ranks in the tests of trl-chunked-nll-zero3: real TRL, real DeepSpeed ZeRO-3, gloo.
 
-``python -m torch.distributed.run ... chunked_nll_ranks.py --out FOLDER SCENARIO``: each rank writes its report. Start-up
-takes most of the time, so a scenario holds many cases, and the tests look at the report.
+``python -m torch.distributed.run ... chunked_nll_ranks.py --out FOLDER SCENARIO``: each rank writes its report.
+Start-up takes most of the time, so a scenario holds many cases, and the tests look at the report.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def call(
 
 def exact(weight: Any, bias: Any, hidden: Any, labels: Any, case: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """The definition, written independently and in float64: all logits at once, nothing chunked."""
-    leaves = [None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in (hidden, weight, bias)]
+    leaves = [
+        None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in (hidden, weight, bias)
+    ]
     logits = torch.nn.functional.linear(*leaves)
     if not case.get("shifted"):
         logits, labels = logits[:, :-1], labels[:, 1:]
@@ -162,7 +164,10 @@ def run_case(case: dict[str, Any], head: torch.nn.Linear) -> dict[str, Any]:
     if hidden.requires_grad and zero3_head(head):
         # Runs when the loss is through and the layers below it are next.
         hidden.register_hook(lambda _: seen.update(gathered_below=zero3.available(head.weight)))
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bool(case.get("autocast"))), COMMUNICATION.during() as forward:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=bool(case.get("autocast"))),
+        COMMUNICATION.during() as forward,
+    ):
         outputs = call(head.weight, head.bias, hidden, labels, case)
     between = zero3.available(head.weight) if zero3_head(head) else None
     with COMMUNICATION.during() as backward:
@@ -228,13 +233,8 @@ def partitioned_head(report: dict[str, Any]) -> None:
             name: compare(case, run_case(case, zero3.partition(head_of(case))), unpatched[name])
             for name, case in CASES.items()
         }
-        report["available"] = {
-            name: compare(case, run_gathered(case), unpatched[name]) for name, case in CASES.items()
-        }
-        for trial in (
-            one_graph_two_calls, accumulation, retain_graph, checkpointed_reentrant, checkpointed, partitioned_meanwhile,
-            raises_forward, raises_backward, raises_in_a_hook, gradient_asked_for, partial_backward, memory, no_grad,
-        ):  # fmt: skip
+        report["available"] = {name: compare(case, run_gathered(case), unpatched[name]) for name, case in CASES.items()}
+        for trial in TRIALS:
             report[trial.__name__] = trial()
     rlhf_patches.revert()
     report["reverted"] = {
@@ -430,6 +430,23 @@ def memory() -> dict[str, Any]:
         call(head.weight, None, hidden, labels, {})[0].backward()
     limit = max(hidden.numel(), head.weight.ds_numel, CHUNK * VOCABULARY)
     return {"largest": largest.numel, "limit": limit, "full_logits": 40 * CHUNK * VOCABULARY}
+
+
+TRIALS = (
+    one_graph_two_calls,
+    accumulation,
+    retain_graph,
+    checkpointed_reentrant,
+    checkpointed,
+    partitioned_meanwhile,
+    raises_forward,
+    raises_backward,
+    raises_in_a_hook,
+    gradient_asked_for,
+    partial_backward,
+    memory,
+    no_grad,
+)
 
 
 # ------------------------------------------------------------------------------------- a DeepSpeed engine
@@ -632,7 +649,9 @@ def without_zero3(report: dict[str, Any]) -> None:
             report.setdefault(kind, {})[how] = result
 
 
-SCENARIOS = {function.__name__: function for function in (without_zero3, partitioned_head, disabled, engines, unpatched)}
+SCENARIOS = {
+    function.__name__: function for function in (without_zero3, partitioned_head, disabled, engines, unpatched)
+}
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Full runs of TRL's SFTTrainer under real ZeRO-3, on each of two ranks; see chunked_nll_ranks.py.
 
-No two examples have the same number of chunks, so ranks never do either. With ``torch_compile`` DeepSpeed does not see
-that the head's weight is read ("external parameters" are discovered in eager mode only), and TRL's own gather is at work.
+No two examples have the same number of chunks, so ranks never do either. With ``torch_compile`` a recent DeepSpeed does
+not see that the head's weight is read (it discovers "external parameters" in eager mode only), and TRL's own gather
+is at work.
 """
 
 from __future__ import annotations
@@ -47,9 +48,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(96))]
     plain = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def examples() -> Dataset:
@@ -68,9 +67,15 @@ def train(out: Path, lora: bool = False, tied: bool = False, compiled: bool = Fa
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=99, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied,
-        )  # fmt: skip
+            vocab_size=99,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=tied,
+        )
     )
     config = SFTConfig(
         output_dir=str(out / "trainer"),
