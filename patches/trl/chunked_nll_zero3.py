@@ -38,7 +38,7 @@ original function runs.""",
     changes=(
         Wrap(
             target="trl.trainer.sft_trainer:_chunked_cross_entropy_loss",
-            implementation=f"{__package__}.chunked_head:around",
+            implementation=f"{__package__}.chunked_head:around_nll",
             fingerprints=(
                 "049d735a374630d9",  # 1.4.0 to 1.5.1: no gather
                 "7aae60e97f5d4b57",  # 1.6.0 to 1.7.1: gathers in each chunk

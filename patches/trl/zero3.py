@@ -19,22 +19,33 @@ def is_zero3(parameter: Any) -> bool:
     return hasattr(parameter, "ds_status")
 
 
-def gather(parameters: Iterable[Any]) -> list[Any]:
-    """Gather those that are partitioned, with one collective, and return them.
+def gather(*heads: Iterable[Any]) -> list[Any]:
+    """Gather what is partitioned of each head (weight and bias), with one collective a head, and return it.
 
     Every rank must call this at the same point: what is partitioned on one rank is partitioned on all.
 
     Raises:
         RuntimeError: DeepSpeed is fetching one just now, and only the module that it fetches for can wait for it.
     """
-    parameters = [parameter for parameter in parameters if is_zero3(parameter)]
-    in_flight = [parameter.ds_id for parameter in parameters if parameter.ds_status.name == "INFLIGHT"]
+    heads = tuple([parameter for parameter in head if is_zero3(parameter)] for head in heads)
+    in_flight = [parameter.ds_id for head in heads for parameter in head if parameter.ds_status.name == "INFLIGHT"]
     if in_flight:
         raise RuntimeError(
             f"DeepSpeed is prefetching the output head (ds_id {in_flight}) for a module, and its weight is read "
             "directly at the same time; set stage3_prefetch_bucket_size to 0"
         )
-    held = [parameter for parameter in parameters if parameter.ds_status.name == "NOT_AVAILABLE"]
+    held: list[Any] = []
+    try:
+        for head in heads:
+            held += _gather_one(head)
+    except BaseException:
+        release(held)
+        raise
+    return held
+
+
+def _gather_one(head: Iterable[Any]) -> list[Any]:
+    held = [parameter for parameter in head if parameter.ds_status.name == "NOT_AVAILABLE"]
     if len(held) > 1 and not any(hasattr(parameter.ds_tensor, "ds_quant_scale") for parameter in held):
         # all_gather() launches one collective for each, and before DeepSpeed 0.19 waits for the last one only, which
         # on gloo is not enough.
@@ -52,9 +63,9 @@ def release(held: Iterable[Any]) -> None:
 
 
 @contextmanager
-def gathered(parameters: Iterable[Any]) -> Iterator[None]:
+def gathered(*heads: Iterable[Any]) -> Iterator[None]:
     """`gather` on entry, `release` on exit, whatever happens in between."""
-    held = gather(parameters)
+    held = gather(*heads)
     try:
         yield
     finally:

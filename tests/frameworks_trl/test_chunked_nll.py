@@ -1,4 +1,4 @@
-"""trl-chunked-nll-zero3: TRL's own function on two gloo ranks, and a head that real DeepSpeed partitions.
+"""trl-chunked-nll-zero3 and trl-chunked-divergence-zero3: TRL's functions on two gloo ranks, under real DeepSpeed.
 
 The cases run in one start of two processes (tests/support/chunked_nll_ranks.py); here is what is expected of them.
 
@@ -20,8 +20,11 @@ GATHER = "all_gather_into_tensor"
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    scenarios = ("without_zero3", "partitioned_head", "disabled", "engines", "unpatched")  # the last may time out
+def reports(tmp_path_factory, gathers_per_chunk):
+    scenarios = ["without_zero3", "partitioned_head", "disabled", "engines", "unpatched"]  # the last may time out
+    if gathers_per_chunk:
+        scenarios.insert(0, "divergence")  # 1.10.0 and later
+    scenarios = tuple(scenarios)
     return launch(scenarios, tmp_path_factory.mktemp("ranks"), worker=SUPPORT / "chunked_nll_ranks.py")
 
 
@@ -199,6 +202,42 @@ def test_a_head_that_deepspeed_discovers_trains_as_before(reports):
     for report in reports:
         assert report["engines"]["discovered"] == report["engines"]["discovered-unpatched"]
         assert len(set(report["engines"]["discovered"]["losses"])) == 2, "it has learned something"
+
+
+# ------------------------------------------------------------------------------------- distillation
+
+
+@pytest.fixture
+def distillation(reports, gathers_per_chunk):
+    if not gathers_per_chunk:
+        pytest.skip("this release does not have it")
+    return [report["divergence"] for report in reports]
+
+
+def test_unpatched_distillation_gathers_each_head_in_each_chunk(distillation):
+    for found in distillation:
+        assert found["gathers"] == 2 * 2 * 5
+        assert found["unpatched"].startswith("RuntimeError: The size of tensor a (0) must match the size of tensor b")
+
+
+def test_distillation_is_right_with_one_gather_of_either_head_a_pass(distillation):
+    """Bit for bit the unpatched function on whole heads; and right, compared with float64 from the definition.
+
+    The divergence is a small difference of large numbers: 1e-4 in float32 (seen: 4e-6), 5e-2 in bfloat16.
+    """
+    for found in distillation:
+        assert found["status"] == "applied"
+        assert found["plain"]
+        assert len(found["cases"]) == 8
+        for name, case in found["cases"].items():
+            assert all(case["same"]), (name, case)
+            assert max(case["errors"]) < (5e-2 if name == "bfloat16" else 1e-4), (name, case)
+            assert [kind for kind, _ in case["forward"]] == [GATHER] * (1 if name == "self" else 2), name
+            assert case["forward"] == case["backward"], name
+            assert case["teacher_untouched"]
+            assert not case["left_gathered"]
+    one, other = (found["cases"] for found in distillation)
+    assert [case["forward"] for case in one.values()] == [case["forward"] for case in other.values()]
 
 
 # ------------------------------------------------------------------------------------- other models

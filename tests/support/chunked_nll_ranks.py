@@ -41,10 +41,12 @@ TOKENS = {  # valid tokens on each rank; a chunk is 8
 # ------------------------------------------------------------------------------------- a head and its inputs
 
 
-def make_head(dtype: torch.dtype = torch.float32, bias: bool = False, trainable: bool = True) -> torch.nn.Linear:
+def make_head(
+    dtype: torch.dtype = torch.float32, bias: bool = False, trainable: bool = True, width: int = HIDDEN
+) -> torch.nn.Linear:
     """The same on both ranks every time."""
     generator = torch.Generator().manual_seed(7)
-    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=bias)
+    head = torch.nn.Linear(width, VOCABULARY, bias=bias)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
@@ -551,6 +553,121 @@ def engines(report: dict[str, Any]) -> None:
     rlhf_patches.revert()
 
 
+# ------------------------------------------------------------------------------------- distillation
+
+DIVERGENCE = "trl-chunked-divergence-zero3"
+DIVERGENCES: dict[str, dict[str, Any]] = {
+    "unequal": {},
+    "equal": {"tokens": "equal"},
+    "one-masked": {"tokens": "one-masked", "items": 37},
+    "forward-kl": {"beta": 0.0, "bias": True},
+    "reverse-kl": {"beta": 1.0, "items": 37},
+    "bfloat16": {"dtype": "bfloat16", "bias": True},
+    "frozen": {"trainable": False},
+    "self": {"self": True},  # student and teacher share the head
+}
+
+
+def divergence_inputs(case: dict[str, Any]) -> tuple[Any, ...]:
+    """Both heads, of different widths, both hidden states, and the mask."""
+    dtype = getattr(torch, case.get("dtype", "float32"))
+    student = make_head(dtype, case.get("bias", False), case.get("trainable", True))
+    width = HIDDEN if case.get("self") else HIDDEN // 2
+    teacher = student if case.get("self") else make_head(dtype, case.get("bias", False), width=width)
+    hidden, labels = make_inputs(case.get("tokens", "unequal"), dtype, True)
+    taught = torch.randn(BATCH, LENGTH, width, generator=torch.Generator().manual_seed(200 + RANK)).to(dtype)
+    return student, teacher, hidden, taught, labels != -100
+
+
+def run_divergence(case: dict[str, Any], partitioned: bool) -> dict[str, Any]:
+    from trl.trainer import distillation_trainer
+
+    student, teacher, hidden, taught, mask = divergence_inputs(case)
+    if partitioned:
+        for head in dict.fromkeys((student, teacher)):
+            zero3.partition(head)
+    with COMMUNICATION.during() as forward:
+        outputs = distillation_trainer._chunked_divergence_loss(
+            hidden,
+            taught,
+            student.weight,
+            teacher.weight,
+            mask,
+            case.get("beta", 0.3),
+            CHUNK,
+            num_items_in_batch=case.get("items"),
+            student_lm_head_bias=student.bias,
+            teacher_lm_head_bias=teacher.bias,
+            student_logit_scale=0.5,
+            temperature=1.5,
+        )
+    with COMMUNICATION.during() as backward:
+        outputs[0].backward()
+    heads = [parameter for head in (student, teacher) for parameter in head.parameters()]
+    return {
+        "outputs": [x.detach() for x in outputs],
+        "gradients": [hidden.grad, student.weight.grad, None if student.bias is None else student.bias.grad],
+        "teacher_untouched": teacher is student or all(x.grad is None for x in teacher.parameters()),
+        "forward": forward,
+        "backward": backward,
+        "left_gathered": partitioned and any(map(zero3.available, heads)),
+    }
+
+
+def exact_divergence(case: dict[str, Any]) -> list[Any]:
+    """The definition in float64, nothing chunked: outputs and gradients."""
+    student, teacher, hidden, taught, mask = divergence_inputs(case)
+    student, teacher, mask = student.double(), teacher.double(), mask.double()
+    hidden = hidden.detach().double().requires_grad_()
+    log_s = (student(hidden) * 0.5 / 1.5).log_softmax(-1)
+    with torch.no_grad():
+        log_t = (teacher(taught.double()) / 1.5).log_softmax(-1)
+    beta = case.get("beta", 0.3)
+    log_m = ((1 - beta) * log_s.exp() + beta * log_t.exp()).log()
+
+    def divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+    if beta in (0.0, 1.0):
+        each = divergence(log_t, log_s) if beta == 0.0 else divergence(log_s, log_t)
+    else:
+        each = beta * divergence(log_t, log_m) + (1 - beta) * divergence(log_s, log_m)
+    number = mask.sum()
+    loss = (each * mask).sum() / (case.get("items") or number.clamp(min=1))
+    entropy = -((log_s.exp() * log_s).sum(-1) * mask).sum()
+    loss.backward()
+    bias = None if student.bias is None else student.bias.grad
+    return [loss, entropy, number, hidden.grad, student.weight.grad, bias]
+
+
+def divergence(report: dict[str, Any]) -> None:
+    """The cases of distillation, as `partitioned_head` has them for SFT; then what happens without the patch."""
+    plain = {name: run_divergence(case, False) for name, case in DIVERGENCES.items()}
+    rlhf_patches.apply(only=DIVERGENCE)
+    report["status"] = str(rlhf_patches.report()[DIVERGENCE].status)
+    report["plain"] = all(
+        same(*pair) for pair in zip(run_divergence({}, False)["outputs"], plain["unequal"]["outputs"], strict=True)
+    )
+    cases = report["cases"] = {}
+    with zero3_configured():
+        for name, case in DIVERGENCES.items():
+            found = run_divergence(case, True)
+            pairs = list(zip((*found["outputs"], *found["gradients"]), exact_divergence(case), strict=True))
+            cases[name] = {
+                "same": [
+                    same(*pair)
+                    for key in ("outputs", "gradients")
+                    for pair in zip(found[key], plain[name][key], strict=True)
+                ],
+                "errors": [error_of(*pair) for pair in pairs],
+                **{key: found[key] for key in ("forward", "backward", "left_gathered", "teacher_untouched")},
+            }
+        rlhf_patches.revert()
+        report["unpatched"] = failure(lambda: run_divergence({"tokens": "equal"}, True))
+        found = run_divergence({"tokens": "equal", "trainable": False}, True)
+        report["gathers"] = len(found["forward"] + found["backward"])
+
+
 # ------------------------------------------------------------------------------------- without the patch
 
 
@@ -650,7 +767,8 @@ def without_zero3(report: dict[str, Any]) -> None:
 
 
 SCENARIOS = {
-    function.__name__: function for function in (without_zero3, partitioned_head, disabled, engines, unpatched)
+    function.__name__: function
+    for function in (without_zero3, partitioned_head, divergence, disabled, engines, unpatched)
 }
 
 
