@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / "tests" / "environments"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "engine", "releases", "frameworks", "oldest", "newest"]
+nox.options.sessions = ["lint", "engine", "releases", "frameworks", "oldest", "newest", "trl-newest", "trl-oldest"]
 
 # The frameworks' own releases run on 3.11; torch's CPU build at hand is for 3.11 too.
 FRAMEWORK_PYTHON = "3.11"
@@ -96,6 +96,8 @@ BY_FILE = ("-n", "2", "--dist", "loadfile")
 BEFORE_AND_AFTER = ("-k", "megatron_core_semantics or (rollouts_crash and save0)")
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 PYTHON = str(HERE / ".nox" / "environment" / "bin" / "python")
+TRL_PYTHON = str(HERE / ".nox" / "environment-trl-newest" / "bin" / "python")
+WITH_TRL = {"venv_backend": "none", "requires": ["environment", "environment-trl-newest"]}
 
 
 @nox.session(**SHARED)
@@ -104,17 +106,17 @@ def frameworks(session: nox.Session) -> None:
     pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py", *BY_FILE], python=PYTHON)
 
 
-@nox.session(**SHARED)
+@nox.session(**WITH_TRL)
 def demo(session: nox.Session) -> None:
     """Before and after, on the real frameworks."""
-    session.run(PYTHON, "examples/demo/run.py", *session.posargs)
+    session.run(PYTHON, "examples/demo/run.py", "--trl-python", TRL_PYTHON, *session.posargs)
 
 
-@nox.session(**SHARED)
+@nox.session(**WITH_TRL)
 def benchmarks(session: nox.Session) -> None:
-    """All figures: start-up and call overhead."""
+    """All figures: start-up, call overhead, and what single patches save."""
     for script in sorted(Path("benchmarks").glob("*.py")):
-        session.run(PYTHON, str(script), *session.posargs)
+        session.run(TRL_PYTHON if script.stem.startswith("trl_") else PYTHON, str(script), *session.posargs)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
@@ -143,6 +145,26 @@ def survey(session: nox.Session) -> None:
     """Look at every release that is not in the record yet."""
     provide(session, "releases.txt")
     session.run("python", "releases/survey.py", *session.posargs)
+
+
+def trl(release: str) -> None:
+    """Sessions for one release of TRL, in an environment of its own: ms-swift wants trl below 1."""
+    environment = f"environment-trl-{release}"
+
+    @nox.session(python=FRAMEWORK_PYTHON, name=environment)
+    def make(session: nox.Session) -> None:
+        """Make the environment with real TRL and DeepSpeed."""
+        provide(session, "torch.txt", f"trl-{release}.txt")
+
+    @nox.session(venv_backend="none", name=f"trl-{release}", requires=[environment])
+    def test(session: nox.Session) -> None:
+        """The TRL patches under real DeepSpeed ZeRO-3."""
+        python = str(HERE / ".nox" / environment / "bin" / "python")
+        pytest(session, "tests/frameworks_trl", BY_FILE, python=python)
+
+
+trl("newest")
+trl("oldest")
 
 
 @nox.session(python=FRAMEWORK_PYTHON)

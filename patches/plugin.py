@@ -9,6 +9,7 @@ from .megatron_core import forward_pre_hook_reentry
 from .megatron_lm import no_sync_reentry as megatron_lm_no_sync
 from .slime import no_sync_reentry as slime_no_sync
 from .swift import no_sync_reentry as swift_no_sync
+from .trl import chunked_divergence_zero3, chunked_nll_zero3
 from .verl import no_sync_reentry as verl_no_sync
 
 
@@ -23,4 +24,6 @@ def rlhf_patches() -> list[Patch]:
         swift_no_sync.PATCH_OF_TRAIN,
         megatron_bridge_no_sync.PATCH,
         verl_no_sync.PATCH,
+        chunked_nll_zero3.PATCH,
+        chunked_divergence_zero3.PATCH,
     ]

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+import trl_cases
 from launch import Reports, launch
 
 
@@ -91,26 +92,32 @@ def seen(reports: Reports) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rollouts", type=int, default=4)
+    parser.add_argument(
+        "--trl-python", help="the interpreter of an environment with TRL and DeepSpeed; else no such rows"
+    )
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(title=f"{options.rollouts} rollouts of 3 steps, real megatron-core, 2 gloo ranks", show_lines=True)
-    for column in ("framework", "case", "without rlhf_patches", "with rlhf_patches", "same as uninterrupted"):
-        table.add_column(column, overflow="fold")
+    of_trl = Table(title="TRL's chunked loss under DeepSpeed ZeRO-3, 2 gloo ranks", show_lines=True)
+    for one, yardstick in ((table, "uninterrupted"), (of_trl, "without ZeRO-3's partitioning")):
+        for column in ("framework", "case", "without rlhf_patches", "with rlhf_patches", f"same as {yardstick}"):
+            one.add_column(column, overflow="fold")
     length = ("--rollouts", str(options.rollouts))
     good = True
     started = time.monotonic()
 
+    def say(what: str) -> None:
+        console.print(f"[dim]{time.monotonic() - started:5.0f} s[/]  {what}", highlight=False)
+
     def progress(number: int, what: str) -> None:
-        console.print(
-            f"[dim]{time.monotonic() - started:5.0f} s[/]  {number:2d} of {2 * len(CASES) + 1}: {what}", highlight=False
-        )
+        say(f"{number:2d} of {2 * len(CASES) + 1}: {what}")
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         progress(1, "one uninterrupted run, the yardstick")
         reference = launch(("--scenario", "reference", *length), folder / "reference")
         assert reference[0]["failure"] is None, reference[0]["failure"]
-        for number, case in enumerate(CASES):
+        for number, case in enumerate(CASES):  # of Megatron and what is built on it
             what = f"{case.framework}: {case.title}"
             progress(2 * number + 2, f"{what}, without")
             before = launch((*case.arguments, *length), folder / f"{number}-before")
@@ -126,8 +133,16 @@ def main() -> int:
             verdict = "[green]bit for bit[/]" if same else "[bold red]NO[/]"
             colour = "green" if after[0]["failure"] is None else "bold red"
             table.add_row(case.framework, case.title, f"[red]{seen(before)}[/]", f"[{colour}]{seen(after)}[/]", verdict)
+        count = len(CASES)
+        if options.trl_python:
+            for row in trl_cases.rows(options.trl_python, folder / "trl", lambda what: say(f"then: {what}")):
+                count += 1
+                good = good and row.repaired
+                of_trl.add_row(row.framework, row.case, f"[red]{row.without}[/]", f"[green]{row.after}[/]", row.verdict)
     console.print(table)
-    console.print(f"{len(CASES)} cases, {'all repaired' if good else 'NOT all repaired'}")
+    if options.trl_python:
+        console.print(of_trl)
+    console.print(f"{count} cases, {'all repaired' if good else 'NOT all repaired'}")
     return 0 if good else 1
 
 

@@ -1,4 +1,4 @@
-"""Start rollout_training.py on two ranks, each in a process of its own."""
+"""Start a worker (rollout_training.py unless told otherwise) on two ranks, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ Reports = list[dict[str, Any]]
 
 
 def launch(
-    arguments: tuple[str, ...], out: Path, python: str = sys.executable, settings: Mapping[str, str] | None = None
+    arguments: tuple[str, ...],
+    out: Path,
+    python: str = sys.executable,
+    settings: Mapping[str, str] | None = None,
+    worker: Path = WORKER,
 ) -> Reports:
     """Run torchrun with two ranks and the worker's ``arguments``; returns each rank's report.
 
@@ -26,6 +30,7 @@ def launch(
         out: an empty folder for the reports.
         python: the interpreter, by which an installed environment can be chosen.
         settings: environment variables; those of rlhf_patches that are set already are left out.
+        worker: the script; it writes ``rank0.json`` and ``rank1.json`` into the folder given as ``--out``.
 
     Raises:
         RuntimeError: the harness itself failed; the message has its output.
@@ -36,7 +41,7 @@ def launch(
     # fmt: off
     command = [
         python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
-        "--master-port", str(port), str(WORKER), "--out", str(out), *arguments,
+        "--master-port", str(port), str(worker), "--out", str(out), *arguments,
     ]
     # fmt: on
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLHF_PATCHES_")}

@@ -1,0 +1,41 @@
+"""``DistillationTrainer`` under DeepSpeed ZeRO-3: one gather of both heads a pass, not two a chunk."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Wrap
+
+PATCH = Patch(
+    name="trl-chunked-divergence-zero3",
+    summary="DistillationTrainer runs under DeepSpeed ZeRO-3 with partitioned output heads",
+    symptom="""\
+`DistillationTrainer` of trl 1.10.0 to 1.14.2 under DeepSpeed ZeRO-3: a step never ends (until the process group's
+timeout) as soon as ranks have different numbers of chunks, because their completions differ in length; or
+`RuntimeError: The size of tensor a (0) must match the size of tensor b` in backward, when the student's head is
+trained and DeepSpeed has not discovered that it is read.""",
+    cause="""\
+`_chunked_divergence_loss` gathers the student's head and the teacher's within each chunk, forward and again in
+backward: four times as many collectives as this rank has chunks, and ranks that have fewer leave the others waiting.
+The teacher's head is read after the teacher's forward pass, where DeepSpeed does not discover it.""",
+    repair="""\
+As `trl-chunked-nll-zero3` does it: if ZeRO-3 manages one of the heads, the loop over the chunks becomes one autograd
+function, which gathers either head once in forward and once in backward, on every rank; and not at all what is gathered
+already. What a chunk computes is the release's own `_chunk`, so results are the same bit for bit. Without
+ZeRO-3 the original function runs.""",
+    references=(
+        "https://github.com/huggingface/trl/pull/6698",
+        "https://github.com/huggingface/trl/issues/6696",
+    ),
+    guard=Guard("trl", ">=1.10.0,<1.15.0"),
+    changes=(
+        Wrap(
+            target="trl.trainer.distillation_trainer:_chunked_divergence_loss",
+            implementation=f"{__package__}.chunked_head:around_divergence",
+            fingerprints=(
+                "c4ef116d3690c7b8",  # 1.10.0
+                "a054e2695a826a96",  # 1.11.0 to 1.12.0: at least one chunk
+                "62c2de8dbb288f54",  # 1.13.0 to 1.14.2: multiplies in the hidden states' dtype
+            ),
+        ),
+    ),
+    retire="when nobody uses trl below 1.15, which fuses the loss and gathers once",
+)

@@ -1,0 +1,52 @@
+"""``SFTTrainer(loss_type="chunked_nll")`` under DeepSpeed ZeRO-3: one gather of the head a pass, not one a chunk."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Wrap
+
+PATCH = Patch(
+    name="trl-chunked-nll-zero3",
+    summary="SFT with loss_type='chunked_nll' runs under DeepSpeed ZeRO-3 with a partitioned output head",
+    symptom="""\
+`SFTTrainer` with `loss_type="chunked_nll"` under DeepSpeed ZeRO-3:
+
+- trl 1.4.0 to 1.5.1: `RuntimeError: size mismatch, got input (99), mat (99x16), vec (0)` from `_chunk`;
+- trl 1.6.0 to 1.14.2: the first step never ends (until the process group's timeout) as soon as ranks have different
+  numbers of chunks, because completion-only or assistant-only masks leave them different numbers of tokens; or
+  `RuntimeError: Function ... returned an invalid gradient at index 0 - got [99, 16] but expected shape compatible
+  with [0]` in backward, when the head is trained.""",
+    cause="""\
+The loss reads `lm_head.weight` without calling the module `lm_head`, so ZeRO-3 does not gather it, unless it notices
+the read (DeepSpeed's discovery of external parameters). 1.5.1 and earlier multiply with the empty partition. 1.6.0 and
+later gather within each chunk, forward and again in backward: twice as many collectives as this rank has chunks,
+and ranks that have fewer chunks leave the others waiting. Autograd has also noted the shape of the weight's
+gradient before the gather.""",
+    repair="""\
+If ZeRO-3 manages the head, the loop over the chunks becomes one autograd function. It gathers the head (weight and
+bias together) once in forward and once in backward, on every rank, with or without tokens; and not at all if
+it is gathered already. What a chunk computes is the release's own `_chunk`, chunk sizes and order of summation are the
+release's too, so results are the same bit for bit. In backward the head stays gathered until its gradient is
+accumulated, and DeepSpeed reduces that gradient as it does all others. Without ZeRO-3 (DDP, FSDP2, one process) the
+original function runs.""",
+    references=(
+        "https://github.com/huggingface/trl/issues/6696",
+        "https://github.com/huggingface/trl/pull/5873",
+        "https://github.com/huggingface/trl/pull/6694",
+        "https://github.com/huggingface/trl/pull/6698",
+    ),
+    guard=Guard("trl", ">=1.4.0,<1.15.0"),
+    changes=(
+        Wrap(
+            target="trl.trainer.sft_trainer:_chunked_cross_entropy_loss",
+            implementation=f"{__package__}.chunked_head:around_nll",
+            fingerprints=(
+                "049d735a374630d9",  # 1.4.0 to 1.5.1: no gather
+                "7aae60e97f5d4b57",  # 1.6.0 to 1.7.1: gathers in each chunk
+                "8523748fe2b17e15",  # 1.8.0: static shapes
+                "e05f4e153a955ab1",  # 1.9.0 to 1.10.0
+                "9df531774182647a",  # 1.11.0 to 1.14.2: at least one chunk
+            ),
+        ),
+    ),
+    retire="when nobody uses trl below 1.15, which fuses the loss and gathers once",
+)

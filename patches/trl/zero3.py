@@ -1,0 +1,100 @@
+"""Parameters that DeepSpeed ZeRO-3 has partitioned: gathering them for a direct read, and letting go of them again.
+
+DeepSpeed is not imported: a parameter of ZeRO-3 carries everything that is needed, and other parameters have
+none of it. In this module "to hold" means: gathered by us, so that we have to partition it again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def is_zero3(parameter: Any) -> bool:
+    """Whether DeepSpeed ZeRO-3 manages this parameter."""
+    return hasattr(parameter, "ds_status")
+
+
+def gather(*heads: Iterable[Any]) -> list[Any]:
+    """Gather what is partitioned of each head (weight and bias), with one collective a head, and return it.
+
+    Every rank must call this at the same point: what is partitioned on one rank is partitioned on all.
+
+    Raises:
+        RuntimeError: DeepSpeed is fetching one just now, and only the module that it fetches for can wait for it.
+    """
+    heads = tuple([parameter for parameter in head if is_zero3(parameter)] for head in heads)
+    in_flight = [parameter.ds_id for head in heads for parameter in head if parameter.ds_status.name == "INFLIGHT"]
+    if in_flight:
+        raise RuntimeError(
+            f"DeepSpeed is prefetching the output head (ds_id {in_flight}) for a module, and its weight is read "
+            "directly at the same time; set stage3_prefetch_bucket_size to 0"
+        )
+    held: list[Any] = []
+    try:
+        for head in heads:
+            held += _gather_one(head)
+    except BaseException:
+        release(held)
+        raise
+    return held
+
+
+def _gather_one(head: Iterable[Any]) -> list[Any]:
+    held = [parameter for parameter in head if parameter.ds_status.name == "NOT_AVAILABLE"]
+    if len(held) > 1 and not any(hasattr(parameter.ds_tensor, "ds_quant_scale") for parameter in held):
+        # all_gather() launches one collective for each, and before DeepSpeed 0.19 waits for the last one only, which
+        # on gloo is not enough.
+        held[0].all_gather_coalesced(held).wait()
+    elif held:
+        held[0].all_gather(param_list=held)
+    return held
+
+
+def release(held: Iterable[Any]) -> None:
+    """Partition what `gather` returned, but for what a module of DeepSpeed's has taken over meanwhile."""
+    for parameter in held:
+        if parameter.ds_status.name == "AVAILABLE" and not parameter.ds_active_sub_modules:
+            parameter.partition()
+
+
+@contextmanager
+def gathered(*heads: Iterable[Any]) -> Iterator[None]:
+    """`gather` on entry, `release` on exit, whatever happens in between."""
+    held = gather(*heads)
+    try:
+        yield
+    finally:
+        release(held)
+
+
+def release_after_accumulation(parameter: Any) -> None:
+    """Within a backward pass: `release` as soon as autograd has accumulated the parameter's gradient.
+
+    Not earlier: autograd lays a gradient out as the parameter is at that moment, and a partitioned one is empty.
+    DeepSpeed's own hook, which reduces the gradient, was registered first and so has run as well.
+    """
+    undone = [parameter]
+
+    def let_go(*_: Any) -> None:
+        handle.remove()
+        while undone:
+            release([undone.pop()])
+
+    handle = parameter.register_post_accumulate_grad_hook(let_go)
+    # The hook does not run if something raises before it, nor if the gradient is asked for with torch.autograd.grad.
+    # Autograd drops its callbacks with the backward pass, however that ends, and so the last reference to `end`.
+    end = _End()
+    weakref.finalize(end, let_go).atexit = False
+    torch.autograd.Variable._execution_engine.queue_callback(end)
+
+
+class _End:
+    """Called by autograd at the end of a backward pass that succeeded; dropped at the end of any."""
+
+    def __call__(self) -> None:
+        """Nothing to do: being dropped is what counts."""
