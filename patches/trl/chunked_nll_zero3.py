@@ -12,9 +12,12 @@ PATCH = Patch(
 
 - trl 1.4.0 to 1.5.1: `RuntimeError: size mismatch, got input (99), mat (99x16), vec (0)` from `_chunk`;
 - trl 1.6.0 to 1.14.2: the first step never ends (until the process group's timeout) as soon as ranks have different
-  numbers of chunks, because completion-only or assistant-only masks leave them different numbers of tokens; or
-  `RuntimeError: Function ... returned an invalid gradient at index 0 - got [99, 16] but expected shape compatible
-  with [0]` in backward, when the head is trained.""",
+  numbers of chunks, because completion-only or assistant-only masks leave them different numbers of tokens; or, when
+  the head is trained, backward raises `RuntimeError: The size of tensor a (0) must match the size of tensor b (16)`,
+  or `returned an invalid gradient at index 0 - got [64, 16] but expected shape compatible with [0]`.
+
+In a run of `SFTTrainer` this needs a head that DeepSpeed does not gather by itself: with `torch_compile`, for one, it
+does not notice that the weight is read.""",
     cause="""\
 The loss reads `lm_head.weight` without calling the module `lm_head`, so ZeRO-3 does not gather it, unless it notices
 the read (DeepSpeed's discovery of external parameters). 1.5.1 and earlier multiply with the empty partition. 1.6.0 and
