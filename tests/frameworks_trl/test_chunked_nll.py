@@ -52,7 +52,10 @@ def test_unpatched_it_gathers_twice_for_each_chunk_and_stalls(reports, gathers_p
     if not gathers_per_chunk:
         pytest.skip("this release crashes before it could stall")
     assert [report["unpatched"]["gathers"] for report in reports] == [2 * 5] * 2
-    few, many = (report["unpatched"] for report in reports)
+    assert_stalled(*(report["unpatched"] for report in reports))
+
+
+def assert_stalled(few, many):
     assert few["stall"] is None, "one chunk on this rank: its collectives are answered"
     assert "Timed out waiting" in many["stall"]
     assert many["stalled_for"] > 5, "it waited for the other rank until the time-out"
@@ -218,6 +221,14 @@ def test_unpatched_distillation_gathers_each_head_in_each_chunk(distillation):
     for found in distillation:
         assert found["gathers"] == 2 * 2 * 5
         assert found["unpatched"].startswith("RuntimeError: The size of tensor a (0) must match the size of tensor b")
+
+
+def test_unpatched_distillation_stalls(tmp_path, gathers_per_chunk):
+    """One chunk on one rank and five on the other; patched, the case "unequal" below."""
+    if not gathers_per_chunk:
+        pytest.skip("this release does not have it")
+    reports = launch(("divergence_unpatched",), tmp_path, worker=SUPPORT / "chunked_nll_ranks.py")
+    assert_stalled(*(report["divergence_unpatched"] for report in reports))
 
 
 def test_distillation_is_right_with_one_gather_of_either_head_a_pass(distillation):

@@ -687,13 +687,23 @@ def unpatched(report: dict[str, Any]) -> None:
 
 
 def stall(report: dict[str, Any]) -> None:
-    """One rank has one chunk, the other five. The first comes back, and the other one waits for it in vain."""
-    store = torch.distributed.distributed_c10d._get_default_store()
     head = zero3.partition(make_head(trainable=False))
     hidden, labels = make_inputs("unequal", torch.float32, False)
+    wait_in_vain(report, lambda: call(head.weight, None, hidden, labels, {})[0].backward())
+
+
+def divergence_unpatched(report: dict[str, Any]) -> None:
+    """Distillation without the patch; it ends in a time-out."""
+    with zero3_configured():
+        wait_in_vain(report, lambda: run_divergence({"trainable": False}, True))
+
+
+def wait_in_vain(report: dict[str, Any], step: Callable[[], Any]) -> None:
+    """One rank has one chunk, the other five. The first comes back, and the other one waits for it."""
+    store = torch.distributed.distributed_c10d._get_default_store()
     zero3.wait_at_most(6)
     started = time.monotonic()
-    report["stall"] = failure(lambda: call(head.weight, None, hidden, labels, {})[0].backward())
+    report["stall"] = failure(step)
     report["stalled_for"] = time.monotonic() - started
     store.set(f"done-{RANK}", "")
     store.wait([f"done-{1 - RANK}"])  # not a collective, which the other rank would take for its gather
@@ -768,7 +778,15 @@ def without_zero3(report: dict[str, Any]) -> None:
 
 SCENARIOS = {
     function.__name__: function
-    for function in (without_zero3, partitioned_head, divergence, disabled, engines, unpatched)
+    for function in (
+        without_zero3,
+        partitioned_head,
+        divergence,
+        disabled,
+        engines,
+        unpatched,
+        divergence_unpatched,
+    )
 }
 
 
