@@ -139,6 +139,7 @@ TRIALS = {  # gathers
     "raises_in_a_hook": 2,
     "gradient_asked_for": 2,
     "partial_backward": 4,
+    "in_flight": 2,
 }
 
 
@@ -162,6 +163,14 @@ def test_exceptions_come_through(reports):
         assert found["raises_backward"]["raised"] == "MemoryError: as on a GPU that is too small"
         assert found["raises_in_a_hook"]["raised"] == "RuntimeError: reduction failed"
         assert "backward through the graph a second time" in found["retain_graph"]["again"]
+
+
+def test_a_head_that_deepspeed_is_fetching_is_an_error_that_says_what_to_do(reports):
+    """Whether its content is there yet cannot be told."""
+    for report in reports:
+        raised = report["partitioned_head"]["in_flight"]["raised"]
+        assert raised.startswith("RuntimeError: DeepSpeed is prefetching the output head")
+        assert "set stage3_prefetch_bucket_size to 0" in raised
 
 
 def test_without_a_graph_one_gather(reports):

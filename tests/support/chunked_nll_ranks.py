@@ -404,6 +404,18 @@ def partial_backward() -> dict[str, Any]:
     return outcome(head, weight, seen, left=left)
 
 
+def in_flight() -> dict[str, Any]:
+    """DeepSpeed has begun to fetch the head for a module that comes next."""
+    head, weight, hidden, labels = fresh()
+    fetching = head.weight.all_gather_coalesced([head.weight])
+    raised = failure(lambda: call(head.weight, None, hidden, labels, {}))
+    fetching.wait()
+    head.weight.partition()
+    with COMMUNICATION.during() as seen:
+        call(head.weight, None, hidden, labels, {})[0].backward()
+    return outcome(head, weight, seen, raised=raised)
+
+
 def no_grad() -> dict[str, Any]:
     head, _, hidden, labels = fresh()
     with torch.no_grad(), COMMUNICATION.during() as seen:
@@ -446,6 +458,7 @@ TRIALS = (
     raises_in_a_hook,
     gradient_asked_for,
     partial_backward,
+    in_flight,
     memory,
     no_grad,
 )
