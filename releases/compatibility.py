@@ -75,7 +75,7 @@ def _notes(members: list[Entry], patch: Patch, notes: dict[str, str]) -> list[st
     for entry in members:
         code = entry.patches[patch.name]
         if code.state == record.DIFFERENT:
-            found.append(notes.get("+".join(code.fingerprints), "not read yet"))
+            found.append(notes.get(code.key, "not read yet"))
     return list(dict.fromkeys(found))
 
 

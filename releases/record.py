@@ -20,10 +20,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from rlhf_patches import plugins, recognition, sources
+from rlhf_patches import plugins, recognition, sources, versions
 from rlhf_patches.releases import Release
 from rlhf_patches.rewriting import Unrecognised
 from rlhf_patches.sources import NotFound, Source, Unreadable
+from rlhf_patches.versions import Verdict
 from rlhf_patches.vocabulary import Patch
 
 HERE = Path(__file__).parent
@@ -50,6 +51,11 @@ class Code:
     state: str
     fingerprints: tuple[str, ...] = ()
     why: str = ""
+
+    @property
+    def key(self) -> str:
+        """How ``reviewed.toml`` names code that is DIFFERENT."""
+        return "+".join(self.fingerprints)
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,11 @@ def patches_of(distribution: str, patches: Iterable[Patch]) -> list[Patch]:
     """Those whose guard names this distribution."""
     wanted = canonicalize_name(distribution)
     return [patch for patch in patches if canonicalize_name(patch.guard.distribution) == wanted]
+
+
+def records_of(patch: Patch, records: Iterable[Record]) -> list[Record]:
+    """Those of the distribution that a patch's guard names."""
+    return [record for record in records if patches_of(record.distribution, [patch])]
 
 
 def digest(patch: Patch) -> str:
@@ -244,7 +255,7 @@ class Disagreement:
 
 def claims(patch: Patch, entry: Entry) -> bool:
     """Whether the version guard of a patch says that a release is affected."""
-    return SpecifierSet(patch.guard.versions).contains(entry.order, prereleases=True)
+    return versions.judge(patch.guard, entry.version).verdict is Verdict.AFFECTED
 
 
 def disagreements(records: Iterable[Record], patches: Iterable[Patch]) -> list[Disagreement]:
@@ -268,10 +279,9 @@ def loose_bounds(records: Iterable[Record], patches: Iterable[Patch]) -> list[st
     complaints = []
     for patch in patches:
         codes: dict[Version, set[str]] = {}
-        for record in records:
-            if patch in patches_of(record.distribution, [patch]):
-                for entry in record.entries:
-                    codes.setdefault(entry.order, set()).add(entry.patches[patch.name].state)
+        for record in records_of(patch, records):
+            for entry in record.entries:
+                codes.setdefault(entry.order, set()).add(entry.patches[patch.name].state)
         pins = list(SpecifierSet(patch.guard.versions))
         if not any(pin.operator.startswith("<") for pin in pins) or not any(
             pin.operator.startswith(">") for pin in pins
@@ -299,12 +309,12 @@ def unreviewed(records: Iterable[Record], patches: Iterable[Patch], notes: Revie
                     complaints.append(f"{patch.name}: {record.name} {entry.version} cannot be read: {code.why}")
                 if code.state != DIFFERENT:
                     continue
-                key = "+".join(code.fingerprints)
-                known = (patch.name, key) in needed
-                needed.add((patch.name, key))
-                if not known and key not in notes.harmless.get(patch.name, {}):
+                known = (patch.name, code.key) in needed
+                needed.add((patch.name, code.key))
+                if not known and code.key not in notes.harmless.get(patch.name, {}):
                     complaints.append(
-                        f"{patch.name}: nobody has read {record.name} {entry.version} ({entry.file}): {key}: {code.why}"
+                        f"{patch.name}: nobody has read {record.name} {entry.version} ({entry.file}): "
+                        f"{code.key}: {code.why}"
                     )
     for name, entries in notes.harmless.items():
         complaints += [
@@ -320,7 +330,7 @@ def outdated(records: Iterable[Record], patches: Iterable[Patch]) -> list[str]:
     records = list(records)
     complaints = []
     for patch in patches:
-        own = [record for record in records if patches_of(record.distribution, [patch])]
+        own = records_of(patch, records)
         if not own:
             complaints.append(f"{patch.name}: there is no record of {patch.guard.distribution}")
         complaints += [

@@ -205,21 +205,20 @@ def _look_up_tag(folder: str, ref: str, commit: str, repository: Repository, pat
     modules = sorted({module for patch in patches for module in patch.modules})
     with tempfile.TemporaryDirectory() as tree:
         for path in [f"{module.replace('.', '/')}.py" for module in modules]:
-            text = _git(folder, "show", f"{commit}:{path}", missing=None)
-            if text is not None:
+            if _git(folder, "ls-tree", "--name-only", commit, path):
                 (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)
-                (Path(tree) / path).write_text(text, encoding="utf-8")
+                (Path(tree) / path).write_text(_git(folder, "show", f"{commit}:{path}"), encoding="utf-8")
         release = releases.read(tree)
         codes = {patch.name: record.examine(release, patch) for patch in patches}
     version = repository.version(_git(folder, "show", f"{commit}:{repository.version_file}"))
     return Entry(str(Version(version)), ref, commit, codes)
 
 
-def _git(folder: str, *arguments: str, missing: str | None = "an error") -> str:
+def _git(folder: str, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True)
-    if done.returncode and missing is not None:
+    if done.returncode:
         raise RuntimeError(f"git -C {folder} {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout if not done.returncode else missing  # type: ignore[return-value]
+    return done.stdout
 
 
 # ------------------------------------------------------------------------------------------- the survey
