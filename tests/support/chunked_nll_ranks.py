@@ -348,14 +348,19 @@ class _Raising:
         sft_trainer._chunk = self.original
 
 
-def raises_forward() -> dict[str, Any]:
-    head, weight, hidden, labels = fresh("equal")
-    with _Raising(3):
-        raised = failure(lambda: call(head.weight, None, hidden, labels, {}))
+def after(raised: str | None, head: Any, weight: Any, hidden: Any, labels: Any) -> dict[str, Any]:
+    """What an exception has left behind, and a whole step after it."""
     left = zero3.available(head.weight)
     with COMMUNICATION.during() as seen:
         call(head.weight, None, hidden, labels, {})[0].backward()
     return outcome(head, weight, seen, raised=raised, left=left)
+
+
+def raises_forward() -> dict[str, Any]:
+    head, weight, hidden, labels = fresh("equal")
+    with _Raising(3):
+        raised = failure(lambda: call(head.weight, None, hidden, labels, {}))
+    return after(raised, head, weight, hidden, labels)
 
 
 def raises_backward() -> dict[str, Any]:
@@ -363,10 +368,7 @@ def raises_backward() -> dict[str, Any]:
     with _Raising(7):  # five chunks forward, then the second one of backward
         loss = call(head.weight, None, hidden, labels, {})[0]
         raised = failure(loss.backward)
-    left = zero3.available(head.weight)
-    with COMMUNICATION.during() as seen:
-        call(head.weight, None, hidden, labels, {})[0].backward()
-    return outcome(head, weight, seen, raised=raised, left=left)
+    return after(raised, head, weight, hidden, labels)
 
 
 def raises_in_a_hook() -> dict[str, Any]:
@@ -379,11 +381,8 @@ def raises_in_a_hook() -> dict[str, Any]:
     hook = head.weight.register_post_accumulate_grad_hook(fails)
     raised = failure(call(head.weight, None, hidden, labels, {})[0].backward)
     hook.remove()
-    left = zero3.available(head.weight)
     head.weight.grad = None
-    with COMMUNICATION.during() as seen:
-        call(head.weight, None, hidden, labels, {})[0].backward()
-    return outcome(head, weight, seen, raised=raised, left=left)
+    return after(raised, head, weight, hidden, labels)
 
 
 def gradient_asked_for() -> dict[str, Any]:
