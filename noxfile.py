@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,14 +30,17 @@ FOUND = [str(path) for version in ENGINE_PYTHONS for path in sorted(PYENV.glob(f
 os.environ["PATH"] = os.pathsep.join([*FOUND, os.environ["PATH"]])
 
 
-def provide(session: nox.Session, *files: str, project: bool = True) -> None:
+def provide(session: nox.Session, *files: str, project: bool = True, beside: str | None = None) -> None:
     """Install the requirement files in order (``*-no-deps.txt`` without dependencies), then this project.
 
+    Each file in the folder ``beside`` names older releases that go into a folder of their own within the
+    environment (``side-by-side/NAME``): put first on PYTHONPATH, it turns the environment into another one.
     Skipped when the environment was made from the same files already.
     """
     paths = [ENVIRONMENTS / name for name in files]
+    others = sorted((ENVIRONMENTS / beside).glob("*.txt")) if beside else []
     described = b"".join(
-        path.read_bytes() for path in [*paths, HERE / "setup.cfg", HERE / "setup.py", HERE / "pyproject.toml"]
+        path.read_bytes() for path in [*paths, *others, HERE / "setup.cfg", HERE / "setup.py", HERE / "pyproject.toml"]
     )
     described += str(HERE).encode()  # the editable install points here
     stamp = Path(session.virtualenv.location) / "made-from"
@@ -47,6 +51,11 @@ def provide(session: nox.Session, *files: str, project: bool = True) -> None:
         # What a framework says of itself, there, is more than what the tests use of it: Python 3.12 included.
         flags = ["--no-deps", "--ignore-requires-python"] if path.stem.endswith("no-deps") else []
         session.install("-q", *flags, "-r", str(path))
+    for path in others:
+        folder = Path(session.virtualenv.location) / "side-by-side" / path.stem
+        # pip leaves alone what is in such a folder already.
+        shutil.rmtree(folder, ignore_errors=True)
+        session.install("-q", "--no-deps", "--target", str(folder), "-r", str(path))
     if project:
         session.install("-q", "setuptools>=68", "wheel")
         session.install("-q", "--no-build-isolation", "-e", ".[test]")
@@ -87,7 +96,7 @@ def engine(session: nox.Session) -> None:
 @nox.session(python=FRAMEWORK_PYTHON)
 def environment(session: nox.Session) -> None:
     """Make the environment with the real frameworks: minutes and 3 GB, so the next three sessions share it."""
-    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt")
+    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt", beside="side-by-side")
 
 
 # Two at a time; a file's tests stay together, because they share training runs.

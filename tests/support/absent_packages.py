@@ -6,7 +6,8 @@ never use them. `install()` lets those imports succeed. Three rules keep the tes
 
 * The finder sits at the end of `sys.meta_path`: a package that really is installed always wins, so the same
   test runs against the real TransformerEngine where there is one.
-* Only the names in `STAND_INS` are answered. No framework that we patch is among them, nor megatron-core.
+* Only the names in `STAND_INS` are answered, and those in `GIT_ONLY` where a test asks for them. No framework that
+  the test patches is among them, nor megatron-core.
 * megatron-core's models and optimizers go on without TransformerEngine: were they to find one, they would be
   built from the stand-in's empty classes. See `_keep_megatron_core_native`.
 """
@@ -32,6 +33,9 @@ STAND_INS: dict[str, str] = {
     # CUDA job supervision, no wheel for a CPU. Megatron-Bridge's training loop imports its restart wrapper.
     "nvidia_resiliency_ext": "0.4.1",
 }
+
+#: Parts of Megatron-LM that are in no wheel: ms-swift before 4.0 clones them from GitHub when it is imported.
+GIT_ONLY: dict[str, str] = {"megatron.training": "0", "megatron.legacy": "0"}
 
 
 class StandInModule(ModuleType):
@@ -59,10 +63,14 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self.names: set[str] = set()
 
+    def name_of(self, fullname: str) -> str | None:
+        """Which of the names answers for this module."""
+        return next((name for name in self.names if f"{fullname}.".startswith(f"{name}.")), None)
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in self.names:
+        if self.name_of(fullname) is None:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -70,9 +78,10 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__version__ = STAND_INS[module.__name__.partition(".")[0]]
+        module.__version__ = _VERSIONS[self.name_of(module.__name__)]
 
 
+_VERSIONS = {**STAND_INS, **GIT_ONLY}
 _finder = _StandInFinder()
 _real_version = importlib.metadata.version
 
@@ -80,7 +89,7 @@ _real_version = importlib.metadata.version
 def _version(distribution_name: str) -> str:
     """The real `importlib.metadata.version`, but for the stand-ins that `install` put in place."""
     name = distribution_name.replace("-", "_")
-    return STAND_INS[name] if name in _finder.names else _real_version(distribution_name)
+    return _VERSIONS[name] if name in _finder.names else _real_version(distribution_name)
 
 
 #: What the tests use of megatron-core. Importing these imports all that they are made of.
@@ -115,8 +124,8 @@ def install(names: Iterable[str] = tuple(STAND_INS)) -> tuple[str, ...]:
     megatron-core. Calling it again is harmless.
     """
     wanted = set(names)
-    if unknown := wanted - set(STAND_INS):
-        raise ValueError(f"no stand-in for {sorted(unknown)}; there are {sorted(STAND_INS)}")
+    if unknown := wanted - set(_VERSIONS):
+        raise ValueError(f"no stand-in for {sorted(unknown)}; there are {sorted(_VERSIONS)}")
     new = {name for name in wanted - _finder.names if importlib.util.find_spec(name) is None}
     if "transformer_engine" in new:
         _keep_megatron_core_native()
