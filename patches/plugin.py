@@ -8,6 +8,7 @@ from .megatron_bridge import no_sync_reentry as megatron_bridge_no_sync
 from .megatron_core import forward_pre_hook_reentry
 from .megatron_lm import no_sync_reentry as megatron_lm_no_sync
 from .slime import no_sync_reentry as slime_no_sync
+from .swift import kto_sequence_parallel, null_ref_context
 from .swift import no_sync_reentry as swift_no_sync
 from .trl import chunked_divergence_zero3, chunked_nll_zero3
 from .verl import no_sync_reentry as verl_no_sync
@@ -22,6 +23,13 @@ def rlhf_patches() -> list[Patch]:
         slime_no_sync.PATCH,
         swift_no_sync.PATCH,
         swift_no_sync.PATCH_OF_TRAIN,
+        null_ref_context.PATCH,
+        null_ref_context.PATCH_OF_DPO,
+        null_ref_context.PATCH_HF,
+        null_ref_context.PATCH_HF_OF_GRPO,
+        null_ref_context.PATCH_HF_OF_DPO,
+        null_ref_context.PATCH_HF_OF_GRPO_3,
+        kto_sequence_parallel.PATCH,
         megatron_bridge_no_sync.PATCH,
         verl_no_sync.PATCH,
         chunked_nll_zero3.PATCH,

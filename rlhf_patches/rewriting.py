@@ -53,6 +53,9 @@ def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> 
     for pattern in rewrite.alongside:
         if not function.find_all(pattern=pattern):
             raise Unrecognised(f"{rewrite.target} does not contain {pattern!r}")
+    for pattern in rewrite.unless:
+        if function.find_all(pattern=pattern):
+            raise Unrecognised(f"{rewrite.target} contains {pattern!r}, which repairs it already")
     rule: Rule = {"pattern": rewrite.pattern}
     if rewrite.inside is not None:
         rule["inside"] = {"pattern": rewrite.inside}

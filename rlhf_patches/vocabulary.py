@@ -77,14 +77,16 @@ class Rewrite:
     matches: int = 1
     inside: str | None = None
     alongside: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
     uses: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_path(self.target, "Rewrite.target")
         if not self.pattern.strip():
             raise DefinitionError("Rewrite.pattern is empty: expected an ast-grep pattern")
-        if isinstance(self.alongside, str):
-            raise DefinitionError("Rewrite.alongside is a string: expected a tuple of patterns")
+        for name in ("alongside", "unless"):
+            if isinstance(getattr(self, name), str):
+                raise DefinitionError(f"Rewrite.{name} is a string: expected a tuple of patterns")
         if self.matches < 1:
             raise DefinitionError(f"Rewrite.matches is {self.matches}: expected the number of occurrences, 1 or more")
         for name, path in self.uses.items():

@@ -265,6 +265,13 @@ REFUSED = {
         {"alongside": ("x + 1",)},
         "does not contain 'x + 1'",
     ),
+    "repaired already": (
+        "def f(x):\n    y = x - 1\n    y //= 2\n    return y\n",
+        "x - 1",
+        "x",
+        {"unless": ("$Y //= $N",)},
+        "contains '$Y //= $N', which repairs it already",
+    ),
     "alongside in another function": (
         "def f(x):\n    return x - 1\ndef g(x): return x + 1\n",
         "x - 1",

@@ -96,6 +96,7 @@ BAD_PATHS = [
         *((Wrap, "implementation", path, "Wrap.implementation is") for path in BAD_PATHS),
         (Rewrite, "pattern", " ", "Rewrite.pattern is empty"),
         (Rewrite, "alongside", "$A", "Rewrite.alongside is a string"),
+        (Rewrite, "unless", "$A", "Rewrite.unless is a string"),
         (Rewrite, "matches", 0, "Rewrite.matches is 0"),
         (Rewrite, "uses", {"fix": "a:b"}, "Rewrite.uses has the name 'fix'"),
         (Rewrite, "uses", {"FIX": "a.b"}, "Rewrite.uses['FIX'] is 'a.b'"),

@@ -1,0 +1,155 @@
+"""ms-swift's reference pass: in eval mode, and without a trace once it is over.
+
+One repair, `reference_pass`, for every class that has had a ``null_ref_context``; a patch each, because a patch has
+one range of releases.
+"""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Wrap
+
+_DROPOUT = """\
+With dropout above 0 the reference log-probabilities differ from one pass to the next on the same batch. A policy has
+a KL divergence from itself that is not 0; DPO's, KTO's and GRPO's losses and rewards carry that noise, and their
+gradients do too. No error is shown."""
+_ADAPTER = """\
+With a reference adapter (`--ref_adapters`), an exception inside the context (out of memory, an interrupt, a bad
+batch) that somebody catches leaves the reference adapter active: from then on it is trained, and the policy's adapter
+is not."""
+_REFERENCES = ("https://github.com/modelscope/ms-swift",)
+
+
+def _patch(
+    name: str, title: str, target: str, versions: str, fingerprints: tuple[str, ...], around: str, **texts: str
+) -> Patch:
+    return Patch(
+        name=name,
+        summary=f"{title}: the reference pass runs in eval mode and leaves modes and adapters as they were",
+        references=_REFERENCES,
+        guard=Guard("ms-swift", versions),
+        changes=(
+            Wrap(target=target, implementation=f"{__package__}.reference_pass:{around}", fingerprints=fingerprints),
+        ),
+        retire="when the oldest ms-swift in use restores what its null_ref_context changes; none released so far does",
+        **texts,
+    )
+
+
+def _megatron(name: str, target: str, versions: str, fingerprints: tuple[str, ...], around: str) -> Patch:
+    return _patch(
+        name,
+        f"{'MegatronDPOTrainer' if 'DPO' in target else 'MegatronRLHFTrainer'}.null_ref_context",
+        target,
+        versions,
+        fingerprints,
+        around,
+        symptom=f"""\
+Megatron training with LoRA (`megatron rlhf`), where the policy itself without its adapter, or with the reference
+adapter, is the reference model.
+
+{_DROPOUT}
+
+With full activation checkpointing (`--recompute_granularity full`), the reference pass runs checkpointed forwards
+although nothing is to be recomputed; TransformerEngine has stopped in one with "Input x is not allocated!".
+
+{_ADAPTER}""",
+        cause="""\
+`null_ref_context` switches adapters and leaves the mode alone: the policy is in training mode, and so is its
+reference pass. `set_adapter('ref_adapter')` is undone after the `yield`, outside a `finally`.""",
+        repair="""\
+The release's own context runs inside ours. While it is open, every module of the reference models (each pipeline
+chunk's) is in eval mode. When it is left, normally or by an exception, even one while it is entered, every module has
+the `training` flag that it had (`train()` on the whole model would put frozen parts that were kept in eval mode into
+training); the adapters that were active are active, those that were disabled disabled (contexts may be nested), and
+each of their parameters is as trainable as it was.
+
+Full fine-tuning has reference models of its own, in eval mode already: nothing changes.
+
+Not repaired here: ms-swift 4.6 computes the *policy's* old log-probabilities in eval mode and calls `train()` on
+the whole model afterwards.""",
+    )
+
+
+_TRANSFORMERS = {
+    "symptom": f"""\
+Training without Megatron (`swift rlhf`), with LoRA, where the policy itself without its adapter, or with the
+reference adapter, is the reference model.
+
+With `disable_dropout` false (the default for GRPO, not for DPO and KTO): {_DROPOUT[0].lower()}{_DROPOUT[1:]}
+
+{_ADAPTER}""",
+    "cause": """\
+A reference model of its own is put into eval mode when it is prepared. An adapter has no such moment: the policy is
+in training mode, and so is its reference pass. `set_adapter` is undone after the `yield`, outside a `finally`.""",
+    "repair": """\
+The release's own context runs inside ours. While it is open, every module of the model is in eval mode. When it is
+left, normally or by an exception, even one while it is entered, every module has the `training` flag that it had; the
+adapters that were active are active, those that were disabled disabled (contexts may be nested), and each of their
+parameters is as trainable as it was. With `disable_dropout` there was no noise, and there is none.""",
+}
+
+PATCH = _megatron(
+    "swift-null-ref-context",
+    "swift.megatron.trainers.rlhf_mixin:MegatronRLHFTrainer.null_ref_context",
+    ">=3.9.0,<=4.6.0",
+    (
+        "51d1f8ae75487ca4",  # 3.9.0 to 3.11.1
+        "62bc1586a9aa20b9",  # 3.11.2 to 3.12.6: --ref_adapters
+        "7f7aea00688c9237",  # 4.0.0 to 4.6.0: without Megatron-LM's get_args
+    ),
+    "of_megatron",
+)
+
+PATCH_OF_DPO = _megatron(
+    "swift-dpo-null-ref-context",
+    "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer.null_ref_context",
+    ">=3.7.0,<3.9.0",
+    (
+        "365eeb34940d1d25",  # 3.7.0 to 3.7.3: no reference adapter
+        "c35bfe0e4fd4c781",  # 3.8.0 to 3.8.2
+        "c7dcae05c0a37e15",  # 3.8.3
+    ),
+    "of_megatron_dpo",
+)
+
+_OF_GRPO = ("1e64c1a646b2e911",)  # the same in 3.8.0 to 4.3.2; since 4.4.0 in the mixin
+
+PATCH_HF = _patch(
+    "swift-null-ref-context-hf",
+    "RLHFTrainerMixin.null_ref_context",
+    "swift.rlhf_trainers.rlhf_mixin:RLHFTrainerMixin.null_ref_context",
+    ">=4.4.0,<=4.6.0",
+    _OF_GRPO,
+    "of_transformers",
+    **_TRANSFORMERS,
+)
+
+PATCH_HF_OF_GRPO = _patch(
+    "swift-grpo-null-ref-context-hf",
+    "GRPOTrainer.null_ref_context",
+    "swift.rlhf_trainers.grpo_trainer:GRPOTrainer.null_ref_context",
+    ">=4.0.0,<4.4.0",
+    _OF_GRPO,
+    "of_transformers",
+    **_TRANSFORMERS,
+)
+
+PATCH_HF_OF_DPO = _patch(
+    "swift-dpo-null-ref-context-hf",
+    "DPOTrainer.null_ref_context",
+    "swift.rlhf_trainers.dpo_trainer:DPOTrainer.null_ref_context",
+    ">=4.0.3,<4.4.0",
+    ("81bc3edcb7855a30",),
+    "of_transformers",
+    **_TRANSFORMERS,
+)
+
+PATCH_HF_OF_GRPO_3 = _patch(
+    "swift-3-grpo-null-ref-context-hf",
+    "GRPOTrainer.null_ref_context (ms-swift 3)",
+    "swift.trainers.rlhf_trainer.grpo_trainer:GRPOTrainer.null_ref_context",
+    ">=3.8.0,<4.0.0",
+    _OF_GRPO,
+    "of_transformers",
+    **_TRANSFORMERS,
+)

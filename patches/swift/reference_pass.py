@@ -1,0 +1,101 @@
+"""A reference pass that is one: what goes around ms-swift's own ``null_ref_context``.
+
+The context itself is the release's: it disables the adapter, or switches to the reference adapter. Around it comes
+what it lacks. While it is open, every module of the reference model is in eval mode: no dropout, and no activation
+checkpointing, which megatron-core and transformers do for modules in training mode only. When it is left, however
+that happens, every module, adapter and parameter has the flags that it had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils import other
+from torch.nn import Module
+
+# peft before 0.16 has only the one that newer ones derive from the other.
+_ADAPTER_LAYERS = (BaseTunerLayer, getattr(other, "AuxiliaryTrainingWrapper", other.ModulesToSaveWrapper))
+
+
+def of_megatron(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
+    """Around ``MegatronRLHFTrainer.null_ref_context`` (3.9 and later), which yields a model a pipeline chunk."""
+    with (
+        _adapters_kept(trainer.peft_models),
+        contextmanager(wrapped)(*args, **kwargs) as reference_models,
+        _in_eval_mode(reference_models),
+    ):
+        yield reference_models
+
+
+def of_megatron_dpo(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
+    """Around ``MegatronDPOTrainer.null_ref_context`` (before 3.9), which yields one model."""
+    with (
+        _adapters_kept([trainer.peft_model]),
+        contextmanager(wrapped)(*args, **kwargs) as reference_model,
+        _in_eval_mode([reference_model]),
+    ):
+        yield reference_model
+
+
+def of_transformers(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
+    """Around the ``null_ref_context`` of the trainers without Megatron: the policy's own model is the reference."""
+    with (
+        _adapters_kept([trainer.model]),
+        contextmanager(wrapped)(*args, **kwargs) as nothing,
+        _in_eval_mode([trainer.model]),
+    ):
+        yield nothing
+
+
+def _modules(models: Iterable[Module]) -> Iterator[Module]:
+    return (module for model in models for module in model.modules())
+
+
+@contextmanager
+def _in_eval_mode(models: Iterable[Module]) -> Iterator[None]:
+    """Every module of these models in eval mode; afterwards every one as it was.
+
+    Flag by flag, not by ``model.eval()`` and ``model.train()``: that would put modules into training that were kept
+    out of it (a frozen vision tower), and run what a model does in ``train`` besides (transformers exchanges kernels).
+    """
+    before = [(module, module.training) for module in _modules(models)]
+    try:
+        for module, training in before:
+            if training:
+                module.training = False
+        yield
+    finally:
+        for module, training in before:
+            if module.training != training:
+                module.training = training
+
+
+@contextmanager
+def _adapters_kept(models: Iterable[Module]) -> Iterator[None]:
+    """Afterwards the same adapters are active, enabled and trainable in these models, also after an exception.
+
+    PEFT's ``disable_adapter`` and ``set_adapter`` make every parameter of the active adapter trainable when they come
+    back to it, those that were frozen too.
+    """
+    modules = list(_modules(models))
+    tuners = [(tuner, tuner.active_adapter) for tuner in modules if isinstance(tuner, (PeftModel, BaseTuner))]
+    layers = [
+        (layer, layer.active_adapter, layer.disable_adapters) for layer in modules if isinstance(layer, _ADAPTER_LAYERS)
+    ]
+    parameters = [(parameter, parameter.requires_grad) for layer, *_ in layers for parameter in layer.parameters()]
+    try:
+        yield
+    finally:
+        for layer, active, disabled in layers:
+            if (layer.active_adapter, layer.disable_adapters) != (active, disabled):
+                layer.set_adapter(active)
+                layer.enable_adapters(not disabled)
+        for tuner, active in tuners:
+            tuner.active_adapter = active
+        for parameter, trainable in parameters:
+            if parameter.requires_grad != trainable:
+                parameter.requires_grad_(trainable)
