@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import look_alikes
 import pytest
 
-from rlhf_patches import Status, inspection, plugins, sources
+from rlhf_patches import Status, inspection, plugins
 
 MESSAGE = "When overlap_grad_reduce is True, config.no_sync_func must be None"
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -64,30 +62,13 @@ print(enter(), function.__code__ is before)
 )
 def test_it_keeps_away(tmp_path, name, version, fixed, status):
     """From versions outside the guard, and from code that looks alike: what upstream's pull requests make of it."""
-    patch = next(item.patch for item in plugins.load()[0] if item.patch.name == f"{name}-no-sync-reentry")
-    (module,) = patch.modules
-    installed = Path(str(sources.locate(module).origin))
-    folder = tmp_path
-    for part in module.split(".")[:-1]:
-        folder = folder / part
-        folder.mkdir()
-        if part != "megatron":
-            (folder / "__init__.py").touch()
-    text = installed.read_text()
     assertion = r"assert (\w+)\.no_sync_func is None, \(([^)]*)\)\n"
-    assert len(re.findall(assertion, text)) == 1
-    if fixed:
-        text = re.sub(assertion, r"if \1.no_sync_func is None: pass\n", text)
-    (folder / f"{module.rpartition('.')[2]}.py").write_text(text)
-    distribution = patch.guard.distribution
-    version = version or importlib.metadata.version(distribution)
-    metadata = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "rlhf_patches.cli", "doctor", "--json"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    row = next(row for row in json.loads(done.stdout) if row["name"] == patch.name)
+
+    def edit(text: str) -> str:
+        assert len(re.findall(assertion, text)) == 1
+        return re.sub(assertion, r"if \1.no_sync_func is None: pass\n", text) if fixed else text
+
+    row = look_alikes.doctor_row(tmp_path, f"{name}-no-sync-reentry", version=version, edit=edit)
     assert row["status"] == status, row
     assert ("This version was not read" in row["reason"]) == (status == "unaffected" and not fixed)
 

@@ -1,0 +1,56 @@
+"""A copy of a framework's module, edited or under another version, and what ``rlhf-patches doctor`` says of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlhf_patches import plugins, sources
+
+# Namespace packages: an __init__.py would hide what else is in them.
+NAMESPACES = {"megatron"}
+
+
+def doctor_row(
+    folder: Path,
+    patch: str,
+    *,
+    version: str | None = None,
+    edit: Callable[[str], str] = str,
+    source: Path | None = None,
+) -> dict[str, Any]:
+    """The patch's row for a copy of the installed module that it changes.
+
+    Args:
+        folder: empty; the copy and its metadata go there.
+        patch: the patch's name.
+        version: what the metadata states; None for the installed version.
+        edit: makes the copy's text from the original's.
+        source: the original, if it is not the installed module.
+    """
+    definition = next(item.patch for item in plugins.load()[0] if item.patch.name == patch)
+    (module,) = definition.modules
+    *packages, name = module.split(".")
+    place = folder
+    for package in packages:
+        place = place / package
+        place.mkdir()
+        if package not in NAMESPACES:
+            (place / "__init__.py").touch()
+    original = source or Path(str(sources.locate(module).origin))
+    (place / f"{name}.py").write_text(edit(original.read_text()))
+    distribution = definition.guard.distribution
+    version = version or importlib.metadata.version(distribution)
+    metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    command = [sys.executable, "-m", "rlhf_patches.cli", "doctor", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60)
+    return next(row for row in json.loads(done.stdout) if row["name"] == patch)
