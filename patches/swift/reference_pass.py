@@ -8,6 +8,7 @@ that happens, every module, adapter and parameter has the flags that it had befo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import other
 from torch.nn import Module
 
+_TUNERS = (PeftModel, BaseTuner)
 # peft before 0.16 has only the one that newer ones derive from the other.
 _ADAPTER_LAYERS = (BaseTunerLayer, getattr(other, "AuxiliaryTrainingWrapper", other.ModulesToSaveWrapper))
 
@@ -51,8 +53,25 @@ def of_transformers(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs
         yield nothing
 
 
-def _modules(models: Iterable[Module]) -> Iterator[Module]:
-    return (module for model in models for module in model.modules())
+def _modules(models: Iterable[Module]) -> list[Module]:
+    """Every module of these models, once."""
+    # Module.modules() passes each module up through a generator for every level, which takes several times as long.
+    found = dict.fromkeys(models)
+    waiting = list(found)
+    for module in waiting:
+        for child in module._modules.values():
+            if child is not None and child not in found:
+                found[child] = None
+                waiting.append(child)
+    return waiting
+
+
+def _set_training(module: Module, training: bool) -> None:
+    if type(module).__setattr__ is Module.__setattr__:
+        # torch's looks among parameters, buffers and modules first, which takes ten times as long.
+        object.__setattr__(module, "training", training)
+    else:
+        module.training = training
 
 
 @contextmanager
@@ -62,16 +81,23 @@ def _in_eval_mode(models: Iterable[Module]) -> Iterator[None]:
     Flag by flag, not by ``model.eval()`` and ``model.train()``: that would put modules into training that were kept
     out of it (a frozen vision tower), and run what a model does in ``train`` besides (transformers exchanges kernels).
     """
-    before = [(module, module.training) for module in _modules(models)]
+    modules = _modules(models)
+    flags = [module.training for module in modules]
     try:
-        for module, training in before:
-            if training:
-                module.training = False
+        for module in modules:
+            if module.training:
+                _set_training(module, False)
         yield
     finally:
-        for module, training in before:
+        for module, training in zip(modules, flags, strict=True):
             if module.training != training:
-                module.training = training
+                _set_training(module, training)
+
+
+@functools.cache
+def _has_adapters(kind: Any) -> bool:
+    """`issubclass`, which takes its time with abstract classes such as PEFT's, remembered."""
+    return issubclass(kind, (*_TUNERS, *_ADAPTER_LAYERS))
 
 
 @contextmanager
@@ -81,12 +107,18 @@ def _adapters_kept(models: Iterable[Module]) -> Iterator[None]:
     PEFT's ``disable_adapter`` and ``set_adapter`` make every parameter of the active adapter trainable when they come
     back to it, those that were frozen too.
     """
-    modules = list(_modules(models))
-    tuners = [(tuner, tuner.active_adapter) for tuner in modules if isinstance(tuner, (PeftModel, BaseTuner))]
+    modules = [module for module in _modules(models) if _has_adapters(type(module))]
+    tuners = [(tuner, tuner.active_adapter) for tuner in modules if isinstance(tuner, _TUNERS)]
     layers = [
         (layer, layer.active_adapter, layer.disable_adapters) for layer in modules if isinstance(layer, _ADAPTER_LAYERS)
     ]
-    parameters = [(parameter, parameter.requires_grad) for layer, *_ in layers for parameter in layer.parameters()]
+    parameters = [
+        parameter
+        for module in _modules(layer for layer, *_ in layers)
+        for parameter in module._parameters.values()
+        if parameter is not None
+    ]
+    trainable = [parameter.requires_grad for parameter in parameters]
     try:
         yield
     finally:
@@ -96,6 +128,6 @@ def _adapters_kept(models: Iterable[Module]) -> Iterator[None]:
                 layer.enable_adapters(not disabled)
         for tuner, active in tuners:
             tuner.active_adapter = active
-        for parameter, trainable in parameters:
-            if parameter.requires_grad != trainable:
-                parameter.requires_grad_(trainable)
+        for parameter, flag in zip(parameters, trainable, strict=True):
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)

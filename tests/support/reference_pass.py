@@ -473,13 +473,18 @@ OBSERVATIONS = (
 )
 
 
-def main(out: Path, trainer: str) -> None:
-    torch.set_num_threads(1)
+def prepare(trainer: str) -> None:
+    """Import the frameworks for ``megatron``, or for a trainer given as ``module:class``."""
     megatron_on_cpu.install()
     os.environ.setdefault("MEGATRON_LM_PATH", os.getcwd())  # or ms-swift 3 clones Megatron-LM from GitHub
     absent_packages.install((*absent_packages.STAND_INS, *absent_packages.GIT_ONLY))
     global family
     family = Megatron() if trainer == "megatron" else Transformers(trainer)
+
+
+def main(out: Path, trainer: str) -> None:
+    torch.set_num_threads(1)
+    prepare(trainer)
     observations = [*OBSERVATIONS, checkpointed_forwards] if trainer == "megatron" else OBSERVATIONS
 
     import rlhf_patches
