@@ -16,7 +16,6 @@ _ADAPTER = """\
 With a reference adapter (`--ref_adapters`), an exception inside the context (out of memory, an interrupt, a bad
 batch) that somebody catches leaves the reference adapter active: from then on it is trained, and the policy's adapter
 is not."""
-_REFERENCES = ("https://github.com/modelscope/ms-swift",)
 
 
 def _patch(
@@ -25,7 +24,7 @@ def _patch(
     return Patch(
         name=name,
         summary=f"{title}: the reference pass runs in eval mode and leaves modes and adapters as they were",
-        references=_REFERENCES,
+        references=("https://github.com/modelscope/ms-swift",),
         guard=Guard("ms-swift", versions),
         changes=(
             Wrap(target=target, implementation=f"{__package__}.reference_pass:{around}", fingerprints=fingerprints),
@@ -50,7 +49,8 @@ adapter, is the reference model.
 {_DROPOUT}
 
 With full activation checkpointing (`--recompute_granularity full`), the reference pass runs checkpointed forwards
-although nothing is to be recomputed; TransformerEngine has stopped in one with "Input x is not allocated!".
+although nothing is to be recomputed. TransformerEngine was reported to stop in one with "Input x is not allocated!"
+(not seen here, for want of a GPU; the patch leaves no such forward).
 
 {_ADAPTER}""",
         cause="""\

@@ -95,7 +95,7 @@ def _in_eval_mode(models: Iterable[Module]) -> Iterator[None]:
 
 
 @functools.cache
-def _has_adapters(kind: Any) -> bool:
+def _has_adapters(kind: type) -> bool:
     """`issubclass`, which takes its time with abstract classes such as PEFT's, remembered."""
     return issubclass(kind, (*_TUNERS, *_ADAPTER_LAYERS))
 
@@ -107,7 +107,8 @@ def _adapters_kept(models: Iterable[Module]) -> Iterator[None]:
     PEFT's ``disable_adapter`` and ``set_adapter`` make every parameter of the active adapter trainable when they come
     back to it, those that were frozen too.
     """
-    modules = [module for module in _modules(models) if _has_adapters(type(module))]
+    # mypy holds that classes cannot be hashed.
+    modules = [module for module in _modules(models) if _has_adapters(type(module))]  # type: ignore[arg-type]
     tuners = [(tuner, tuner.active_adapter) for tuner in modules if isinstance(tuner, _TUNERS)]
     layers = [
         (layer, layer.active_adapter, layer.disable_adapters) for layer in modules if isinstance(layer, _ADAPTER_LAYERS)
