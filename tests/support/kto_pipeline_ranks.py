@@ -4,7 +4,7 @@
         --nproc-per-node 2 --master-port N tests/support/kto_pipeline_ranks.py --out DIR [CASE ...]
 
 ``rank<N>.json`` has what each case gave before apply() of swift-kto-sequence-parallel, after it, and after revert().
-A case is five words with commas between (see `every_case`): LAYOUT,STAGE,PARALLEL,KL,SIZES.
+A case is five words (WORDS below) with commas between: packed,last,sequence,kl,longer.
 
 Real: ``forward_step`` and all that it calls, ms-swift's GPTModel, the loss with TRL's KTO, the backward pass. Ours: the
 batch, the tensor that the previous stage would have sent, and what cannot exist here: a LayerNorm that knows sequence
