@@ -8,8 +8,8 @@ A case is five words (WORDS below) with commas between: packed,last,sequence,kl,
 
 Real: ``forward_step`` and all that it calls, ms-swift's GPTModel, the loss with TRL's KTO, the backward pass. Ours: the
 batch, the tensor that the previous stage would have sent, and what cannot exist here: a LayerNorm that knows sequence
-parallelism (Apex or TransformerEngine), attention over packed sequences (TransformerEngine), `megatron.training`'s
-two functions, and the mean of the logged figures (gloo has no average).
+parallelism (Apex or TransformerEngine), attention over packed sequences (TransformerEngine), and `megatron.training`'s
+two functions.
 
 The yardstick is megatron-core's own GPTModel in float64, without tensor parallelism, one sequence at a time.
 """
@@ -359,7 +359,6 @@ def make_trainer(case: Case, halves: dict[str, Half], reference: Any) -> Any:
     kl_data = halves["KL"].data if case.kl == "kl" or Version("3.12") > SWIFT else {}
     batch = [{**halves["policy"].data, "label": LABEL}, dict(kl_data)]
     trainer.get_batch = lambda data_iterator, vp_stage=None: batch
-    trainer._all_reduce_metric = lambda metric, reduction=None: metric
     return trainer
 
 
