@@ -6,20 +6,17 @@ The crash of the original report, in TransformerEngine, cannot happen here; what
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import look_alikes
 import pytest
+import side_by_side
 from launch import WORKER, launch
 
 from rlhf_patches import Status, inspection, plugins
 
 NAME = "swift-kto-sequence-parallel"
 STAGE = WORKER.parent / "kto_pipeline_ranks.py"
-SIDE_BY_SIDE = Path(sys.prefix) / "side-by-side"
 RELEASES = {"swift-3.9": ("3.9.0", 20), "swift-3.12": ("3.12.2", 60)}  # and how many cases there are
 KTO_TRAINER = Path("swift/megatron/trainers/kto_trainer.py")
 #: Of the largest value. float32 against float64 showed as up to 1.6e-6, slices at the wrong places as 0.7 to 1.5.
@@ -27,16 +24,11 @@ TOLERANCE = 1e-5
 SILENT = "flash,middle,sequence,kl,shorter"
 
 
-def with_release(release):
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(SIDE_BY_SIDE / release), *([inherited] if inherited else [])])
-
-
 @pytest.fixture(scope="module", params=RELEASES)
 def reports(request, tmp_path_factory):
     """Of both ranks: each case without the patch, with it, and after it was reverted."""
     version, cases = RELEASES[request.param]
-    settings = {"PYTHONPATH": with_release(request.param)}
+    settings = side_by_side.on_path(request.param)
     reports = launch((), tmp_path_factory.mktemp("kto"), settings=settings, worker=STAGE)
     for report in reports:
         assert report["versions"]["ms-swift"] == version
@@ -113,7 +105,7 @@ def test_reverted_the_trainer_is_itself_again(reports):
 
 def test_disabled_it_stays_away(tmp_path):
     case = "packed,last,sequence,kl,longer"
-    settings = {"PYTHONPATH": with_release("swift-3.12"), "RLHF_PATCHES_DISABLE": NAME}
+    settings = {**side_by_side.on_path("swift-3.12"), "RLHF_PATCHES_DISABLE": NAME}
     for report in launch((case,), tmp_path, settings=settings, worker=STAGE):
         assert report["status"] == "disabled"
         assert report["after"] == report["before"]
@@ -123,31 +115,17 @@ def test_disabled_it_stays_away(tmp_path):
 # ----------------------------------------------------------------------------------- on text, nothing is imported
 
 
-def doctor(path):
-    """What `rlhf-patches doctor` says of this patch, with a folder in front of the installed packages."""
-    # The caller's PYTHONPATH stays behind it.
-    paths = [str(path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "rlhf_patches.cli", "doctor", "--json"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, env=environment, cwd=path, capture_output=True, text=True, timeout=60)
-    return next(row for row in json.loads(done.stdout) if row["name"] == NAME)
+def doctor(folder, release, version, edit=None):
+    """What `rlhf-patches doctor` says of a release's trainer, edited or not, that calls itself ``version``."""
 
+    def edited(text):
+        for old, new in (edit or {}).items():
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        return text
 
-def copy(folder, release, version, edit):
-    """That release's trainer, edited or not, as an ms-swift that calls itself ``version``."""
-    text = (SIDE_BY_SIDE / release / KTO_TRAINER).read_text()
-    for old, new in edit.items():
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    module = folder / KTO_TRAINER
-    module.parent.mkdir(parents=True)
-    for package in list(module.relative_to(folder).parents)[:-1]:
-        (folder / package / "__init__.py").touch()
-    module.write_text(text)
-    metadata = folder / f"ms_swift-{version}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ms-swift\nVersion: {version}\n")
-    return folder
+    source = release if isinstance(release, Path) else side_by_side.folder(release) / KTO_TRAINER
+    return look_alikes.doctor_row(folder, NAME, version=version, edit=edited, source=source)
 
 
 SLICED_BY = "        length = self._get_kto_length(data)\n        with torch.no_grad()"
@@ -186,7 +164,7 @@ TWICE = {SLICED_BY: SLICED_BY.replace("\n", "\n        length = length // self.t
     ],
 )
 def test_other_versions_and_lookalikes(tmp_path, release, version, edit, status):
-    row = doctor(copy(tmp_path, release, version, edit))
+    row = doctor(tmp_path, release, version, edit)
     assert row["status"] == status, row
 
 
@@ -195,14 +173,5 @@ def test_the_newest_release_is_left_alone(tmp_path, version):
     """As it is installed; and its file, did it not say of which version it is, or say a wrong one."""
     assert inspection.inspect(*plugins.load())[NAME].status is Status.UNAFFECTED
     (module,) = next(item.patch for item in plugins.load()[0] if item.patch.name == NAME).modules
-    newest = Path(inspection.sources.locate(module).origin).read_text()
-    folder = copy(tmp_path, "swift-3.12", version, {})
-    (folder / KTO_TRAINER).write_text(newest)
-    row = doctor(folder)
+    row = doctor(tmp_path, Path(inspection.sources.locate(module).origin), version)
     assert row["status"] == ("unaffected" if version == "unknown" else "refused"), row
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_installed_old_release_is_recognised(release):
-    row = doctor(SIDE_BY_SIDE / release)
-    assert (row["status"], row["version"]) == ("applies", RELEASES[release][0]), row

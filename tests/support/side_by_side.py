@@ -6,17 +6,18 @@ import sys
 from pathlib import Path
 
 
-def on_path(name: str | None) -> dict[str, str]:
-    """Environment variables for a process in which the releases of ``tests/environments/side-by-side/NAME.txt`` win.
-
-    None stands for the environment's own releases.
+def folder(name: str) -> Path:
+    """Where the releases of ``tests/environments/side-by-side/NAME.txt`` are.
 
     Raises:
         FileNotFoundError: the environment has no such folder.
     """
-    if name is None:
-        return {}
-    folder = Path(sys.prefix) / "side-by-side" / name
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no {folder}: make the environment again with nox -s environment")
-    return {"PYTHONPATH": str(folder)}
+    found = Path(sys.prefix) / "side-by-side" / name
+    if not found.is_dir():
+        raise FileNotFoundError(f"no {found}: make the environment again with nox -s environment")
+    return found
+
+
+def on_path(name: str | None) -> dict[str, str]:
+    """Environment variables for a process in which those releases win; None stands for the environment's own."""
+    return {} if name is None else {"PYTHONPATH": str(folder(name))}
