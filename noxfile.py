@@ -55,7 +55,7 @@ def provide(session: nox.Session, *files: str, project: bool = True, beside: str
         folder = Path(session.virtualenv.location) / "side-by-side" / path.stem
         # pip leaves alone what is in such a folder already.
         shutil.rmtree(folder, ignore_errors=True)
-        session.install("-q", "--no-deps", "--target", str(folder), "-r", str(path))
+        session.install("-q", "--no-deps", "--ignore-requires-python", "--target", str(folder), "-r", str(path))
     if project:
         session.install("-q", "setuptools>=68", "wheel")
         session.install("-q", "--no-build-isolation", "-e", ".[test]")
@@ -95,7 +95,7 @@ def engine(session: nox.Session) -> None:
 
 @nox.session(python=FRAMEWORK_PYTHON)
 def environment(session: nox.Session) -> None:
-    """Make the environment with the real frameworks: minutes and 3 GB, so the next three sessions share it."""
+    """Make the environment with the real frameworks: minutes and 3 GB, so most sessions share it."""
     provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt", beside="side-by-side")
 
 
@@ -128,18 +128,22 @@ def benchmarks(session: nox.Session) -> None:
         session.run(TRL_PYTHON if script.stem.startswith("trl_") else PYTHON, str(script), *session.posargs)
 
 
-@nox.session(python=FRAMEWORK_PYTHON)
+def megatron(session: nox.Session, release: str) -> None:
+    """The megatron-core patch's tests on another release, which lies beside the newest that all frameworks share."""
+    session.env["PYTHONPATH"] = str(HERE / ".nox" / "environment" / "side-by-side" / release)
+    pytest(session, "tests/frameworks", [*BEFORE_AND_AFTER, *BY_FILE], python=PYTHON)
+
+
+@nox.session(**SHARED)
 def oldest(session: nox.Session) -> None:
     """The megatron-core patch on the oldest release that the guard admits and that imports here."""
-    provide(session, "torch.txt", "megatron-oldest.txt", "megatron-oldest-no-deps.txt")
-    pytest(session, "tests/frameworks", [*BEFORE_AND_AFTER, *BY_FILE])
+    megatron(session, "megatron-0.10")
 
 
-@nox.session(python=FRAMEWORK_PYTHON)
+@nox.session(**SHARED)
 def newest(session: nox.Session) -> None:
     """The megatron-core patch on the newest release on PyPI."""
-    provide(session, "torch.txt", "megatron-newest.txt", "megatron-newest-no-deps.txt")
-    pytest(session, "tests/frameworks", [*BEFORE_AND_AFTER, *BY_FILE])
+    megatron(session, "megatron-0.19")
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
