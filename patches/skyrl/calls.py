@@ -45,8 +45,8 @@ def _along_with_entropy(
 def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around ``DistributedLogprob.forward``: ours saves the logits, upstream's a softmax of its own.
 
-    SkyRL 0.2.0's entropy writes into the logits in backward. Where `skyrl-entropy-backward` is disabled, upstream's
-    function has to go on.
+    The entropy of SkyRL 0.1.0 and 0.2.0 writes into the logits in backward. Where `skyrl-entropy-backward` is disabled,
+    upstream's function has to go on.
     """
     entropy = wrapped.__globals__["_VocabParallelEntropy"]
     if "sub_" in entropy.backward.__code__.co_names:

@@ -11,12 +11,12 @@ PATCH = Patch(
     name="skyrl-entropy-backward",
     summary="entropies of token distributions keep no softmax, and their backward leaves the logits alone",
     symptom="""\
-SkyRL 0.2.0, chunked log-probabilities with the entropy loss (`use_entropy_loss`): `RuntimeError: one of the variables
-needed for gradient computation has been modified by an inplace operation`. In all releases: the entropy of long
-sequences runs out of CUDA memory, with or without the entropy loss.""",
+SkyRL 0.1.0 and 0.2.0, chunked log-probabilities with the entropy loss (`use_entropy_loss`): `RuntimeError: one of the
+variables needed for gradient computation has been modified by an inplace operation`. In all releases: the entropy of
+long sequences runs out of CUDA memory, with or without the entropy loss.""",
     cause="""\
-`_VocabParallelEntropy.backward` of 0.2.0 subtracts from the saved logits in place and adds again, and autograd
-notices, if another function has saved the same logits. In all releases the function makes whole softmaxes, saves one of
+`_VocabParallelEntropy.backward` of 0.1.0 and 0.2.0 subtracts from the saved logits in place and adds again, which
+autograd notices if another function has saved the same logits. In all releases the function makes whole softmaxes, saves one of
 them, and needs three collectives. 0.4.0 cuts the logits into chunks for it, through autograd: see
 `skyrl-chunked-entropy-backward`.""",
     repair="""\
@@ -26,7 +26,7 @@ log-probabilities of the same logits have been computed just before, as SkyRL do
 no collective and no memory, and one gradient for both. Sums are in fp32 whatever the logits' dtype, which is the
 result's dtype as before.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
-    guard=Guard("skyrl", ">=0.2.0,<=0.4.0"),
+    guard=Guard("skyrl", ">=0.1.0,<=0.4.0"),
     changes=(
         Replace(
             target=f"{_MODULE}:_VocabParallelEntropy.forward",
@@ -37,7 +37,7 @@ result's dtype as before.""",
             target=f"{_MODULE}:_VocabParallelEntropy.backward",
             implementation="rlhf_patches.patches.vocab_parallel.upstream:entropy_backward",
             fingerprints=(
-                "9627b662e0314739",  # 0.2.0: writes into the logits
+                "9627b662e0314739",  # 0.1.0, 0.2.0: writes into the logits
                 "47c60982d7680560",  # 0.3.0, 0.4.0
             ),
         ),
@@ -45,7 +45,7 @@ result's dtype as before.""",
             target=f"{_MODULE}:vocab_parallel_entropy",
             implementation=f"{_CALLS}:entropy",
             fingerprints=(
-                "562d8a8c81b9fcbf",  # 0.2.0, 0.3.0
+                "562d8a8c81b9fcbf",  # 0.1.0 to 0.3.0
                 "d577d188ff06bf59",  # 0.4.0: in chunks
             ),
         ),

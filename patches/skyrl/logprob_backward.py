@@ -14,12 +14,12 @@ PATCH = Patch(
     symptom="""\
 SkyRL with the Megatron backend runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at
 sequence lengths at which the model itself has room left; and that step is slow, the more so the smaller
-`logprobs_chunk_size` is. SkyRL 0.2.0 with a `chunk_size` and the entropy loss: `RuntimeError: one of the variables
-needed for gradient computation has been modified by an inplace operation` (see `skyrl-entropy-backward`).""",
+`logprobs_chunk_size` is. SkyRL 0.1.0 and 0.2.0 with a `chunk_size` and the entropy loss: `RuntimeError: one of the
+variables needed for gradient computation has been modified by an inplace operation` (see `skyrl-entropy-backward`).""",
     cause="""\
 `ChunkedDistributedLogprob.backward` computes the softmax a second time, with two all-reduces a chunk after three in
-forward. It keeps the fp32 gradient of every chunk and then joins them (0.2.0, 0.3.0), or collects them in one fp32
-tensor (0.4.0), which autograd casts to the logits' dtype at last. `DistributedLogprob` keeps a whole fp32 softmax for
+forward. It keeps the fp32 gradient of every chunk and then joins them, or collects them in one fp32 tensor
+(0.4.0), which autograd casts to the logits' dtype at last. `DistributedLogprob` keeps a whole fp32 softmax for
 backward, and makes a whole fp32 gradient there.""",
     repair="""\
 Forward needs one all-reduce of the maxima and one of all sums, for the whole call, and saves the logits and a few
@@ -28,13 +28,14 @@ the logits, if nothing else can ever look at them again, or else into one tensor
 [Why that is exact, and when it is refused](../logprob-in-place.md). Log-probabilities are those of SkyRL bit for bit;
 what calls these functions (packing, context parallelism, `inference_only`) is as it was.
 
-With `skyrl-entropy-backward`, the entropies of the same logits are computed on the way. On SkyRL 0.2.0, where that
-one is disabled, `DistributedLogprob` stays as it is: the entropy's backward there writes into the logits.""",
+With `skyrl-entropy-backward`, the entropies of the same logits are computed on the way. On SkyRL 0.1.0 and
+0.2.0, where that one is disabled, `DistributedLogprob` stays as it is: the entropy's backward writes into the
+logits.""",
     references=(
         "https://github.com/NovaSky-AI/SkyRL/pull/1543",
         "https://github.com/NovaSky-AI/SkyRL/pull/1806",
     ),
-    guard=Guard("skyrl", ">=0.2.0,<=0.4.0"),
+    guard=Guard("skyrl", ">=0.1.0,<=0.4.0"),
     changes=(
         Wrap(
             target=f"{_MODULE}:DistributedLogprob.forward",
@@ -55,7 +56,7 @@ one is disabled, `DistributedLogprob` stays as it is: the entropy's backward the
             target=f"{_MODULE}:ChunkedDistributedLogprob.backward",
             implementation=f"{_UPSTREAM}:backward",
             fingerprints=(
-                "a5b2410bc49023b8",  # 0.2.0: every chunk's gradient is kept, one-hot rows
+                "a5b2410bc49023b8",  # 0.1.0, 0.2.0: every chunk's gradient is kept, one-hot rows
                 "e2b5ce51e151e079",  # 0.3.0: the same, without one-hot rows
                 "cc2da393484c2a50",  # 0.4.0: one fp32 tensor
             ),
