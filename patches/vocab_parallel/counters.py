@@ -21,10 +21,15 @@ def count(refusal: str | None) -> None:
 
 
 def observed() -> dict[str, int]:
-    """What this process has done so far, for reports: ``{"backward in place": 3, "out of place: REASON": 1}``."""
+    """What this process has done so far, as ``Patch.observations`` wants it.
+
+    Returns:
+        Such as ``{"backward in place": 3, "backward out of place because the logits are a leaf": 1}``; what has not
+        happened is left out.
+    """
     with _lock:
         found = {"backward in place": _in_place} if _in_place else {}
-        return {**found, **{f"backward out of place, {reason}": number for reason, number in _refused.items()}}
+        return {**found, **{f"backward out of place because {reason}": number for reason, number in _refused.items()}}
 
 
 def reset() -> None:

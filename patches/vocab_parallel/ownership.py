@@ -79,9 +79,11 @@ def _release(ctx: Any) -> tuple[torch.Tensor, list[torch.Tensor], tuple[int, ...
 def _counts(tensor: torch.Tensor) -> tuple[int, ...]:
     """Every count in which another holder shows: the storage's, the tensor's, and those of the tensor it views."""
     storage = tensor.untyped_storage()
+    # Of NumPy's holders, and of what else may look into memory that torch has not allocated, there is no count.
+    # A storage stops being resizable when NumPy sees it; on a GPU, is_shared() is always true.
+    private = storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())
     found = [
-        # False once NumPy has seen it, and for memory that torch has not allocated: nothing counts those holders.
-        int(storage.resizable()),
+        int(private),
         # A user's reference to the storage object shows in that object's own count only.
         sys.getrefcount(storage),
         torch._C._storage_Use_Count(storage._cdata),
