@@ -62,5 +62,6 @@ for soft targets, and `ChunkedDistributedEntropy`.""",
             ),
         ),
     ),
+    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
     retire="when NeMo-RL computes the gradient without a second pass over the ranks; 0.7.0, the newest, does not",
 )

@@ -16,8 +16,8 @@ variables needed for gradient computation has been modified by an inplace operat
 long sequences runs out of CUDA memory, with or without the entropy loss.""",
     cause="""\
 `_VocabParallelEntropy.backward` of 0.1.0 and 0.2.0 subtracts from the saved logits in place and adds again, which
-autograd notices if another function has saved the same logits. In all releases the function makes whole softmaxes, saves one of
-them, and needs three collectives. 0.4.0 cuts the logits into chunks for it, through autograd: see
+autograd notices if another function has saved the same logits. In all releases the function makes whole softmaxes,
+saves one of them, and needs three collectives. 0.4.0 cuts the logits into chunks for it, through autograd: see
 `skyrl-chunked-entropy-backward`.""",
     repair="""\
 Forward works through the logits a block of tokens at a time, with two collectives, and saves a few numbers a token;

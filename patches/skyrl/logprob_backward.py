@@ -72,5 +72,6 @@ logits.""",
             for function in ("ChunkedDistributedLogprob", "DistributedLogprob")
         ),
     ),
+    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
     retire="when SkyRL computes the gradient without a second pass over the ranks; 0.4.0, the newest, does not",
 )
