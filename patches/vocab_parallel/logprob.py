@@ -64,10 +64,18 @@ def distributed_logprob(
     vocab_end_index: int,
     group: Any,
     inference_only: bool = False,
+    *,
+    with_entropy: bool = False,
 ) -> torch.Tensor:
     """`token_logprobs` with the arguments of upstream's ``DistributedLogprob.apply``."""
     return token_logprobs(
-        vocab_parallel_logits, target, vocab_start_index, vocab_end_index, group, inference_only=inference_only
+        vocab_parallel_logits,
+        target,
+        vocab_start_index,
+        vocab_end_index,
+        group,
+        inference_only=inference_only,
+        with_entropy=with_entropy,
     )
 
 
@@ -79,6 +87,8 @@ def chunked_distributed_logprob(
     chunk_size: int,
     tp_group: Any,
     inference_only: bool = False,
+    *,
+    with_entropy: bool = False,
 ) -> torch.Tensor:
     """`token_logprobs` with the arguments of upstream's ``ChunkedDistributedLogprob.apply``."""
     return token_logprobs(
@@ -89,6 +99,7 @@ def chunked_distributed_logprob(
         tp_group,
         chunk_size=chunk_size,
         inference_only=inference_only,
+        with_entropy=with_entropy,
     )
 
 
