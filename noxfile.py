@@ -55,7 +55,7 @@ def provide(session: nox.Session, *files: str, project: bool = True, beside: str
         folder = Path(session.virtualenv.location) / "side-by-side" / path.stem
         # pip leaves alone what is in such a folder already.
         shutil.rmtree(folder, ignore_errors=True)
-        session.install("-q", "--no-deps", "--target", str(folder), "-r", str(path))
+        session.install("-q", "--no-deps", "--ignore-requires-python", "--target", str(folder), "-r", str(path))
     if project:
         session.install("-q", "setuptools>=68", "wheel")
         session.install("-q", "--no-build-isolation", "-e", ".[test]")
@@ -112,7 +112,8 @@ WITH_TRL = {"venv_backend": "none", "requires": ["environment", "environment-trl
 @nox.session(**SHARED)
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
-    pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py", *BY_FILE], python=PYTHON)
+    with_torch = ["tests/vocab_parallel", "tests/engine/test_functions_torch.py"]
+    pytest(session, "tests/frameworks", [*with_torch, *BY_FILE], python=PYTHON)
 
 
 @nox.session(**WITH_TRL)

@@ -21,25 +21,19 @@ def along_with_entropy(function: Any) -> Callable[..., torch.Tensor]:
 
     If the entropies of the same logits will come from us too, they are computed on the way.
     """
+    upstreams: Callable[..., torch.Tensor] = function.apply
     code = sys.modules[function.__module__]._VocabParallelEntropy.backward.__code__
-    ours = code.co_filename.startswith("<rlhf_patches ")
-    return _along_with_entropy if ours else function.apply
+    if not code.co_filename.startswith("<rlhf_patches "):
+        return upstreams
 
+    def apply(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, *arguments: Any) -> torch.Tensor:
+        *chunk_size, group, inference_only = arguments
+        if inference_only:
+            return upstreams(logits, target, start, end, *arguments)
+        size = chunk_size[0] if chunk_size else None
+        return token_logprobs(logits, target, start, end, group, chunk_size=size, with_entropy=True)
 
-def _along_with_entropy(
-    logits: torch.Tensor, target: torch.Tensor, vocab_start_index: int, vocab_end_index: int, *arguments: Any
-) -> torch.Tensor:
-    *chunk_size, group, inference_only = arguments
-    return token_logprobs(
-        logits,
-        target,
-        vocab_start_index,
-        vocab_end_index,
-        group,
-        chunk_size=chunk_size[0] if chunk_size else None,
-        inference_only=inference_only,
-        with_entropy=True,
-    )
+    return apply
 
 
 def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
