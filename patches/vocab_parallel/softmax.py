@@ -44,6 +44,7 @@ class Tokens(torch.autograd.Function):
         tokens = logits.shape[:-1]
         target = None if target is None else target.reshape(-1)
         maximum = logits.amax(-1).float().reshape(-1)
+        group = group if maximum.numel() else None  # the ranks of a group have the same tokens, or none
         if group is not None:
             torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX, group=group)
 
