@@ -43,7 +43,7 @@ def measure(dtype, kind, chunk_size=None, hold=False):
 @pytest.mark.parametrize("kind", ["log-probability", "entropy", "both"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_in_place(dtype, kind):
-    """At most a tenth of the logits, which is the work buffer: 8 MiB of 128 or 256 MiB."""
+    """At most a tenth of the logits, which is the work buffer: 4 MiB of 128 or 256 MiB."""
     logits = TOKENS * VOCABULARY * dtype.itemsize
     forward, backward = measure(dtype, kind)
     assert counters.observed() == {"backward in place": 1}
