@@ -35,6 +35,7 @@ B, S, SHARD, ACTIONS = 2, 24, 64, 11  # rows, positions, columns of a rank, and 
 CHUNK = 5  # the last chunk is ragged
 softmax.WORK_BYTES = 4 * 4 * SHARD  # several blocks here too, of four tokens
 Case = dict[str, Any]
+upstream = skyrl_on_cpu.model_utils  # nemo_rl_ranks.py puts another module with the same functions here
 
 
 def failure(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
@@ -121,7 +122,7 @@ def run_function(case: Case) -> Case:
     version = logits._version
 
     def forward(logits: torch.Tensor) -> torch.Tensor:
-        module = skyrl_on_cpu.model_utils()
+        module = upstream()
         loss = torch.zeros(())
         for what in ("entropy", "log_probs") if case.get("first") else ("log_probs", "entropy"):
             if what == "entropy" and case["entropy"]:
@@ -200,6 +201,10 @@ def exactly(
 
 def functions() -> dict[str, Any]:
     return in_every_state(FUNCTIONS, run_function, "skyrl-*")
+
+
+def demo() -> dict[str, Any]:
+    return in_every_state({name: FUNCTIONS[name] for name in ("chunked", "chunked-loss")}, run_function, "skyrl-*")
 
 
 def functions_without_the_entropy_patch() -> dict[str, Any]:
@@ -297,6 +302,7 @@ def statuses() -> dict[str, str]:
 PARTS = {
     part.__name__: part
     for part in (
+        demo,
         functions,
         functions_without_the_entropy_patch,
         chunked_entropy,
