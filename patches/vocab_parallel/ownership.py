@@ -87,7 +87,7 @@ def _counts(tensor: torch.Tensor) -> tuple[int, ...]:
         # A user's reference to the storage object shows in that object's own count only.
         sys.getrefcount(storage),
         torch._C._storage_Use_Count(storage._cdata),
-        # On torch 2.13 a C++ holder shows in both; which one of them it shows in has changed between releases.
+        # On torch 2.13 a C++ holder of the tensor shows in both.
         sys.getrefcount(tensor),
         tensor._use_count(),
     ]

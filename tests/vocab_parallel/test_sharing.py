@@ -157,6 +157,9 @@ def test_detached_logits_give_no_gradient(problem, passes):
     with torch.no_grad():
         assert not token_entropy(logits).requires_grad
     assert not token_entropy(logits, inference_only=True).requires_grad
+    with torch.no_grad():
+        window = logits[:, 1:]
+    assert not token_entropy(window).requires_grad
     leaf = logits.detach().requires_grad_()
     token_entropy(leaf).sum().backward()
     assert leaf.grad is not None
