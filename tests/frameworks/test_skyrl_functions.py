@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 RELEASES = ("0.2", "0.3", "0.4")
-PARTS = ("statuses", "errors", "functions", "functions_without_the_entropy_patch", "context_parallel")
+PARTS = ("statuses", "errors", "across", "functions", "functions_without_the_entropy_patch", "context_parallel")
 IN_PLACE = {"backward in place": 1}
 HELD = {"backward out of place because something else holds the logits": 1}
 MUTATED = "has been modified by an inplace operation"
@@ -134,7 +134,7 @@ def test_memory(reports, release):
 
 
 def test_reverted_it_is_skyrls_again(reports):
-    for part in PARTS[2:]:
+    for part in PARTS[3:]:
         for name, before, reverted in pairs(reports, part, "reverted"):
             for key in ("collectives", "failed", "observed"):
                 assert reverted.get(key) == before.get(key), name
@@ -164,6 +164,15 @@ def test_errors_name_shapes(reports):
         assert "64 columns ([2, 24, 64])" in errors["too wide a range"]
         assert "[64]" in errors["a row"]
         assert "not enough values to unpack" in errors["backward of inference_only"]
+
+
+def test_a_graph_of_one_state_is_not_computed_by_the_other(reports):
+    """Loudly, but for `DistributedLogprob`, where the original is at hand."""
+    for report in reports:
+        failed = {name for name, error in report["across"].items() if error}
+        assert failed == {f"{name}, then {what}" for name in ("chunked", "entropy") for what in ("apply", "revert")} | {
+            "whole, then revert"
+        }
 
 
 def test_the_chunked_entropy_of_0_4(skyrl_ranks):

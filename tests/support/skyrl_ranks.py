@@ -290,6 +290,28 @@ def errors() -> dict[str, Any]:
     return found
 
 
+def across() -> dict[str, str | None]:
+    """Backward in another state than forward: what it says."""
+
+    def losses() -> dict[str, torch.Tensor]:
+        group = parallel_state.get_tensor_model_parallel_group()
+        target = torch.zeros(B, S, dtype=torch.long)
+        logits = [torch.zeros(B, S, SHARD, requires_grad=True) * 1 for _ in range(3)]
+        module = skyrl_on_cpu.model_utils()
+        return {
+            "whole": module.DistributedLogprob.apply(logits[0], target, 0, SHARD, group).sum(),
+            "chunked": module.ChunkedDistributedLogprob.apply(logits[1], target, 0, SHARD, CHUNK, group).sum(),
+            "entropy": module._VocabParallelEntropy.apply(logits[2]).sum(),
+        }
+
+    before = losses()
+    rlhf_patches.apply(only="skyrl-*")
+    found = {f"{name}, then apply": failure(loss.backward)[1] for name, loss in before.items()}
+    after = losses()
+    rlhf_patches.revert()
+    return found | {f"{name}, then revert": failure(loss.backward)[1] for name, loss in after.items()}
+
+
 def statuses() -> dict[str, str]:
     """With every patch of SkyRL asked for."""
     rlhf_patches.apply(only="skyrl-*")
@@ -308,6 +330,7 @@ PARTS = {
         chunked_entropy,
         context_parallel,
         errors,
+        across,
         statuses,
     )
 }
@@ -318,6 +341,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("parts", nargs="+")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     version = skyrl_on_cpu.install()
