@@ -69,7 +69,7 @@ class _Keep(torch.autograd.Function):
 
 def remember(logits: torch.Tensor, group: Any, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
     """Have `recall` find the entropies for as long as the graph of the log-probabilities lives, which are returned."""
-    if logits.is_inference():
+    if logits.is_inference() or not _leads_to_owner(logits):
         return log_probs
     _latest.known = _Known(
         weakref.ref(entropy),
@@ -99,11 +99,25 @@ def recall(logits: torch.Tensor, group: Any) -> torch.Tensor | None:
         return entropy.detach()[window]
     # The gradient goes past these logits, straight to those that they are a view of.
     seen = logits._backward_hooks or logits.retains_grad
-    return None if seen else entropy[window]
+    return entropy[window] if _leads_to_owner(logits) and not seen else None
 
 
 def _owner(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
+
+
+def _leads_to_owner(tensor: torch.Tensor) -> bool:
+    """Whether the gradient of a view gets to the tensor that it views: not if it was made under no_grad."""
+    owner = _owner(tensor)
+    if tensor is owner:
+        return True
+    target, node = owner.grad_fn, tensor.grad_fn
+    for _ in range(32):  # views of views; nobody makes more
+        if node is None or target is None or node is target:
+            break
+        parents = node.next_functions
+        node = parents[0][0] if len(parents) == 1 else None
+    return target is not None and node is target
 
 
 def _window(known: _Known, part: torch.Tensor) -> tuple[slice, ...] | None:

@@ -157,13 +157,29 @@ def test_detached_logits_give_no_gradient(problem, passes):
     with torch.no_grad():
         assert not token_entropy(logits).requires_grad
     assert not token_entropy(logits, inference_only=True).requires_grad
-    with torch.no_grad():
-        window = logits[:, 1:]
-    assert not token_entropy(window).requires_grad
     leaf = logits.detach().requires_grad_()
     token_entropy(leaf).sum().backward()
     assert leaf.grad is not None
     assert not problem.found
+    del log_probs
+
+
+def without_grad(make):
+    with torch.no_grad():
+        return make()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["a view without grad", "a view of one"])
+@pytest.mark.parametrize("which", ["entropy", "log-probability"])
+def test_views_made_without_grad_are_cut_off(problem, again, which):
+    """torch lets them require a gradient, which goes nowhere; and that of the logits themselves must not get lost."""
+    logits = problem.logits()
+    cut = without_grad(lambda: logits[:, 1:] if which == "entropy" else logits[:])
+    part = cut[:, :] if again else cut
+    log_probs = problem.log_probs(logits if which == "entropy" else part)
+    token_entropy(part if which == "entropy" else logits).sum().backward()
+    assert cut.grad is None
+    assert len(problem.found) == (which == "log-probability")
     del log_probs
 
 
