@@ -112,7 +112,8 @@ WITH_TRL = {"venv_backend": "none", "requires": ["environment", "environment-trl
 @nox.session(**SHARED)
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
-    pytest(session, "tests/frameworks", ["tests/engine/test_functions_torch.py", *BY_FILE], python=PYTHON)
+    with_torch = ["tests/vocab_parallel", "tests/engine/test_functions_torch.py"]
+    pytest(session, "tests/frameworks", [*with_torch, *BY_FILE], python=PYTHON)
 
 
 @nox.session(**WITH_TRL)

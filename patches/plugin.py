@@ -7,6 +7,9 @@ from rlhf_patches import Patch, hookimpl
 from .megatron_bridge import no_sync_reentry as megatron_bridge_no_sync
 from .megatron_core import forward_pre_hook_reentry
 from .megatron_lm import no_sync_reentry as megatron_lm_no_sync
+from .nemo_rl import logprob_backward as nemo_rl_logprob
+from .skyrl import entropy_backward as skyrl_entropy
+from .skyrl import logprob_backward as skyrl_logprob
 from .slime import no_sync_reentry as slime_no_sync
 from .swift import kto_sequence_parallel, null_ref_context
 from .swift import no_sync_reentry as swift_no_sync
@@ -34,4 +37,8 @@ def rlhf_patches() -> list[Patch]:
         verl_no_sync.PATCH,
         chunked_nll_zero3.PATCH,
         chunked_divergence_zero3.PATCH,
+        skyrl_logprob.PATCH,
+        skyrl_entropy.PATCH,
+        skyrl_entropy.PATCH_OF_WEIGHTED_SUM,
+        nemo_rl_logprob.PATCH,
     ]

@@ -174,6 +174,8 @@ REPOSITORIES = {
         "megatron-core", re.compile(r"core_[rv].*"), "megatron/core/package_info.py", _package_info
     ),
     "slime": Repository("slime", re.compile(r"v\d.*"), "setup.py", _setup_py),
+    # Before v0.2.1 it was called nemo-reinforcer, and had none of the modules.
+    "NeMo-RL": Repository("nemo-rl", re.compile(r"v(?!0\.1\.|0\.2\.0$)\d.*"), "nemo_rl/package_info.py", _package_info),
 }
 
 

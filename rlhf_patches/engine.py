@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -150,7 +150,9 @@ class Engine:
         with self._lock:
             for entry in entries.values():
                 self._verify(entry)
-            return Report(tuple(_row(entry) for entry in entries.values()), tuple(self._failures))
+            rows, failures = [(_row(entry), entry.patch) for entry in entries.values()], tuple(self._failures)
+        # Not under the lock: it is somebody else's code.
+        return Report(tuple(_with_observations(row, patch) for row, patch in rows), failures)
 
     # ------------------------------------------------------------------------------------------- set-up
 
@@ -430,6 +432,22 @@ class Engine:
 
 def _row(entry: _Entry) -> PatchReport:
     return patch_report(entry.patch, entry.plugin, entry.status, entry.reason, entry.version, entry.unread)
+
+
+def _with_observations(row: PatchReport, patch: Patch) -> PatchReport:
+    """The row of an applied patch, with what the patch says it has done so far."""
+    module_name, _, function = (patch.observations or "").partition(":")
+    module = sys.modules.get(module_name)
+    if row.status is not Status.APPLIED or module is None:
+        return row
+    try:
+        found = dict(getattr(module, function)())
+    except Exception as error:  # a report must not fail for this
+        return replace(row, reason=f"{row.reason}; {patch.observations} failed: {type(error).__name__}: {error}")
+    if not found:
+        return row
+    said = ", ".join(f"{what}: {value}" for what, value in found.items())
+    return replace(row, reason=f"{row.reason}; observed: {said}", observations=found)
 
 
 def _source(name: str, module: ModuleType) -> Source:

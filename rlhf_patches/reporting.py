@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import json
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .plugins import PluginFailure
@@ -59,6 +59,8 @@ class PatchReport:
     plugin: str
     unread: bool = False
     """Unaffected by its version, but the code has the defect: a release newer than the patch, to be reported."""
+    observations: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What the patch says it has done so far in this process: plain values, by what they are."""
 
     @property
     def needs_attention(self) -> bool:
@@ -66,7 +68,8 @@ class PatchReport:
         return self.status.is_problem or self.unread
 
     def to_dict(self) -> dict[str, Any]:
-        """The stable JSON form: name, status, reason, distribution, version, guard, plugin."""
+        """The stable JSON form: name, status, reason, distribution, version, guard, plugin; observations if any."""
+        observations = {"observations": dict(self.observations)} if self.observations else {}
         return {
             "name": self.name,
             "status": self.status.value,
@@ -75,6 +78,7 @@ class PatchReport:
             "version": self.version,
             "guard": self.guard,
             "plugin": self.plugin,
+            **observations,
         }
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Top-level modules of the built-in patches' targets (a test compares), and torch, so that patches of other
 # distributions for anything on top of torch are in time too. More names come from RLHF_PATCHES_WATCH.
-WATCHED = ("torch", "megatron", "slime", "swift", "verl", "trl")
+WATCHED = ("torch", "megatron", "slime", "swift", "verl", "trl", "skyrl", "nemo_rl")
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 120.0  # seconds
 

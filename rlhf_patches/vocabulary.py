@@ -168,6 +168,9 @@ class Patch:
         guard: the releases that have the defect.
         changes: applied all or not at all.
         retire: when this patch can be removed.
+        observations: ``module:function``, which says what the patch has done so far in this process, as a
+            dictionary of plain values (``{"backward in place": 3}``); reports show it. Called only if something
+            else has imported the module, so it belongs to the module of the implementation, or near it.
     """
 
     name: str
@@ -179,6 +182,7 @@ class Patch:
     guard: Guard
     changes: tuple[Change, ...]
     retire: str
+    observations: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -194,6 +198,8 @@ class Patch:
                 raise DefinitionError(f"Patch {self.name}: {name} is {value!r}; expected a tuple with one item or more")
         if not isinstance(self.guard, Guard):
             raise DefinitionError(f"Patch {self.name}: guard is {self.guard!r}; expected a Guard")
+        if self.observations is not None:
+            _check_path(self.observations, f"Patch {self.name}: observations")
 
     @property
     def modules(self) -> tuple[str, ...]:

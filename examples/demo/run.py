@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+import skyrl_cases
 import trl_cases
 from launch import Reports, launch
 
@@ -99,8 +100,15 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(title=f"{options.rollouts} rollouts of 3 steps, real megatron-core, 2 gloo ranks", show_lines=True)
     of_trl = Table(title="TRL's chunked loss under DeepSpeed ZeRO-3, 2 gloo ranks", show_lines=True)
-    for one, yardstick in ((table, "uninterrupted"), (of_trl, "without ZeRO-3's partitioning")):
-        for column in ("framework", "case", "without rlhf_patches", "with rlhf_patches", f"same as {yardstick}"):
+    of_skyrl = Table(
+        title="SkyRL's log-probabilities and entropies over split vocabularies, 2 gloo ranks", show_lines=True
+    )
+    for one, yardstick in (
+        (table, "same as uninterrupted"),
+        (of_trl, "same as without ZeRO-3's partitioning"),
+        (of_skyrl, "against SkyRL's numbers and float64"),
+    ):
+        for column in ("framework", "case", "without rlhf_patches", "with rlhf_patches", yardstick):
             one.add_column(column, overflow="fold")
     length = ("--rollouts", str(options.rollouts))
     good = True
@@ -139,7 +147,19 @@ def main() -> int:
                 count += 1
                 good = good and row.repaired
                 of_trl.add_row(row.framework, row.case, f"[red]{row.without}[/]", f"[green]{row.after}[/]", row.verdict)
+        for line in skyrl_cases.rows(folder / "skyrl", lambda what: say(f"then: {what}")):
+            count += 1
+            good = good and line.repaired
+            colour = "green" if line.repaired else "bold red"
+            of_skyrl.add_row(
+                line.framework,
+                line.case,
+                f"[red]{line.without}[/]",
+                f"[green]{line.after}[/]",
+                f"[{colour}]{line.verdict}[/]",
+            )
     console.print(table)
+    console.print(of_skyrl)
     if options.trl_python:
         console.print(of_trl)
     console.print(f"{count} cases, {'all repaired' if good else 'NOT all repaired'}")

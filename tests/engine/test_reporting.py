@@ -11,7 +11,16 @@ from rlhf_patches.plugins import PluginFailure
 from rlhf_patches.reporting import table
 
 ROWS = (
-    PatchReport("a-bug", Status.APPLIED, "some-dist 1.0 is affected (<2)", "some-dist", "1.0", "<2", "rlhf-patches"),
+    PatchReport(
+        "a-bug",
+        Status.APPLIED,
+        "some-dist 1.0 is affected (<2)",
+        "some-dist",
+        "1.0",
+        "<2",
+        "rlhf-patches",
+        observations={"calls": 3},
+    ),
     PatchReport("b-bug", Status.REFUSED, "word " * 60, "other", None, "", "plugin"),
     PatchReport("c-bug", Status.FAILED, "", "other", "2", "", "plugin"),
 )
@@ -45,6 +54,7 @@ def test_dictionary_and_json():
                 "version": row.version,
                 "guard": row.guard,
                 "plugin": row.plugin,
+                **({"observations": {"calls": 3}} if row.name == "a-bug" else {}),
             }
             for row in ROWS
         ],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from launch import Reports, launch
+from launch import WORKER, Reports, launch
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,25 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reports]:
         key = (arguments, python, tuple(sorted(settings.items())))
         if key not in done:
             done[key] = launch(arguments, tmp_path_factory.mktemp("training"), python, settings)
+        return done[key]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def skyrl_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reports]:
+    """Run a worker of tests/support on two gloo ranks with a release of SkyRL; returns each rank's report."""
+    done: dict[object, Reports] = {}
+
+    def run(release: str, *arguments: str, worker: str = "skyrl_ranks.py", **settings: str) -> Reports:
+        key = (release, arguments, worker, tuple(sorted(settings.items())))
+        if key not in done:
+            folder = Path(sys.prefix) / "side-by-side" / f"skyrl-{release}"
+            assert folder.is_dir(), f"{folder}: see tests/environments/side-by-side"
+            # What SkyRL compiles is one product and sum; compiling it would take a GPU, or a minute.
+            environment = {"PYTHONPATH": str(folder), "TORCHDYNAMO_DISABLE": "1", **settings}
+            out = tmp_path_factory.mktemp("skyrl")
+            done[key] = launch(arguments, out, settings=environment, worker=WORKER.with_name(worker))
         return done[key]
 
     return run

@@ -1,4 +1,4 @@
-"""Start a worker (rollout_training.py unless told otherwise) on two ranks, each in a process of its own."""
+"""Start a worker (rollout_training.py unless told otherwise) on two ranks or more, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def launch(
     python: str = sys.executable,
     settings: Mapping[str, str] | None = None,
     worker: Path = WORKER,
+    ranks: int = 2,
 ) -> Reports:
-    """Run torchrun with two ranks and the worker's ``arguments``; returns each rank's report.
+    """Run torchrun with that many ranks and the worker's ``arguments``; returns each rank's report.
 
     A training that fails is a result like any other: its report says so.
 
@@ -30,7 +31,7 @@ def launch(
         out: an empty folder for the reports.
         python: the interpreter, by which an installed environment can be chosen.
         settings: environment variables; those of rlhf_patches that are set already are left out.
-        worker: the script; it writes ``rank0.json`` and ``rank1.json`` into the folder given as ``--out``.
+        worker: the script; it writes ``rank0.json``, ``rank1.json`` and so on into the folder given as ``--out``.
 
     Raises:
         RuntimeError: the harness itself failed; the message has its output.
@@ -40,7 +41,7 @@ def launch(
         port = free.getsockname()[1]
     # fmt: off
     command = [
-        python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
+        python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1",
         "--master-port", str(port), str(worker), "--out", str(out), *arguments,
     ]
     # fmt: on
@@ -49,4 +50,4 @@ def launch(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]

@@ -1,0 +1,239 @@
+"""Vocab-parallel token log-probabilities: SkyRL's releases, two ways to repair them, and ours.
+
+``python benchmarks/logprob.py --releases FOLDER`` in an environment with torch. FOLDER has SkyRL's wheels unpacked, as
+``skyrl-0.2.0`` and ``skyrl-0.3.0`` (``pip download --no-deps skyrl==0.3.0``, then ``python -m zipfile -e``); without it
+upstream is left out. Two gloo ranks, one thread each, each with half of the vocabulary. "streaming" is 0.3.0 with one
+float32 buffer for the gradient, as SkyRL's pull request 1806 describes it; "unsafe in place" overwrites the saved
+logits whoever else may hold them, as 1543 does. Both are written here, from these descriptions.
+
+A step is forward and backward. Extra memory is what the allocator hands out at once beyond the logits, in multiples of
+the logits. Implementations take turns in each round; times are medians over the rounds, in multiples of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
+sys.path.insert(0, str(SUPPORT))
+RELEASES = ("0.2.0", "0.3.0")
+
+
+def on_each_rank(options: argparse.Namespace) -> None:
+    import torch
+    import upstream_logprob
+    from token_reference import counted_all_reduces, made, peak_memory, reference
+
+    from rlhf_patches.patches.vocab_parallel import counters
+    from rlhf_patches.patches.vocab_parallel.logprob import chunked_distributed_logprob
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank, group = torch.distributed.get_rank(), torch.distributed.group.WORLD
+    functions: dict[str, Callable[..., Any]] = {}
+    for version, file in upstream_logprob.find(options.releases).items():
+        if version in RELEASES:
+            functions[version] = upstream_logprob.load(file, group).ChunkedDistributedLogprob.apply
+    functions |= {"streaming": chunked(in_place=False), "unsafe in place": chunked(in_place=True)}
+    functions["ours"] = chunked_distributed_logprob
+    dtype, results = getattr(torch, options.dtype), []
+
+    if rank == 0:
+        print(
+            f"{options.dtype} logits, batch 1, {options.rounds} rounds, torch {torch.__version__}\n"
+            "sequence  vocabulary  chunk  implementation    extra memory        all-reduces         time    "
+            "largest error\n"
+            "          per rank           (logits)          forward  backward   forward  backward           "
+            "log-prob  gradient",
+            flush=True,
+        )
+    for sequence, vocabulary, chunk in cases(options):
+        torch.manual_seed(0)
+        whole = (torch.randn(1, sequence, 2 * vocabulary) * 3).to(dtype)
+        values = whole[..., rank * vocabulary : (rank + 1) * vocabulary].contiguous()
+        target, weights = torch.randint(0, 2 * vocabulary, (1, sequence)), torch.randn(1, sequence)
+        few = min(sequence, 64)  # tokens do not depend on each other: these stand for all
+        exact = reference(whole[:, :few], target[:, :few], weights[:, :few])
+        of_part = exact[2][..., rank * vocabulary : (rank + 1) * vocabulary]
+        del whole
+        bounds = (rank * vocabulary, (rank + 1) * vocabulary, chunk, group)
+        keep = Kept(few)
+        times: dict[str, list[float]] = {name: [] for name in functions}
+        measured: dict[str, dict[str, Any]] = {name: {} for name in functions}
+        for number in range(options.rounds + 1):
+            names = list(functions)
+            for name in names if number % 2 else reversed(names):
+                logits = made(values, keep)
+                counters.reset()
+                torch.distributed.barrier()
+                if number:
+                    started = time.perf_counter()
+                    log_probs = functions[name](logits, target, *bounds, False)
+                    del logits
+                    (log_probs * weights).sum().backward()
+                    times[name].append(time.perf_counter() - started)
+                else:  # a warm-up, slowed down by the measurements
+                    with counted_all_reduces() as forward, peak_memory() as of_forward:
+                        log_probs = functions[name](logits, target, *bounds, False)
+                    del logits
+                    loss = (log_probs * weights).sum()
+                    with counted_all_reduces() as backward, peak_memory() as of_backward:
+                        loss.backward()
+                    measured[name] = {
+                        "forward": of_forward.bytes / values.nbytes,
+                        "backward": of_backward.bytes / values.nbytes,
+                        "collectives": (len(forward), len(backward)),
+                        "log-prob": (log_probs.detach()[:, :few].double() - exact[0]).abs().max().item(),
+                        "gradient": (keep.gradient.double() - of_part).abs().max().item(),
+                    }
+                    if name == "ours":
+                        assert counters.observed() == {"backward in place": 1}
+        for name in functions:
+            row = measured[name]
+            row["time"] = statistics.median(a / b for a, b in zip(times[name], times["ours"], strict=True))
+            row |= {"sequence": sequence, "vocabulary": vocabulary, "chunk": chunk, "name": name}
+            row["seconds"] = statistics.median(times[name])
+            results.append(row)
+            if rank == 0:
+                collectives = "  ".join(f"{number:7d}" for number in row["collectives"])
+                print(
+                    f"{sequence:8d}  {vocabulary:10d}  {chunk:5d}  {name:16s}  {row['forward']:7.2f}  "
+                    f"{row['backward']:8.2f}   {collectives}   {row['time']:6.2f}   {row['log-prob']:.1e}   "
+                    f"{row['gradient']:.1e}",
+                    flush=True,
+                )
+    if rank == 0 and options.results:
+        Path(options.results).write_text(json.dumps(results))
+    torch.distributed.barrier()
+    os._exit(0)
+
+
+class Kept:
+    """The gradient of the first tokens: it is checked, and the whole would be memory."""
+
+    gradient: Any = None
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def __call__(self, gradient: Any) -> None:
+        self.gradient = gradient[:, : self.tokens].clone()
+
+
+def cases(options: argparse.Namespace) -> list[tuple[int, int, int]]:
+    """Sequence, vocabulary and chunk, each swept with the other two at their first value."""
+    sequences, vocabularies, chunks = options.sequences, options.vocabularies, options.chunks
+    found = [(sequence, vocabularies[0], chunks[0]) for sequence in sequences]
+    found += [(sequences[0], vocabulary, chunks[0]) for vocabulary in vocabularies[1:]]
+    return found + [(sequences[0], vocabularies[0], chunk) for chunk in chunks[1:]]
+
+
+def chunked(in_place: bool) -> Callable[..., Any]:
+    """Log-probabilities in chunks as SkyRL computes them, with one buffer for the gradient, or with none."""
+    import torch
+
+    def normalised(logits: torch.Tensor, group: Any) -> torch.Tensor:
+        maximum = logits.amax(-1, keepdim=True)
+        torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX, group=group)
+        shifted = logits - maximum
+        total = shifted.exp().sum(-1, keepdim=True)
+        torch.distributed.all_reduce(total, group=group)
+        return shifted - total.log()
+
+    class Chunked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, logits: Any, target: Any, start: int, end: int, chunk: int, group: Any, _: Any) -> Any:
+            ctx.chunk, ctx.group = chunk, group
+            outside = (target < start) | (target >= end)
+            local = (target - start).masked_fill(outside, 0)
+            ctx.save_for_backward(logits, local, outside)
+            found = []
+            for some, index, mask in zip(*(x.split(chunk, 1) for x in (logits, local, outside)), strict=True):
+                log_probs = normalised(some.float(), group).gather(-1, index[..., None])[..., 0].masked_fill(mask, 0.0)
+                torch.distributed.all_reduce(log_probs, group=group)
+                found.append(log_probs)
+            return torch.cat(found, dim=1)
+
+        @staticmethod
+        def backward(ctx: Any, incoming: Any) -> Any:
+            logits, local, outside = ctx.saved_tensors
+            result = logits.detach() if in_place else torch.empty_like(logits, dtype=torch.float32)
+            everything = (result, logits, local, outside, incoming)
+            for out, some, index, mask, weight in zip(*(x.split(ctx.chunk, 1) for x in everything), strict=True):
+                gradient = normalised(some.float(), ctx.group).exp_().neg_().mul_(weight[..., None])
+                gradient.scatter_add_(-1, index[..., None], weight.masked_fill(mask, 0.0)[..., None])
+                out.copy_(gradient)
+            return result, *[None] * 6
+
+    return Chunked.apply
+
+
+def plot(results: list[dict[str, Any]], file: str) -> None:
+    """Memory and time against the sequence length."""
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("--plot needs matplotlib: pip install matplotlib")
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    first = results[0]
+    rows = [row for row in results if all(row[key] == first[key] for key in ("vocabulary", "chunk"))]
+    figure, (memory, seconds) = plt.subplots(1, 2, figsize=(10, 3.8))
+    for name in dict.fromkeys(row["name"] for row in rows):
+        mine = [row for row in rows if row["name"] == name]
+        label = f"SkyRL {name}" if name in RELEASES else name
+        sequences = [row["sequence"] for row in mine]
+        memory.plot(sequences, [row["backward"] for row in mine], "o-", label=label)
+        seconds.plot(sequences, [row["seconds"] for row in mine], "o-", label=label)
+    memory.set(xlabel="tokens", ylabel="extra memory in backward / logits", xscale="log", ylim=(0, None))
+    seconds.set(xlabel="tokens", ylabel="seconds, forward and backward", xscale="log", yscale="log")
+    for axes in (memory, seconds):
+        axes.set_xticks(sorted({row["sequence"] for row in rows}), minor=False)
+        axes.set_xticklabels(sorted({row["sequence"] for row in rows}))
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    memory.legend()
+    figure.suptitle(f"{first['vocabulary']} columns a rank, chunks of {first['chunk']}, two ranks, CPU")
+    figure.tight_layout()
+    plt.rcParams["svg.hashsalt"] = "logprob"  # the same file for the same figures
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--releases", default="", help="folder with skyrl-0.2.0 and skyrl-0.3.0, unpacked")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1024, 256, 4096])
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[16_384, 4096], help="columns on each rank")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 1024])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--plot", metavar="FILE.svg", help="memory and time against the sequence length")
+    parser.add_argument("--results", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    os.environ["KINETO_LOG_LEVEL"] = "5"
+    if "RANK" in os.environ:
+        on_each_rank(options)
+    from torch.distributed.run import main as torchrun
+
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        command = ["--standalone", "--nproc-per-node", "2", __file__, *sys.argv[1:], "--results", str(results)]
+        torchrun(command)
+        if options.plot:
+            plot(sorted(json.loads(results.read_text()), key=lambda row: row["sequence"]), options.plot)
+            print(f"wrote {options.plot}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What SkyRL's functions are replaced by, beyond `vocab_parallel.upstream`: both quantities of the same logits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+from ..vocab_parallel import upstream
+from ..vocab_parallel.entropy import token_entropy
+from ..vocab_parallel.logprob import token_logprobs
+
+# ------------------------------------------------------------------------------------- log-probabilities
+
+
+def along_with_entropy(function: Any) -> Callable[..., torch.Tensor]:
+    """In place of ``function.apply``, where SkyRL calls one of its two functions for log-probabilities.
+
+    If the entropies of the same logits will come from us too, they are computed on the way.
+    """
+    upstreams: Callable[..., torch.Tensor] = function.apply
+    code = sys.modules[function.__module__]._VocabParallelEntropy.backward.__code__
+    if not code.co_filename.startswith("<rlhf_patches "):
+        return upstreams
+
+    def apply(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, *arguments: Any) -> torch.Tensor:
+        *chunk_size, group, inference_only = arguments
+        if inference_only:
+            return upstreams(logits, target, start, end, *arguments)
+        size = chunk_size[0] if chunk_size else None
+        return token_logprobs(logits, target, start, end, group, chunk_size=size, with_entropy=True)
+
+    return apply
+
+
+def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``DistributedLogprob.forward``: ours saves the logits, upstream's a softmax of its own.
+
+    The entropy of SkyRL 0.1.0 and 0.2.0 writes into the logits in backward. Where `skyrl-entropy-backward` is disabled,
+    upstream's function has to go on.
+    """
+    entropy = wrapped.__globals__["_VocabParallelEntropy"]
+    if "sub_" in entropy.backward.__code__.co_names:
+        return wrapped(*args, **kwargs)
+    return upstream.distributed_forward(*args, **kwargs)
+
+
+def around_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``DistributedLogprob.backward``: the one that belongs to the forward."""
+    ctx, *_ = args
+    return upstream.backward(*args) if hasattr(ctx, "refusal") else wrapped(*args, **kwargs)
+
+
+# ------------------------------------------------------------------------------------- entropies
+
+
+def entropy_forward(ctx: Any, vocab_parallel_logits: torch.Tensor) -> torch.Tensor:
+    """``_VocabParallelEntropy.forward``."""
+    return upstream.entropy_forward(ctx, vocab_parallel_logits, parallel_state.get_tensor_model_parallel_group())
+
+
+def entropy(
+    vocab_parallel_logits: torch.Tensor, chunk_size: int | None = None, chunk_memory_mb: int = 512
+) -> torch.Tensor:
+    """``vocab_parallel_entropy``: of all logits at once, which takes no more memory than a chunk of upstream's."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    return token_entropy(vocab_parallel_logits, group, chunk_size=chunk_size).to(vocab_parallel_logits.dtype)
+
+
+def weighted_entropy(
+    vocab_parallel_logits: torch.Tensor,
+    weights: torch.Tensor,
+    chunk_size: int | None = None,
+    chunk_memory_mb: int = 512,
+) -> torch.Tensor:
+    """``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0."""
+    return (entropy(vocab_parallel_logits, chunk_size) * weights).sum()

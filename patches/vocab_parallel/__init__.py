@@ -1,0 +1,1 @@
+"""Token log-probabilities and entropies over logits whose vocabulary is split over ranks (tensor parallelism)."""

@@ -1,0 +1,45 @@
+"""The entropy of each token's distribution under vocabulary-parallel logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import shared
+from .softmax import Tokens
+
+
+@torch.compiler.disable
+def token_entropy(
+    logits: torch.Tensor, group: Any = None, *, chunk_size: int | None = None, inference_only: bool = False
+) -> torch.Tensor:
+    """Entropy of each token's distribution, in nats, with a gradient for the logits, which it leaves as they are.
+
+    If ``token_logprobs(..., with_entropy=True)`` has just run on these logits, or on logits that these are a window of,
+    the entropies are there already, and both gradients are computed together in one pass: no collective, no
+    second look at the logits, no memory. Otherwise it costs what `logprob.token_logprobs` does.
+
+    Args:
+        logits: ``[..., V / TP]``, any floating dtype, any strides; this rank's part of the vocabulary. Logits of
+            ``-inf`` count as probability 0.
+        group: the tensor-parallel process group; None is the default group, or one process if there is none.
+        chunk_size: upstream's tokens per chunk. Checked, then not used: blocks are sized by bytes, which changes no
+            result.
+        inference_only: compute no gradient and save nothing.
+
+    Returns:
+        float32 ``[...]``.
+
+    Raises:
+        ValueError: the logits are no floating-point matrix, or ``chunk_size`` is negative.
+    """
+    shared.check_logits(logits)
+    if chunk_size is not None and chunk_size < 0:
+        raise ValueError(f"chunk_size is {chunk_size}: expected a number of tokens, 0 or more, or None")
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
+        known = shared.recall(logits, group)
+        if known is not None:
+            return known
+        _, entropy = Tokens.apply(logits, None, shared.reducing(group), True)
+        return entropy

@@ -1,0 +1,123 @@
+"""The log-probability of each target token under vocabulary-parallel logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import shared
+from .softmax import Tokens
+
+
+@torch.compiler.disable
+def token_logprobs(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    vocab_start_index: int,
+    vocab_end_index: int,
+    group: Any = None,
+    *,
+    chunk_size: int | None = None,
+    inference_only: bool = False,
+    with_entropy: bool = False,
+) -> torch.Tensor:
+    """Log-probability of each target token, with a gradient for the logits.
+
+    Two all-reduces forward, none backward, and neither if the group has one rank. Beside the result, memory for one
+    block of tokens (`softmax.WORK_BYTES`); in backward the gradient is written over the logits if `ownership` can
+    prove that nobody sees it, else into one tensor of the logits' dtype.
+
+    Args:
+        logits: ``[..., V / TP]``, any floating dtype, any strides; this rank's part of the vocabulary.
+        target: integers ``[...]``, indices in the whole vocabulary. For one that no rank has, the log-probability is 0,
+            and so is its gradient.
+        vocab_start_index: the first index of this rank's part.
+        vocab_end_index: one past its last index.
+        group: the tensor-parallel process group; None is the default group, or one process if there is none.
+        chunk_size: upstream's tokens per chunk. Checked, then not used: blocks are sized by bytes, which changes no
+            result.
+        inference_only: compute no gradient and save nothing.
+        with_entropy: compute the entropies too, on the way, for a call of `entropy.token_entropy` with the same logits.
+
+    Returns:
+        float32 ``[...]``.
+
+    Raises:
+        ValueError: shapes, dtypes or indices do not fit together; the message names them.
+    """
+    _check(logits, target, vocab_start_index, vocab_end_index, chunk_size)
+    elsewhere = (target < vocab_start_index) | (target >= vocab_end_index)
+    local = (target - vocab_start_index).masked_fill_(elsewhere, -1).long()
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
+        graph = torch.is_grad_enabled() and logits.requires_grad
+        log_probs, entropy = Tokens.apply(logits, local, shared.reducing(group), with_entropy and graph)
+        if entropy is not None:
+            log_probs = shared.remember(logits, group, log_probs, entropy)
+    return log_probs
+
+
+def distributed_logprob(
+    vocab_parallel_logits: torch.Tensor,
+    target: torch.Tensor,
+    vocab_start_index: int,
+    vocab_end_index: int,
+    group: Any,
+    inference_only: bool = False,
+    *,
+    with_entropy: bool = False,
+) -> torch.Tensor:
+    """`token_logprobs` with the arguments of upstream's ``DistributedLogprob.apply``."""
+    return token_logprobs(
+        vocab_parallel_logits,
+        target,
+        vocab_start_index,
+        vocab_end_index,
+        group,
+        inference_only=inference_only,
+        with_entropy=with_entropy,
+    )
+
+
+def chunked_distributed_logprob(
+    vocab_parallel_logits: torch.Tensor,
+    target: torch.Tensor,
+    vocab_start_index: int,
+    vocab_end_index: int,
+    chunk_size: int,
+    tp_group: Any,
+    inference_only: bool = False,
+    *,
+    with_entropy: bool = False,
+) -> torch.Tensor:
+    """`token_logprobs` with the arguments of upstream's ``ChunkedDistributedLogprob.apply``."""
+    return token_logprobs(
+        vocab_parallel_logits,
+        target,
+        vocab_start_index,
+        vocab_end_index,
+        tp_group,
+        chunk_size=chunk_size,
+        inference_only=inference_only,
+        with_entropy=with_entropy,
+    )
+
+
+def _check(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, chunk_size: int | None) -> None:
+    shared.check_logits(logits)
+    if target.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"target has shape {list(target.shape)} and the logits have {list(logits.shape)}: expected one target for "
+            f"each token, {list(logits.shape[:-1])}"
+        )
+    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype is torch.bool:
+        raise ValueError(f"target has dtype {target.dtype}: expected integers, the tokens' indices in the vocabulary")
+    if target.device != logits.device:
+        raise ValueError(f"target is on {target.device} and the logits are on {logits.device}: move one to the other")
+    if not 0 < end - start <= logits.shape[-1]:
+        raise ValueError(
+            f"vocab_start_index {start} and vocab_end_index {end} span {end - start} tokens, and the logits have "
+            f"{logits.shape[-1]} columns ({list(logits.shape)}): expected this rank's part of the vocabulary"
+        )
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}: expected a number of tokens, 1 or more, or None")

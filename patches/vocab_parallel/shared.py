@@ -1,0 +1,139 @@
+"""What the log-probability and the entropy of the same logits share: checks, the group, and one pass for both.
+
+SkyRL asks for log-probabilities first and for entropies of the same logits, or of a window of them, later. As two
+autograd functions, each saves the logits, so that the first of them to run backward sees the other as a holder of its
+logits, and needs a gradient of its own. Hence one function computes both, and what is remembered from the first call to
+the second are weak references only: nothing lives longer than the log-probabilities' own graph.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+def check_logits(logits: torch.Tensor) -> None:
+    """Raise ValueError, which names the shape, unless these can be logits of a part of the vocabulary."""
+    if logits.dim() < 2 or not logits.shape[-1] or not logits.dtype.is_floating_point:
+        raise ValueError(
+            f"logits have shape {list(logits.shape)} and dtype {logits.dtype}: expected floating-point numbers "
+            "[..., V / TP], such as [B, S, V / TP] or [T, V / TP], with at least one column"
+        )
+
+
+def reducing(group: Any) -> Any:
+    """The group to reduce over, or None if there is no other rank: a sum over one rank costs a launch for nothing."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    size = torch.distributed.get_world_size(group)
+    if size < 1:
+        raise ValueError(f"this process (rank {torch.distributed.get_rank()}) is not in the process group {group}")
+    return None if size == 1 else (group or torch.distributed.group.WORLD)
+
+
+# ------------------------------------------------------------------------------------- one pass for both
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Entropies and the logits that they were computed from, as they were then."""
+
+    entropy: weakref.ref[torch.Tensor]
+    owner: weakref.ref[torch.Tensor]
+    group: Any
+    version: int
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+_latest = threading.local()
+
+
+class _Keep(torch.autograd.Function):
+    """A copy of the log-probabilities whose graph keeps the entropies alive."""
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        ctx.entropy = entropy
+        return log_probs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def remember(logits: torch.Tensor, group: Any, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+    """Have `recall` find the entropies for as long as the graph of the log-probabilities lives, which are returned."""
+    if logits.is_inference() or not _leads_to_owner(logits):
+        return log_probs
+    _latest.known = _Known(
+        weakref.ref(entropy),
+        weakref.ref(_owner(logits)),
+        group,
+        logits._version,
+        logits.storage_offset(),
+        logits.shape,
+        logits.stride(),
+    )
+    kept: torch.Tensor = _Keep.apply(log_probs, entropy)
+    return kept
+
+
+def recall(logits: torch.Tensor, group: Any) -> torch.Tensor | None:
+    """The entropies of these logits if they are known. Without a gradient where the logits would get none."""
+    known: _Known | None = getattr(_latest, "known", None)
+    if known is None or logits.is_inference() or known.group is not group:
+        return None
+    entropy = known.entropy()
+    if entropy is None or known.owner() is not _owner(logits) or known.version != logits._version:
+        return None
+    window = _window(known, logits)
+    if window is None:
+        return None
+    if not (torch.is_grad_enabled() and logits.requires_grad):
+        return entropy.detach()[window]
+    # The gradient goes past these logits, straight to those that they are a view of.
+    seen = logits._backward_hooks or logits.retains_grad
+    return entropy[window] if _leads_to_owner(logits) and not seen else None
+
+
+def _owner(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
+def _leads_to_owner(tensor: torch.Tensor) -> bool:
+    """Whether the gradient of a view gets to the tensor that it views: not if it was made under no_grad."""
+    owner = _owner(tensor)
+    if tensor is owner:
+        return True
+    target, node = owner.grad_fn, tensor.grad_fn
+    for _ in range(32):  # views of views; nobody makes more
+        if node is None or target is None or node is target:
+            break
+        parents = node.next_functions
+        node = parents[0][0] if len(parents) == 1 else None
+    return target is not None and node is target
+
+
+def _window(known: _Known, part: torch.Tensor) -> tuple[slice, ...] | None:
+    """Which of the tokens known these are, by their place in memory; None if they are no rectangle of them."""
+    if part.dim() != len(known.shape) or part.shape[-1] != known.shape[-1] or part.stride(-1) != known.stride[-1]:
+        return None
+    window = [slice(None)] * (part.dim() - 1)
+    offset = part.storage_offset() - known.offset
+    for dim in sorted(range(part.dim() - 1), key=lambda dim: known.stride[dim], reverse=True):
+        if part.shape[dim] > 1 and part.stride(dim) != known.stride[dim]:
+            return None
+        if known.shape[dim] > 1:
+            start, offset = divmod(offset, known.stride[dim]) if known.stride[dim] else (0, offset)
+            if start < 0 or start + part.shape[dim] > known.shape[dim]:
+                return None
+            window[dim] = slice(start, start + part.shape[dim])
+        elif part.shape[dim] > 1:
+            return None
+    return tuple(window) if offset == 0 else None
