@@ -34,7 +34,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
     from token_reference import counted_all_reduces, made, peak_memory, reference
 
     from rlhf_patches.patches.vocab_parallel import counters
-    from rlhf_patches.patches.vocab_parallel.logprob import chunked_distributed_logprob
+    from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -44,7 +44,9 @@ def on_each_rank(options: argparse.Namespace) -> None:
         if version in RELEASES:
             functions[version] = upstream_logprob.load(file, group).ChunkedDistributedLogprob.apply
     functions |= {"streaming": chunked(in_place=False), "unsafe in place": chunked(in_place=True)}
-    functions["ours"] = chunked_distributed_logprob
+    functions["ours"] = lambda logits, target, start, end, chunk, group, _: token_logprobs(
+        logits, target, start, end, group, chunk_size=chunk
+    )
     dtype, results = getattr(torch, options.dtype), []
 
     if rank == 0:

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launch import WORKER, launch
+from row import Row
+from side_by_side import on_path
 
 RELEASES = ("0.2", "0.3")
 CASES = {"chunked": "chunked log-probabilities", "chunked-loss": "the same, and the entropy in the loss"}
 
 
-@dataclass(frozen=True)
-class Row:
-    """``repaired``: log-probabilities bit for bit, no failure, and no more memory than a fifth of the logits."""
-
-    framework: str
-    case: str
-    without: str
-    after: str
-    verdict: str
-    repaired: bool
-
-
 def rows(folder: Path, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Run the cases and yield their rows."""
+    """Run the cases and yield their rows. Repaired: bit for bit, no failure, little memory in backward."""
     for release in RELEASES:
         progress(f"SkyRL {release}.0: log-probabilities and entropies, without and with the patches")
-        settings = {
-            "PYTHONPATH": str(Path(sys.prefix) / "side-by-side" / f"skyrl-{release}"),
-            "TORCHDYNAMO_DISABLE": "1",
-        }
+        settings = {**on_path(f"skyrl-{release}"), "TORCHDYNAMO_DISABLE": "1"}
         out = folder / release
         reports = launch(("demo",), out, settings=settings, worker=WORKER.with_name("skyrl_ranks.py"))
         for name, case in CASES.items():

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from launch import WORKER, launch
+from row import Row
 
 SUPPORT = WORKER.parent
-
-
-@dataclass(frozen=True)
-class Row:
-    """``same``: bit for bit what the yardstick gave, and without the patch it failed."""
-
-    framework: str
-    case: str
-    without: str
-    after: str
-    repaired: bool
-
-    @property
-    def verdict(self) -> str:
-        return "[green]bit for bit[/]" if self.repaired else "[bold red]NO[/]"
 
 
 def rows(python: str, folder: Path, progress: Callable[[str], None]) -> Iterator[Row]:
@@ -42,7 +27,7 @@ def rows(python: str, folder: Path, progress: Callable[[str], None]) -> Iterator
         found = [report[name] for report in after]
         same = all(all(one["same_outputs"] + one["same_gradients"]) for one in found)
         gathers = f"{len(found[0]['forward'])} gather forward, {len(found[0]['backward'])} backward"
-        yield Row(framework, case, short(without or "nothing failed"), gathers, same and bool(without))
+        yield row(framework, case, without, gathers, same)
 
     progress("TRL: SFTTrainer with torch_compile and LoRA, with and without trl-chunked-nll-zero3")
     worker = SUPPORT / "sft_trainer_ranks.py"
@@ -57,7 +42,14 @@ def rows(python: str, folder: Path, progress: Callable[[str], None]) -> Iterator
     except RuntimeError as error:  # gloo ended the process
         without = str(error)
     case = "SFTTrainer, torch_compile, masks differ"
-    yield Row(framework, case, short(without or "nothing failed"), f"loss {losses}", same and bool(without))
+    yield row(framework, case, without, f"loss {losses}", same)
+
+
+def row(framework: str, case: str, without: str | None, after: str, same: bool) -> Row:
+    """``same``: bit for bit what the yardstick gave. ``without``: the failure, if there was one."""
+    repaired = same and bool(without)
+    verdict = "bit for bit" if repaired else "NO"
+    return Row(framework, case, short(without or "nothing failed"), after, verdict, repaired)
 
 
 def short(message: str) -> str:

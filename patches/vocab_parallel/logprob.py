@@ -46,9 +46,7 @@ def token_logprobs(
     Raises:
         ValueError: shapes, dtypes or indices do not fit together; the message names them.
     """
-    _check(logits, target, vocab_start_index, vocab_end_index, chunk_size)
-    elsewhere = (target < vocab_start_index) | (target >= vocab_end_index)
-    local = (target - vocab_start_index).masked_fill_(elsewhere, -1).long()
+    local = local_target(logits, target, vocab_start_index, vocab_end_index, chunk_size)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         graph = torch.is_grad_enabled() and logits.requires_grad
         log_probs, entropy = Tokens.apply(logits, local, shared.reducing(group), with_entropy and graph)
@@ -57,53 +55,14 @@ def token_logprobs(
     return log_probs
 
 
-def distributed_logprob(
-    vocab_parallel_logits: torch.Tensor,
-    target: torch.Tensor,
-    vocab_start_index: int,
-    vocab_end_index: int,
-    group: Any,
-    inference_only: bool = False,
-    *,
-    with_entropy: bool = False,
+def local_target(
+    logits: torch.Tensor, target: torch.Tensor, start: int, end: int, chunk_size: int | None
 ) -> torch.Tensor:
-    """`token_logprobs` with the arguments of upstream's ``DistributedLogprob.apply``."""
-    return token_logprobs(
-        vocab_parallel_logits,
-        target,
-        vocab_start_index,
-        vocab_end_index,
-        group,
-        inference_only=inference_only,
-        with_entropy=with_entropy,
-    )
+    """The targets as `softmax.Tokens` wants them: int64 indices in this rank's part ``[start, end)``, or -1.
 
-
-def chunked_distributed_logprob(
-    vocab_parallel_logits: torch.Tensor,
-    target: torch.Tensor,
-    vocab_start_index: int,
-    vocab_end_index: int,
-    chunk_size: int,
-    tp_group: Any,
-    inference_only: bool = False,
-    *,
-    with_entropy: bool = False,
-) -> torch.Tensor:
-    """`token_logprobs` with the arguments of upstream's ``ChunkedDistributedLogprob.apply``."""
-    return token_logprobs(
-        vocab_parallel_logits,
-        target,
-        vocab_start_index,
-        vocab_end_index,
-        tp_group,
-        chunk_size=chunk_size,
-        inference_only=inference_only,
-        with_entropy=with_entropy,
-    )
-
-
-def _check(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, chunk_size: int | None) -> None:
+    Raises:
+        ValueError: as `token_logprobs`.
+    """
     shared.check_logits(logits)
     if target.shape != logits.shape[:-1]:
         raise ValueError(
@@ -121,3 +80,5 @@ def _check(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, chu
         )
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}: expected a number of tokens, 1 or more, or None")
+    elsewhere = (target < start) | (target >= end)
+    return (target - start).masked_fill_(elsewhere, -1).long()

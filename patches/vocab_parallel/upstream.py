@@ -39,7 +39,7 @@ def chunked_forward(
     inference_only: bool = False,
 ) -> torch.Tensor:
     """``ChunkedDistributedLogprob.forward``."""
-    local = _local(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, chunk_size)
+    local = logprob.local_target(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, chunk_size)
     log_probs, _ = Tokens.forward(
         _Unsaved() if inference_only else ctx, vocab_parallel_logits, local, shared.reducing(tp_group), False
     )
@@ -66,12 +66,6 @@ def entropy_backward(ctx: Any, grad_output: torch.Tensor | None) -> torch.Tensor
     gradient, *_ = Tokens.backward(ctx, None, grad_output)
     result: torch.Tensor | None = gradient
     return result
-
-
-def _local(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, chunk_size: int | None) -> torch.Tensor:
-    logprob._check(logits, target, start, end, chunk_size)
-    elsewhere = (target < start) | (target >= end)
-    return (target - start).masked_fill_(elsewhere, -1).long()
 
 
 class _Unsaved:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from launch import WORKER, Reports, launch
+from side_by_side import on_path
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +35,8 @@ def skyrl_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Repor
     def run(release: str, *arguments: str, worker: str = "skyrl_ranks.py", **settings: str) -> Reports:
         key = (release, arguments, worker, tuple(sorted(settings.items())))
         if key not in done:
-            folder = Path(sys.prefix) / "side-by-side" / f"skyrl-{release}"
-            assert folder.is_dir(), f"{folder}: see tests/environments/side-by-side"
             # What SkyRL compiles is one product and sum; compiling it would take a GPU, or a minute.
-            environment = {"PYTHONPATH": str(folder), "TORCHDYNAMO_DISABLE": "1", **settings}
+            environment = {**on_path(f"skyrl-{release}"), "TORCHDYNAMO_DISABLE": "1", **settings}
             out = tmp_path_factory.mktemp("skyrl")
             done[key] = launch(arguments, out, settings=environment, worker=WORKER.with_name(worker))
         return done[key]

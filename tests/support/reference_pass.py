@@ -396,6 +396,15 @@ def enter(trainer: Any, *, interrupted: bool = False) -> Callable[[], None]:
     return act
 
 
+def refuse_eval_mode(module: Any) -> None:
+    def setattr_(self: Any, name: str, value: Any) -> None:
+        if name == "training" and not value:
+            raise Interrupted
+        torch.nn.Module.__setattr__(self, name, value)
+
+    module.__class__ = type("Refusing", (type(module),), {"__setattr__": setattr_})
+
+
 def traces() -> dict[str, list[str]]:
     """What each way through the context leaves behind."""
     found = {}
@@ -420,6 +429,9 @@ def traces() -> dict[str, list[str]]:
                 raise Interrupted
 
         found[f"{kind}, two trainers' contexts nested, an exception"] = left_behind(trainer, nested)
+    trainer = lora_trainer()
+    refuse_eval_mode(next(module for module in policies(trainer)[0].modules() if isinstance(module, torch.nn.Dropout)))
+    found["adapter disabled, a module refuses eval mode"] = left_behind(trainer, enter(trainer))
     if isinstance(family, Megatron):
         # An exception while entering, when the first chunk's adapter is switched already.
         peft_models = [add_lora(family.make_model(), "ref_adapter"), add_lora(family.make_model())]

@@ -8,11 +8,7 @@ from token_reference import made, reference
 
 from rlhf_patches.patches.vocab_parallel import counters, softmax
 from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
-from rlhf_patches.patches.vocab_parallel.logprob import (
-    chunked_distributed_logprob,
-    distributed_logprob,
-    token_logprobs,
-)
+from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
 
 V = 101
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -198,13 +194,12 @@ def test_part_of_a_vocabulary_without_its_ranks():
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
-def test_upstreams_arguments(chunk):
+def test_chunk_size_changes_nothing(chunk):
     values, target = torch.randn(2, 7, V), torch.randint(0, V, (2, 7))
     wanted = token_logprobs(values, target, 0, V)
-    assert torch.equal(chunked_distributed_logprob(values, target, 0, V, chunk, None), wanted)
-    assert torch.equal(chunked_distributed_logprob(values, target, 0, V, chunk, None, True), wanted)
-    assert torch.equal(distributed_logprob(values, target, 0, V, None), wanted)
-    assert torch.equal(distributed_logprob(values[0], target[0], 0, V, None, False), wanted[0])
+    assert torch.equal(token_logprobs(values, target, 0, V, chunk_size=chunk), wanted)
+    assert torch.equal(token_logprobs(values, target, 0, V, chunk_size=chunk, inference_only=True), wanted)
+    assert torch.equal(token_logprobs(values[0], target[0], 0, V, chunk_size=chunk), wanted[0])
 
 
 def test_inference_only():
@@ -212,7 +207,7 @@ def test_inference_only():
     wanted = token_logprobs(values, target, 0, V)
     for found in (
         token_logprobs(values, target, 0, V, inference_only=True),
-        chunked_distributed_logprob(values, target, 0, V, 3, None, True),
+        token_logprobs(values, target, 0, V, chunk_size=3, inference_only=True),
         torch.no_grad()(token_logprobs)(values, target, 0, V, with_entropy=True),
         torch.inference_mode()(token_logprobs)(values, target, 0, V, with_entropy=True),
         torch.inference_mode()(token_logprobs)(values.detach() * 1, target, 0, V, with_entropy=True),
