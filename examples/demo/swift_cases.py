@@ -15,7 +15,11 @@ from row import Row
 from side_by_side import on_path
 
 SUPPORT = WORKER.parent
-KTO_CASE = "packed,last,sequence,kl,longer"
+# Of tests/support/kto_pipeline_ranks.py: in the second the slices are wrong, and nothing says so.
+KTO_CASES = {
+    "packed,last,sequence,kl,longer": "KTO, tensor and sequence parallel, last pipeline stage",
+    "flash,middle,sequence,kl,shorter": "KTO, the same on a middle stage, longer KL part",
+}
 
 
 def rows(folder: Path, progress: Callable[[str], None]) -> Iterator[Row]:
@@ -33,8 +37,9 @@ def rows(folder: Path, progress: Callable[[str], None]) -> Iterator[Row]:
 
     progress("ms-swift 3.12.2: MegatronKTOTrainer.forward_step on a later pipeline stage, without and with the patch")
     worker = SUPPORT / "kto_pipeline_ranks.py"
-    reports = launch((KTO_CASE,), folder / "kto", settings=on_path("swift-3.12"), worker=worker)
-    yield kto(reports)
+    reports = launch(tuple(KTO_CASES), folder / "kto", settings=on_path("swift-3.12"), worker=worker)
+    for case, title in KTO_CASES.items():
+        yield kto(title, [report["before"][case] for report in reports], [report["after"][case] for report in reports])
 
 
 def reference_passes(framework: str, before: dict[str, float], after: dict[str, float]) -> Row:
@@ -62,15 +67,12 @@ def after_an_exception(framework: str, before: dict[str, float], after: dict[str
     return Row(framework, case, seen(before), seen(after), verdict, repaired)
 
 
-def kto(reports: list[dict[str, Any]]) -> Row:
-    before, after = ([report[state][KTO_CASE] for report in reports] for state in ("before", "after"))
-    failure = before[0]["failure"]
-    errors = [error for found in after for error in found.get("errors", {"failed": 1.0}).values()]
-    return Row(
-        f"ms-swift {reports[0]['versions']['ms-swift']}",
-        "KTO, tensor and sequence parallel, a later pipeline stage",
-        f"a model gets {before[0]['decoder inputs'][0][1]}: {failure}",
-        f"{len(after[0]['decoder inputs'])} passes, each with its part of the sequence",
-        f"{max(errors):.0e} from float64",
-        bool(failure) and max(errors) < 1e-5,
-    )
+def kto(title: str, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Row:
+    def error(found: list[dict[str, Any]]) -> float:
+        return max(error for report in found for error in report.get("errors", {"failed": 1.0}).values())
+
+    first = before[0]["decoder inputs"][0][1]
+    failure = f"a model gets {first}: {before[0]['failure']}" if before[0]["failure"] else f"off by {error(before):.1g}"
+    passes = f"{len(after[0]['decoder inputs'])} passes, each with its part"
+    repaired = error(before) > 0.1 and error(after) < 1e-5
+    return Row("ms-swift 3.12.2", title, failure, passes, f"{error(after):.0e} from float64", repaired)
