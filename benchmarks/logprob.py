@@ -1,10 +1,9 @@
 """Vocab-parallel token log-probabilities: SkyRL's releases, two ways to repair them, and ours.
 
-``python benchmarks/logprob.py --releases FOLDER`` in an environment with torch. FOLDER has SkyRL's wheels unpacked, as
-``skyrl-0.2.0`` and ``skyrl-0.3.0`` (``pip download --no-deps skyrl==0.3.0``, then ``python -m zipfile -e``); without it
-upstream is left out. Two gloo ranks, one thread each, each with half of the vocabulary. "streaming" is 0.3.0 with one
-float32 buffer for the gradient, as SkyRL's pull request 1806 describes it; "unsafe in place" overwrites the saved
-logits whoever else may hold them, as 1543 does. Both are written here, from these descriptions.
+``python benchmarks/logprob.py`` (``make benchmarks`` runs it). Two gloo ranks, one thread each, each with half of the
+vocabulary. SkyRL's releases are those beside the environment's own (tests/environments/side-by-side). "streaming" is
+0.3.0 with one float32 buffer for the gradient, as SkyRL's pull request 1806 describes it; "unsafe in place" overwrites
+the saved logits whoever else may hold them, as 1543 does. Both are written here, from these descriptions.
 
 A step is forward and backward. Extra memory is what the allocator hands out at once beyond the logits, in multiples of
 the logits. Implementations take turns in each round; times are medians over the rounds, in multiples of ours.
@@ -40,7 +39,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
     torch.distributed.init_process_group("gloo")
     rank, group = torch.distributed.get_rank(), torch.distributed.group.WORLD
     functions: dict[str, Callable[..., Any]] = {}
-    for version, file in upstream_logprob.find(options.releases).items():
+    for version, file in upstream_logprob.find().items():
         if version in RELEASES:
             functions[version] = upstream_logprob.load(file, group).ChunkedDistributedLogprob.apply
     functions |= {"streaming": chunked(in_place=False), "unsafe in place": chunked(in_place=True)}
@@ -213,7 +212,6 @@ def plot(results: list[dict[str, Any]], file: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--releases", default="", help="folder with skyrl-0.2.0 and skyrl-0.3.0, unpacked")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1024, 256, 4096])
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[16_384, 4096], help="columns on each rank")

@@ -12,13 +12,14 @@ from typing import Any
 FILE = Path("skyrl", "backends", "skyrl_train", "distributed", "megatron", "model_utils.py")
 
 
-def find(folder: str | os.PathLike[str] | None) -> dict[str, Path]:
-    """The releases that lie unpacked in a folder, as ``skyrl-0.3.0`` or ``0.3.0``: version -> file."""
-    found = {}
-    for path in sorted(Path(folder).iterdir()) if folder else ():
-        if (path / FILE).is_file():
-            found[path.name.removeprefix("skyrl-")] = path / FILE
-    return found
+def find(folder: str | os.PathLike[str] | None = None) -> dict[str, Path]:
+    """The releases of SkyRL that lie in a folder, each in one of its own: version -> file.
+
+    Without a folder, those beside the environment's own releases (tests/environments/side-by-side).
+    """
+    folder = Path(folder or Path(sys.prefix) / "side-by-side")
+    metadata = sorted(folder.glob("*/skyrl-*.dist-info"))
+    return {path.stem.removeprefix("skyrl-"): path.parent / FILE for path in metadata}
 
 
 def load(file: Path, group: Any = None) -> ModuleType:

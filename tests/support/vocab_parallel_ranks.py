@@ -1,7 +1,7 @@
-"""What happens on each rank in the tests of vocab-parallel log-probabilities: gloo, and SkyRL's own file if given.
+"""What happens on each rank in the tests of vocab-parallel log-probabilities: gloo, and SkyRL's own file.
 
-``python -m torch.distributed.run ... vocab_parallel_ranks.py --out FOLDER [--releases FOLDER]``: each rank writes its
-report, and the tests look at it. Every rank makes the same logits over the whole vocabulary, takes its part, and
+``python -m torch.distributed.run ... vocab_parallel_ranks.py --out FOLDER``: each rank writes its report,
+and the tests look at it. Every rank makes the same logits over the whole vocabulary, takes its part, and
 compares with float64 over all of it.
 """
 
@@ -179,7 +179,6 @@ def joint_loss(part: Part, log_probs: Any, entropy: Any) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--releases", default="")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -195,7 +194,7 @@ def main() -> None:
             report["ours"][f"{name} {kind}"] = run(ours(group, kind), case, part)
         report["one rank"][name] = run(ours(alone, "together"), case, whole)
     report["default group"] = run(ours(None, "together"), {}, part)
-    for version, file in upstream_logprob.find(options.releases).items():
+    for version, file in upstream_logprob.find().items():
         module = upstream_logprob.load(file, group)
         found = report["theirs"][version] = {}
         for name, case in CASES.items():

@@ -1,26 +1,20 @@
-"""Two and four ranks, each with its part of the vocabulary; and SkyRL's own file, where it can be had.
-
-``SKYRL_RELEASES`` names a folder with unpacked wheels (``skyrl-0.2.0``, ``skyrl-0.3.0``); without it, what compares
-with upstream is skipped.
-"""
+"""Two and four ranks, each with its part of the vocabulary; and SkyRL's own file where it can be had."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+import upstream_logprob
 from launch import launch
 
 WORKER = Path(__file__).parents[1] / "support" / "vocab_parallel_ranks.py"
-RELEASES = os.environ.get("SKYRL_RELEASES", "")
 EPS = {"torch.float32": 2**-23, "torch.bfloat16": 2**-7, "torch.float16": 2**-10}
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["two ranks", "four ranks"])
 def reports(request, tmp_path_factory):
-    arguments = ("--releases", RELEASES) if RELEASES else ()
-    return launch(arguments, tmp_path_factory.mktemp("reports"), worker=WORKER, ranks=request.param)
+    return launch((), tmp_path_factory.mktemp("reports"), worker=WORKER, ranks=request.param)
 
 
 def scale_of(name):
@@ -85,7 +79,7 @@ def test_entropies_of_a_window_in_one_loss(reports):
 
 # ------------------------------------------------------------------------------------- next to SkyRL's own
 
-upstream = pytest.mark.skipif(not RELEASES, reason="SKYRL_RELEASES names no folder with SkyRL's releases")
+upstream = pytest.mark.skipif(not upstream_logprob.find(), reason="no SkyRL beside this environment")
 
 
 def pairs(reports, version):
