@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -227,6 +228,8 @@ def test_run_hands_through_exit_status_and_signals(installed):
         env=installed.environment({}),
         stdout=subprocess.PIPE,
         text=True,
+        # Started in the background of a shell, these tests ignore the signal, and a shell cannot trap what it ignores.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
