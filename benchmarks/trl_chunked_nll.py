@@ -27,6 +27,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
 
     rank, communication = zero3.start()
     import torch
+    from token_reference import peak_memory
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
     from trl.trainer import sft_trainer
 
@@ -65,7 +66,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
                 else:
                     rlhf_patches.revert()
                 if number == 0:  # a warm-up, and slowed down by the measurement of memory
-                    with Peak() as measured:
+                    with peak_memory() as measured:
                         step(chunks)
                     peak[patched] = measured.bytes / 2**20
                 else:
@@ -84,29 +85,6 @@ def on_each_rank(options: argparse.Namespace) -> None:
     torch.distributed.barrier()
     del configured
     os._exit(0)
-
-
-class Peak:
-    """The most bytes that PyTorch's operators had allocated at a time on this rank, on top of what there was."""
-
-    bytes = 0
-
-    def __enter__(self) -> Peak:
-        import torch
-
-        self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-        self.profile.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.profile.__exit__(*error)
-        now = 0
-        for event in sorted(
-            (event for event in self.profile.profiler.kineto_results.events() if event.name() == "[memory]"),
-            key=lambda event: event.start_ns(),
-        ):
-            now += event.nbytes()
-            self.bytes = max(self.bytes, now)
 
 
 def main() -> int:

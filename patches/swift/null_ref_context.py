@@ -19,11 +19,12 @@ is not."""
 
 
 def _patch(
-    name: str, title: str, target: str, versions: str, fingerprints: tuple[str, ...], around: str, **texts: str
+    name: str, target: str, versions: str, fingerprints: tuple[str, ...], around: str, texts: dict[str, str]
 ) -> Patch:
+    context = target.partition(":")[2]
     return Patch(
         name=name,
-        summary=f"{title}: the reference pass runs in eval mode and leaves modes and adapters as they were",
+        summary=f"{context}: the reference pass runs in eval mode and leaves modes and adapters as they were",
         references=("https://github.com/modelscope/ms-swift",),
         guard=Guard("ms-swift", versions),
         changes=(
@@ -34,15 +35,8 @@ def _patch(
     )
 
 
-def _megatron(name: str, target: str, versions: str, fingerprints: tuple[str, ...], around: str) -> Patch:
-    return _patch(
-        name,
-        f"{'MegatronDPOTrainer' if 'DPO' in target else 'MegatronRLHFTrainer'}.null_ref_context",
-        target,
-        versions,
-        fingerprints,
-        around,
-        symptom=f"""\
+_MEGATRON = {
+    "symptom": f"""\
 Megatron training with LoRA (`megatron rlhf`), where the policy itself without its adapter, or with the reference
 adapter, is the reference model.
 
@@ -53,10 +47,10 @@ although nothing is to be recomputed. TransformerEngine was reported to stop in 
 (not seen here, for want of a GPU; the patch leaves no such forward).
 
 {_ADAPTER}""",
-        cause="""\
+    "cause": """\
 `null_ref_context` switches adapters and leaves the mode alone: the policy is in training mode, and so is its
 reference pass. `set_adapter('ref_adapter')` is undone after the `yield`, outside a `finally`.""",
-        repair="""\
+    "repair": """\
 The release's own context runs inside ours. While it is open, every module of the reference models (each pipeline
 chunk's) is in eval mode. When it is left, normally or by an exception, even one while it is entered, every module has
 the `training` flag that it had (`train()` on the whole model would put frozen parts that were kept in eval mode into
@@ -67,8 +61,7 @@ Full fine-tuning has reference models of its own, in eval mode already: nothing 
 
 Not repaired here: ms-swift 4.6 computes the *policy's* old log-probabilities in eval mode and calls `train()` on
 the whole model afterwards.""",
-    )
-
+}
 
 _TRANSFORMERS = {
     "symptom": f"""\
@@ -88,7 +81,7 @@ adapters that were active are active, those that were disabled disabled (context
 parameters is as trainable as it was. With `disable_dropout` there was no noise, and there is none.""",
 }
 
-PATCH = _megatron(
+PATCH = _patch(
     "swift-null-ref-context",
     "swift.megatron.trainers.rlhf_mixin:MegatronRLHFTrainer.null_ref_context",
     ">=3.9.0,<=4.6.0",
@@ -98,9 +91,10 @@ PATCH = _megatron(
         "7f7aea00688c9237",  # 4.0.0 to 4.6.0: without Megatron-LM's get_args
     ),
     "of_megatron",
+    _MEGATRON,
 )
 
-PATCH_OF_DPO = _megatron(
+PATCH_OF_DPO = _patch(
     "swift-dpo-null-ref-context",
     "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer.null_ref_context",
     ">=3.7.0,<3.9.0",
@@ -110,46 +104,43 @@ PATCH_OF_DPO = _megatron(
         "c7dcae05c0a37e15",  # 3.8.3
     ),
     "of_megatron_dpo",
+    _MEGATRON,
 )
 
 _OF_GRPO = ("1e64c1a646b2e911",)  # the same in 3.8.0 to 4.3.2; since 4.4.0 in the mixin
 
 PATCH_HF = _patch(
     "swift-null-ref-context-hf",
-    "RLHFTrainerMixin.null_ref_context",
     "swift.rlhf_trainers.rlhf_mixin:RLHFTrainerMixin.null_ref_context",
     ">=4.4.0,<=4.6.0",
     _OF_GRPO,
     "of_transformers",
-    **_TRANSFORMERS,
+    _TRANSFORMERS,
 )
 
 PATCH_HF_OF_GRPO = _patch(
     "swift-grpo-null-ref-context-hf",
-    "GRPOTrainer.null_ref_context",
     "swift.rlhf_trainers.grpo_trainer:GRPOTrainer.null_ref_context",
     ">=4.0.0,<4.4.0",
     _OF_GRPO,
     "of_transformers",
-    **_TRANSFORMERS,
+    _TRANSFORMERS,
 )
 
 PATCH_HF_OF_DPO = _patch(
     "swift-dpo-null-ref-context-hf",
-    "DPOTrainer.null_ref_context",
     "swift.rlhf_trainers.dpo_trainer:DPOTrainer.null_ref_context",
     ">=4.0.3,<4.4.0",
     ("81bc3edcb7855a30",),
     "of_transformers",
-    **_TRANSFORMERS,
+    _TRANSFORMERS,
 )
 
 PATCH_HF_OF_GRPO_3 = _patch(
     "swift-3-grpo-null-ref-context-hf",
-    "GRPOTrainer.null_ref_context (ms-swift 3)",
     "swift.trainers.rlhf_trainer.grpo_trainer:GRPOTrainer.null_ref_context",
     ">=3.8.0,<4.0.0",
     _OF_GRPO,
     "of_transformers",
-    **_TRANSFORMERS,
+    _TRANSFORMERS,
 )

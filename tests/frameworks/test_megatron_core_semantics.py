@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import look_alikes
 import pytest
 
 import rlhf_patches
@@ -133,13 +134,9 @@ def copy_of_megatron(tmp_path_factory):
     def make(version: str, old: str = "", new: str = "") -> Path:
         site = tmp_path_factory.mktemp("site")
         shutil.copytree(source, site / "megatron", ignore=shutil.ignore_patterns("__pycache__", "bridge"))
-        metadata = site / f"megatron_core-{version}.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: megatron-core\nVersion: {version}\n")
+        look_alikes.write_metadata(site, "megatron-core", version)
         file = site.joinpath(*MODULE.split(".")).with_suffix(".py")
-        text = file.read_text()
-        assert old in text
-        file.write_text(text.replace(old, new))
+        file.write_text(look_alikes.replacing(old, new)(file.read_text()))
         return site
 
     return make

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+import look_alikes
 import pytest
 from launch import WORKER, launch
 
@@ -32,9 +33,7 @@ def reports(tmp_path_factory):
                     (folder / file).parent.mkdir(parents=True, exist_ok=True)
                     (folder / file).write_text(shown.stdout)
             assert (folder / FILES[0]).exists(), f"{CLONE} has no {tag}"
-            metadata = folder / f"nemo_rl-{TAGS[tag]}.dist-info"
-            metadata.mkdir()
-            (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nemo-rl\nVersion: {TAGS[tag]}\n")
+            look_alikes.write_metadata(folder, "nemo-rl", TAGS[tag])
             worker = WORKER.with_name("nemo_rl_ranks.py")
             settings = {"PYTHONPATH": str(folder), "TORCHDYNAMO_DISABLE": "1"}
             done[tag] = launch((), tmp_path_factory.mktemp("out"), settings=settings, worker=worker)

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import look_alikes
 import pytest
+import side_by_side
 
 RELEASES = ("0.2", "0.3", "0.4")
 PARTS = ("statuses", "errors", "across", "functions", "functions_without_the_entropy_patch", "context_parallel")
@@ -214,15 +216,10 @@ def test_disabled_they_stay_away(skyrl_ranks):
 )
 def test_keeping_away(tmp_path, version, edit, status):
     """On a copy of the real file that calls itself another version, edited or not."""
-    folder = Path(sys.prefix) / "side-by-side" / "skyrl-0.3"
-    text = (folder / MODULE).read_text()
-    if edit:
-        assert edit[0] in text
+    text = (side_by_side.folder("skyrl-0.3") / MODULE).read_text()
     (tmp_path / MODULE).parent.mkdir(parents=True)
-    (tmp_path / MODULE).write_text(text.replace(*edit) if edit else text)
-    metadata = tmp_path / f"skyrl-{version}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: skyrl\nVersion: {version}\n")
+    (tmp_path / MODULE).write_text(look_alikes.replacing(*edit)(text))
+    look_alikes.write_metadata(tmp_path, "skyrl", version)
     code = f"""
 import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(Path(__file__).parents[1] / "support")!r}]
 import megatron_on_cpu; megatron_on_cpu.install()

@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import look_alikes
 import pytest
 
-from rlhf_patches import Status, download, inspection, plugins, releases, sources
+from rlhf_patches import Status, download, inspection, plugins, releases
 
 NAME = "trl-chunked-nll-zero3"
-MODULE = "trl.trainer.sft_trainer"
 CACHE = Path(__file__).parents[2] / ".cache" / "rlhf-patches"
-
-
-def doctor(path: Path) -> dict[str, str]:
-    """What `rlhf-patches doctor` says of this patch, with a folder in front of the installed packages."""
-    command = [sys.executable, "-m", "rlhf_patches.cli", "doctor", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(path)}
-    done = subprocess.run(command, env=environment, cwd=path, capture_output=True, text=True, timeout=60)
-    return next(row for row in json.loads(done.stdout) if row["name"] == NAME)
-
-
-def copy(folder: Path, version: str | None, old: str = "", new: str = "") -> Path:
-    """The installed module, edited or not, as a distribution that calls itself ``version``."""
-    text = Path(str(sources.locate(MODULE).origin)).read_text()
-    assert old in text
-    package = folder / "trl" / "trainer"
-    package.mkdir(parents=True)
-    for part in (package.parent, package):
-        (part / "__init__.py").touch()
-    (package / "sft_trainer.py").write_text(text.replace(old, new))
-    metadata = folder / f"trl-{version}.dist-info"
-    metadata.mkdir()
-    version = version or importlib.metadata.version("trl")
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: trl\nVersion: {version}\n")
-    return folder
 
 
 def test_the_installed_release_is_recognised():
@@ -74,5 +45,5 @@ SUMMED = "loss = loss + chunk_loss"
     ],
 )
 def test_other_versions_and_lookalikes(tmp_path, version, edit, status):
-    row = doctor(copy(tmp_path, version, *edit))
+    row = look_alikes.doctor_row(tmp_path, NAME, version=version, edit=look_alikes.replacing(*edit))
     assert row["status"] == status, row

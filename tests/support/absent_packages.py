@@ -19,6 +19,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -134,3 +135,10 @@ def install(names: Iterable[str] = tuple(STAND_INS)) -> tuple[str, ...]:
         sys.meta_path.append(_finder)
         importlib.metadata.version = _version
     return tuple(sorted(wanted & _finder.names))
+
+
+def install_for_swift() -> None:
+    """As `install`, with the parts of Megatron-LM that ms-swift before 4.0 wants."""
+    # Any folder will do: ms-swift only has to believe that it need not clone Megatron-LM from GitHub.
+    os.environ.setdefault("MEGATRON_LM_PATH", os.getcwd())
+    install((*STAND_INS, *GIT_ONLY))

@@ -24,7 +24,6 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import os
 import sys
 import traceback
 from dataclasses import dataclass
@@ -33,15 +32,13 @@ from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-# Any folder will do: ms-swift only has to believe that it need not clone Megatron-LM.
-os.environ["MEGATRON_LM_PATH"] = str(Path(__file__).resolve().parent)
 
 import megatron_on_cpu
 
 megatron_on_cpu.install()
 import absent_packages
 
-absent_packages.install((*absent_packages.STAND_INS, *absent_packages.GIT_ONLY))
+absent_packages.install_for_swift()
 import megatron.training
 import torch
 from megatron.core.timers import Timers

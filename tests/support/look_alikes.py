@@ -17,6 +17,23 @@ from rlhf_patches import plugins, sources
 NAMESPACES = {"megatron"}
 
 
+def write_metadata(folder: Path, distribution: str, version: str) -> None:
+    """Let a folder on sys.path claim to hold a distribution."""
+    metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+
+
+def replacing(old: str = "", new: str = "") -> Callable[[str], str]:
+    """An edit that puts ``new`` for ``old``, which has to be there."""
+
+    def edit(text: str) -> str:
+        assert old in text, f"nothing to edit: no {old!r}"
+        return text.replace(old, new) if old else text
+
+    return edit
+
+
 def doctor_row(
     folder: Path,
     patch: str,
@@ -46,10 +63,7 @@ def doctor_row(
     original = source or Path(str(sources.locate(module).origin))
     (place / f"{name}.py").write_text(edit(original.read_text()))
     distribution = definition.guard.distribution
-    version = version or importlib.metadata.version(distribution)
-    metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    write_metadata(folder, distribution, version or importlib.metadata.version(distribution))
     command = [sys.executable, "-m", "rlhf_patches.cli", "doctor", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60)

@@ -488,8 +488,7 @@ OBSERVATIONS = (
 def prepare(trainer: str) -> None:
     """Import the frameworks for ``megatron``, or for a trainer given as ``module:class``."""
     megatron_on_cpu.install()
-    os.environ.setdefault("MEGATRON_LM_PATH", os.getcwd())  # or ms-swift 3 clones Megatron-LM from GitHub
-    absent_packages.install((*absent_packages.STAND_INS, *absent_packages.GIT_ONLY))
+    absent_packages.install_for_swift()
     global family
     family = Megatron() if trainer == "megatron" else Transformers(trainer)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+ROOT = Path(sys.prefix) / "side-by-side"
+
 
 def folder(name: str) -> Path:
     """Where the releases of ``tests/environments/side-by-side/NAME.txt`` are.
@@ -12,7 +14,7 @@ def folder(name: str) -> Path:
     Raises:
         FileNotFoundError: the environment has no such folder.
     """
-    found = Path(sys.prefix) / "side-by-side" / name
+    found = ROOT / name
     if not found.is_dir():
         raise FileNotFoundError(f"no {found}: make the environment again with nox -s environment")
     return found

@@ -9,16 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import side_by_side
+
 FILE = Path("skyrl", "backends", "skyrl_train", "distributed", "megatron", "model_utils.py")
 
 
-def find(folder: str | os.PathLike[str] | None = None) -> dict[str, Path]:
-    """The releases of SkyRL that lie in a folder, each in one of its own: version -> file.
-
-    Without a folder, those beside the environment's own releases (tests/environments/side-by-side).
-    """
-    folder = Path(folder or Path(sys.prefix) / "side-by-side")
-    metadata = sorted(folder.glob("*/skyrl-*.dist-info"))
+def find() -> dict[str, Path]:
+    """The releases of SkyRL beside the environment's own (tests/environments/side-by-side): version -> file."""
+    metadata = sorted(side_by_side.ROOT.glob("*/skyrl-*.dist-info"))
     return {path.stem.removeprefix("skyrl-"): path.parent / FILE for path in metadata}
 
 
