@@ -18,7 +18,17 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / "tests" / "environments"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "engine", "releases", "frameworks", "oldest", "newest", "trl-newest", "trl-oldest"]
+nox.options.sessions = [
+    "lint",
+    "engine",
+    "releases",
+    "frameworks",
+    "oldest",
+    "newest",
+    "trl-newest",
+    "trl-oldest",
+    "cluster",
+]
 
 # The frameworks' own releases run on 3.11; torch's CPU build at hand is for 3.11 too.
 FRAMEWORK_PYTHON = "3.11"
@@ -33,7 +43,7 @@ os.environ["PATH"] = os.pathsep.join([*FOUND, os.environ["PATH"]])
 def provide(session: nox.Session, *files: str, project: bool = True, beside: str | None = None) -> None:
     """Install the requirement files in order (``*-no-deps.txt`` without dependencies), then this project.
 
-    Each file in the folder ``beside`` names older releases that go into a folder of their own within the
+    Each file in the folder ``beside`` names other releases that go into a folder of their own within the
     environment (``side-by-side/NAME``): put first on PYTHONPATH, it turns the environment into another one.
     Skipped when the environment was made from the same files already.
     """
@@ -104,9 +114,15 @@ BY_FILE = ("-n", "2", "--dist", "loadfile")
 # Of the megatron-core patch, for a second release: what the two calls do, and the crash and the cure in training.
 BEFORE_AND_AFTER = ("-k", "megatron_core_semantics or (rollouts_crash and save0)")
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
+SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}
+BOTH = {"venv_backend": "none", "requires": ["environment", "environment-trl"]}
 PYTHON = str(HERE / ".nox" / "environment" / "bin" / "python")
-TRL_PYTHON = str(HERE / ".nox" / "environment-trl-newest" / "bin" / "python")
-WITH_TRL = {"venv_backend": "none", "requires": ["environment", "environment-trl-newest"]}
+TRL_PYTHON = str(HERE / ".nox" / "environment-trl" / "bin" / "python")
+
+
+def with_other_releases(session: nox.Session, name: str, python: str = PYTHON) -> None:
+    """Let the releases of ``side-by-side/NAME`` win over those that the environment's sessions share."""
+    session.env["PYTHONPATH"] = str(Path(python).parents[1] / "side-by-side" / name)
 
 
 @nox.session(**SHARED)
@@ -116,35 +132,31 @@ def frameworks(session: nox.Session) -> None:
     pytest(session, "tests/frameworks", [*with_torch, *BY_FILE], python=PYTHON)
 
 
-@nox.session(**WITH_TRL)
+@nox.session(**BOTH)
 def demo(session: nox.Session) -> None:
     """Before and after, on the real frameworks."""
     session.run(PYTHON, "examples/demo/run.py", "--trl-python", TRL_PYTHON, *session.posargs)
 
 
-@nox.session(**WITH_TRL)
+@nox.session(**BOTH)
 def benchmarks(session: nox.Session) -> None:
     """All figures: start-up, call overhead, and what single patches save."""
     for script in sorted(Path("benchmarks").glob("*.py")):
         session.run(TRL_PYTHON if script.stem.startswith("trl_") else PYTHON, str(script), *session.posargs)
 
 
-def megatron(session: nox.Session, release: str) -> None:
-    """The megatron-core patch's tests on another release, which lies beside the newest that all frameworks share."""
-    session.env["PYTHONPATH"] = str(HERE / ".nox" / "environment" / "side-by-side" / release)
-    pytest(session, "tests/frameworks", [*BEFORE_AND_AFTER, *BY_FILE], python=PYTHON)
-
-
 @nox.session(**SHARED)
 def oldest(session: nox.Session) -> None:
     """The megatron-core patch on the oldest release that the guard admits and that imports here."""
-    megatron(session, "megatron-0.10")
+    with_other_releases(session, "megatron-0.10")
+    pytest(session, "tests/frameworks", [*BEFORE_AND_AFTER, *BY_FILE], python=PYTHON)
 
 
 @nox.session(**SHARED)
 def newest(session: nox.Session) -> None:
     """The megatron-core patch on the newest release on PyPI."""
-    megatron(session, "megatron-0.19")
+    with_other_releases(session, "megatron-0.19")
+    pytest(session, "tests/frameworks", [*BEFORE_AND_AFTER, *BY_FILE], python=PYTHON)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
@@ -161,24 +173,29 @@ def survey(session: nox.Session) -> None:
     session.run("python", "releases/survey.py", *session.posargs)
 
 
-def trl(release: str) -> None:
-    """Sessions for one release of TRL, in an environment of its own: ms-swift wants trl below 1."""
-    environment = f"environment-trl-{release}"
-
-    @nox.session(python=FRAMEWORK_PYTHON, name=environment)
-    def make(session: nox.Session) -> None:
-        """Make the environment with real TRL and DeepSpeed."""
-        provide(session, "torch.txt", f"trl-{release}.txt")
-
-    @nox.session(venv_backend="none", name=f"trl-{release}", requires=[environment])
-    def test(session: nox.Session) -> None:
-        """The TRL patches under real DeepSpeed ZeRO-3."""
-        python = str(HERE / ".nox" / environment / "bin" / "python")
-        pytest(session, "tests/frameworks_trl", BY_FILE, python=python)
+@nox.session(python=FRAMEWORK_PYTHON, name="environment-trl")
+def environment_trl(session: nox.Session) -> None:
+    """Make the environment with real TRL and DeepSpeed: ms-swift, in the other one, wants trl below 1."""
+    provide(session, "torch.txt", "trl.txt", beside="side-by-side-trl")
 
 
-trl("newest")
-trl("oldest")
+@nox.session(**SHARED_BY_TRL, name="trl-newest")
+def trl_newest(session: nox.Session) -> None:
+    """The TRL patches under real DeepSpeed ZeRO-3."""
+    pytest(session, "tests/frameworks_trl", BY_FILE, python=TRL_PYTHON)
+
+
+@nox.session(**SHARED_BY_TRL, name="trl-oldest")
+def trl_oldest(session: nox.Session) -> None:
+    """The same on the oldest TRL with the defect."""
+    with_other_releases(session, "trl-1.5", TRL_PYTHON)
+    pytest(session, "tests/frameworks_trl", BY_FILE, python=TRL_PYTHON)
+
+
+@nox.session(**SHARED_BY_TRL)
+def cluster(session: nox.Session) -> None:
+    """Ranks and workers: torchrun, deepspeed, accelerate, Ray."""
+    pytest(session, "tests/cluster", BY_FILE, python=TRL_PYTHON)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)

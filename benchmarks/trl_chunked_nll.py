@@ -1,7 +1,7 @@
 """TRL's chunked loss on a head that DeepSpeed ZeRO-3 partitions, unpatched and patched: ``make benchmarks``.
 
 ``python benchmarks/trl_chunked_nll.py`` in an environment with trl 1.6.0 to 1.14.2 and DeepSpeed
-(tests/environments/trl-newest.txt). Two gloo ranks, one thread each. A step is forward and backward; unpatched and
+(tests/environments/trl.txt). Two gloo ranks, one thread each. A step is forward and backward; unpatched and
 patched steps alternate, and figures are medians. The head is frozen (LoRA): with a trained one the unpatched release
 has no step to be timed.
 """
@@ -99,7 +99,7 @@ def main() -> int:
     if "RANK" in os.environ:
         on_each_rank(options)
     if importlib.util.find_spec("deepspeed") is None:
-        print("no DeepSpeed in this environment: see tests/environments/trl-newest.txt")
+        print("no DeepSpeed in this environment: see tests/environments/trl.txt")
         return 0
     from torch.distributed.run import main as torchrun
 
