@@ -14,22 +14,24 @@ PATCH = Patch(
     name="skyrl-bf16-logits",
     summary="logits stay in the model's dtype, and log-probabilities have a chunk size",
     symptom="""\
-SkyRL 0.1.0 and 0.2.0 with the Megatron backend run out of CUDA memory at the end of the forward pass or at the start of
-the backward pass, at sequence lengths at which the model itself has room left.""",
+SkyRL 0.1.0 and 0.2.0 with the Megatron backend run out of CUDA memory at the end of the forward pass or at the start
+of the backward pass, at sequence lengths at which the model itself has room left.""",
     cause="""\
 megatron-core's `Float16Module` casts the logits to fp32 unless told otherwise. SkyRL passes `chunk_size=None`, so
-`DistributedLogprob` makes a whole fp32 softmax of them, keeps it for backward, and makes a whole fp32 gradient there.""",
+`DistributedLogprob` makes a whole fp32 softmax, keeps it for backward, and makes a whole fp32 gradient there.""",
     repair="""\
 The model is called with `fp32_output=False`, and the log-probabilities with a chunk size, so that SkyRL's own function
 casts one chunk at a time; results are fp32 as before. The size is `trainer.logprobs_chunk_size` if the configuration
-has such an attribute (tokens; None for no chunks), as in SkyRL 0.3.0; if not, a chunk's fp32 logits get 128 MiB.
-Entropies are computed in fp32, in the same chunks. With `skyrl-logprob-backward` the size is checked and not used.
+has such an attribute (tokens; None for no chunks), as in SkyRL 0.3.0; if not, a chunk's fp32 logits get 128 MiB. Each
+chunk takes five collectives a step. With `skyrl-logprob-backward` the size is checked and not used. Entropies are
+computed in fp32, in the same chunks.
 
 Logits stay in fp32, and everything as it was, where half precision would change results: with a temperature other
 than 1, which SkyRL divides by in place; and with the entropy in the loss (`use_entropy_loss`), unless
 `skyrl-logprob-backward` and `skyrl-entropy-backward` make one gradient of both, since two would be rounded one by one.
-Also for models in fp32, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The report says how
-often. With context parallelism, packed logits are put together in their own dtype, where SkyRL has torch's default one.""",
+So do those of models in fp32, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The report says
+how often. With context parallelism, packed logits are put together in their own dtype, where SkyRL takes torch's
+default.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543", "https://github.com/NovaSky-AI/SkyRL/pull/1610"),
     guard=Guard("skyrl", ">=0.1.0,<=0.2.0"),
     changes=(
@@ -48,7 +50,10 @@ often. With context parallelism, packed logits are put together in their own dty
                 target=f"{_MODULE}:MegatronModelWrapper.{method}",
                 pattern="from_parallel_logits_to_logprobs",
                 replacement="$IN_CHUNKS(from_parallel_logits_to_logprobs, self.cfg)",
-                alongside=("from_parallel_logits_to_logprobs($$$ARGUMENTS, chunk_size=None)", "logits.div_(temperature)"),
+                alongside=(
+                    "from_parallel_logits_to_logprobs($$$ARGUMENTS, chunk_size=None)",
+                    "logits.div_(temperature)",
+                ),
                 uses={"IN_CHUNKS": f"{_LOGITS}:in_chunks"},
             )
             for method in _METHODS
@@ -66,5 +71,5 @@ often. With context parallelism, packed logits are put together in their own dty
         ),
     ),
     observations=f"{_LOGITS}:observed",
-    retire="when nobody uses SkyRL below 0.3.0, which has a chunk size, or its `fused_lm_head_logprob`, which has no logits",
+    retire="when nobody uses SkyRL below 0.3.0, which has a chunk size and `fused_lm_head_logprob`, without any logits",
 )

@@ -14,9 +14,8 @@ from ..vocab_parallel.entropy import token_entropy
 from ..vocab_parallel.logprob import token_logprobs
 
 
-
 def _is_ours(function: Any) -> bool:
-    return function.__code__.co_filename.startswith("<rlhf_patches ")
+    return str(function.__code__.co_filename).startswith("<rlhf_patches ")
 
 
 def entropy_is_ours() -> bool:

@@ -17,7 +17,7 @@ from ..vocab_parallel.entropy import token_entropy
 from . import calls
 
 CHUNK_BYTES = 128 << 20
-"""Memory for the float32 logits of one chunk. SkyRL's functions hold about four tensors of that size at once, so 512 MiB,
+"""Memory for the float32 logits of one chunk. SkyRL's functions hold about four tensors of that size at once: 512 MiB,
 which is what SkyRL 0.4.0 allows itself for the entropies of a chunk."""
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -31,15 +31,14 @@ def in_its_dtype(model: Any, temperature: float, config: Any = None) -> Callable
     Args:
         model: a chunk of the model in its wrappers.
         temperature: what SkyRL divides the logits by, in place: in half precision that would round them.
-        config: the algorithm's, if a loss is computed. With ``use_entropy_loss``, log-probabilities and entropies each
-            have a gradient. In half precision each is rounded, and then their sum: so they have to come from one function.
+        config: the algorithm's, if a loss is computed. With ``use_entropy_loss``, log-probabilities and entropies have
+            a gradient each. In half precision both are rounded, and then their sum, unless one function makes both.
     """
-    if temperature != 1.0:
-        reason: str | None = "the temperature is not 1"
-    elif getattr(config, "use_entropy_loss", False) and not calls.one_gradient_for_both():
+    reason = _refusal(model)
+    if reason is None and temperature != 1.0:
+        reason = "the temperature is not 1"
+    elif reason is None and getattr(config, "use_entropy_loss", False) and not calls.one_gradient_for_both():
         reason = "the entropy is part of the loss, and has a gradient of its own"
-    else:
-        reason = _refusal(model)
     with _lock:
         _done["logits in the model's dtype" if reason is None else f"logits in fp32 because {reason}"] += 1
     return model if reason else functools.partial(model, fp32_output=False)
@@ -48,10 +47,10 @@ def in_its_dtype(model: Any, temperature: float, config: Any = None) -> Callable
 def _refusal(model: Any) -> str | None:
     """Why the argument would not get to the Float16Module, or None."""
     while not isinstance(model, Float16Module):
-        if not _accepts_keywords(model):
-            return f"{type(model).__name__} does not hand on keyword arguments"
         if not hasattr(model, "module"):
             return "the model is not in half precision"
+        if not _accepts_keywords(model):
+            return f"{type(model).__name__} does not hand on keyword arguments"
         model = model.module
     if "fp32_output" not in inspect.signature(model.forward).parameters:
         return f"this release's {type(model).__name__} has no fp32_output"
@@ -78,12 +77,14 @@ def tokens_per_chunk(config: Any, logits: torch.Tensor) -> int | None:
         ValueError: ``logprobs_chunk_size`` is not a positive integer or None.
     """
     try:
-        size = config.logprobs_chunk_size
+        size: int | None = config.logprobs_chunk_size
     except AttributeError:
         rows, _, columns = logits.shape
         return max(1, CHUNK_BYTES // (4 * rows * columns))
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise ValueError(f"logprobs_chunk_size is {size!r}: expected a number of tokens, 1 or more, or None (no chunks)")
+        raise ValueError(
+            f"logprobs_chunk_size is {size!r}: expected a number of tokens, 1 or more, or None (no chunks)"
+        )
     return size
 
 

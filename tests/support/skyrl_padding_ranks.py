@@ -1,8 +1,7 @@
 """SkyRL's padding functions, and the logits of a real GPTModel under sequence parallelism, on two ranks.
 
 ``python -m torch.distributed.run ... skyrl_padding_ranks.py --out FOLDER PART ...``, with the folder of a SkyRL release
-on PYTHONPATH. Each part runs as released, then with `skyrl-sequence-parallel-logits`, then after a revert, and each rank
-writes its report.
+on PYTHONPATH. Each part runs as released and then with `skyrl-sequence-parallel-logits`; each rank writes its report.
 """
 
 from __future__ import annotations
