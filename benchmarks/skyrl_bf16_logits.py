@@ -93,7 +93,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sequence", type=int, default=256)
+    parser.add_argument("--sequence", type=int, default=128)
     parser.add_argument("--vocabulary", type=int, default=16_384, help="columns on each rank")
     parser.add_argument("--chunks", type=int, default=8, help="into which the default size cuts the logits")
     options = parser.parse_args()

@@ -22,9 +22,9 @@ megatron-core's `Float16Module` casts the logits to fp32 unless told otherwise. 
     repair="""\
 The model is called with `fp32_output=False`, and the log-probabilities with a chunk size, so that SkyRL's own function
 casts one chunk at a time; results are fp32 as before. The size is `trainer.logprobs_chunk_size` if the configuration
-has such an attribute (tokens; None for no chunks), as in SkyRL 0.3.0; if not, a chunk's fp32 logits get 128 MiB. Each
-chunk takes five collectives a step. With `skyrl-logprob-backward` the size is checked and not used. Entropies are
-computed in fp32, in the same chunks.
+has such an attribute (tokens; None for no chunks), as in SkyRL 0.3.0; if not, a chunk's fp32 logits get 128 MiB.
+Entropies are computed in fp32, in the same chunks. Each chunk takes eight collectives a step, as SkyRL's functions do.
+With `skyrl-logprob-backward` the size is checked and not used, and there are two in all.
 
 Logits stay in fp32, and everything as it was, where half precision would change results: with a temperature other
 than 1, which SkyRL divides by in place; and with the entropy in the loss (`use_entropy_loss`), unless

@@ -80,7 +80,7 @@ def tokens_per_chunk(config: Any, logits: torch.Tensor) -> int | None:
         size: int | None = config.logprobs_chunk_size
     except AttributeError:
         rows, _, columns = logits.shape
-        return max(1, CHUNK_BYTES // (4 * rows * columns))
+        return max(1, CHUNK_BYTES // int(4 * rows * columns))
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         raise ValueError(
             f"logprobs_chunk_size is {size!r}: expected a number of tokens, 1 or more, or None (no chunks)"

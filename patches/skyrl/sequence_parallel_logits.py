@@ -23,10 +23,10 @@ synchronisation on a GPU. The backward of each row's index makes a tensor of zer
 The same numbers, bit for bit, from operations whose number does not depend on the batch. Gradients are moved back with
 one copy.
 
-Logits that are split on the sequence are refused with an error that says so. No model of megatron-core or
-Megatron-Bridge makes them: the output layer gathers its input. They are not gathered as upstream's pull request does
-it: each rank would have some tokens with another rank's part of the vocabulary, and wrong log-probabilities without any
-error. [Why, and what to do instead](../skyrl-split-logits.md).""",
+Logits that are split on the sequence are refused with an error that says so. No model of megatron-core 0.16.1 or
+Megatron-Bridge 0.3.1 makes them: the output layer gathers its input. They are not gathered as upstream's pull request
+does it: each rank would have some tokens with another rank's part of the vocabulary, and wrong log-probabilities
+without any error. [Why, and what to do instead](../skyrl-split-logits.md).""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
     guard=Guard("skyrl", ">=0.1.0,<=0.4.0"),
     changes=(
