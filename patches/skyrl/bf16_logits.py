@@ -23,13 +23,14 @@ megatron-core's `Float16Module` casts the logits to fp32 unless told otherwise. 
 The model is called with `fp32_output=False`, and the log-probabilities with a chunk size, so that SkyRL's own function
 casts one chunk at a time; results are fp32 as before. The size is `trainer.logprobs_chunk_size` if the configuration
 has such an attribute (tokens; None for no chunks), as in SkyRL 0.3.0; if not, a chunk's fp32 logits get 128 MiB.
-Entropies are computed in fp32, in the same chunks. Each chunk takes eight collectives a step, as SkyRL's functions do.
-With `skyrl-logprob-backward` the size is checked and not used, and there are two in all.
+These releases' command line does not know the option: set the attribute (`cfg.trainer.logprobs_chunk_size = 512`).
+Entropies are computed in fp32, in the same chunks. SkyRL's own functions take five collectives a chunk for
+log-probabilities and three for entropies; `skyrl-logprob-backward` and `skyrl-entropy-backward` need no chunks.
 
-Logits stay in fp32, and everything as it was, where half precision would change results: with a temperature other
-than 1, which SkyRL divides by in place; and with the entropy in the loss (`use_entropy_loss`), unless
+Logits stay in fp32, and everything as it was, where bfloat16 would change results: with a temperature other than 1,
+which SkyRL divides by in place; and with the entropy in the loss (`use_entropy_loss`), unless
 `skyrl-logprob-backward` and `skyrl-entropy-backward` make one gradient of both, since two would be rounded one by one.
-So do those of models in fp32, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The report says
+So do those of models in another dtype, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The report says
 how often. With context parallelism, packed logits are put together in their own dtype, where SkyRL takes torch's
 default.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543", "https://github.com/NovaSky-AI/SkyRL/pull/1610"),

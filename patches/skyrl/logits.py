@@ -20,7 +20,6 @@ CHUNK_BYTES = 128 << 20
 """Memory for the float32 logits of one chunk. SkyRL's functions hold about four tensors of that size at once: 512 MiB,
 which is what SkyRL 0.4.0 allows itself for the entropies of a chunk."""
 
-_HALF = (torch.bfloat16, torch.float16)
 _lock = threading.Lock()
 _done: Counter[str] = Counter()
 
@@ -30,9 +29,9 @@ def in_its_dtype(model: Any, temperature: float, config: Any = None) -> Callable
 
     Args:
         model: a chunk of the model in its wrappers.
-        temperature: what SkyRL divides the logits by, in place: in half precision that would round them.
+        temperature: what SkyRL divides the logits by, in place: in bfloat16 that would round them.
         config: the algorithm's, if a loss is computed. With ``use_entropy_loss``, log-probabilities and entropies have
-            a gradient each. In half precision both are rounded, and then their sum, unless one function makes both.
+            a gradient each. In bfloat16 both are rounded, and then their sum, unless one function makes both.
     """
     reason = _refusal(model)
     if reason is None and temperature != 1.0:
@@ -48,10 +47,12 @@ def _refusal(model: Any) -> str | None:
     """Why the argument would not get to the Float16Module, or None."""
     while not isinstance(model, Float16Module):
         if not hasattr(model, "module"):
-            return "the model is not in half precision"
+            return "the model is not in bfloat16"
         if not _accepts_keywords(model):
             return f"{type(model).__name__} does not hand on keyword arguments"
         model = model.module
+    if not model.config.bf16:
+        return "the model is not in bfloat16"
     if "fp32_output" not in inspect.signature(model.forward).parameters:
         return f"this release's {type(model).__name__} has no fp32_output"
     return None
@@ -89,10 +90,10 @@ def tokens_per_chunk(config: Any, logits: torch.Tensor) -> int | None:
 
 
 def in_chunks(function: Callable[..., torch.Tensor], config: Any) -> Callable[..., torch.Tensor]:
-    """``from_parallel_logits_to_logprobs`` with a chunk size for logits in half precision; others as they were."""
+    """``from_parallel_logits_to_logprobs`` with a chunk size for logits in bfloat16; others as they were."""
 
     def logprobs(logits: torch.Tensor, *args: Any, chunk_size: None, **kwargs: Any) -> torch.Tensor:
-        if logits.dtype in _HALF:
+        if logits.dtype == torch.bfloat16:
             return function(logits, *args, chunk_size=tokens_per_chunk(config, logits), **kwargs)
         return function(logits, *args, chunk_size=chunk_size, **kwargs)
 
@@ -104,7 +105,7 @@ def entropy(function: Callable[..., torch.Tensor], logits: torch.Tensor, config:
 
     SkyRL's own computes in the dtype of the logits, and the function of `skyrl-entropy-backward` returns that dtype.
     """
-    if logits.dtype not in _HALF:
+    if logits.dtype != torch.bfloat16:
         return function(logits)
     if calls.entropy_is_ours():
         return token_entropy(logits, parallel_state.get_tensor_model_parallel_group())

@@ -20,7 +20,7 @@ COMBINATIONS = ("alone", "with log-probabilities", "with entropies", "with all")
 KEPT = "logits in the model's dtype"
 ENTROPY = "logits in fp32 because the entropy is part of the loss, and has a gradient of its own"
 TEMPERATURE = "logits in fp32 because the temperature is not 1"
-FP32 = "logits in fp32 because the model is not in half precision"
+FP32 = "logits in fp32 because the model is not in bfloat16"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_gradients_of_the_parameters_are_as_before(reports):
             assert found["largest_deviation"] == 0
 
 
-def test_where_the_logits_stay_in_half_precision(reports):
+def test_where_the_logits_stay_in_bfloat16(reports):
     """Two training micro-batches and two of inference, where the entropy does not count."""
     for combination, name, _, found in cases(reports):
         entropy = name.startswith("entropy in the loss") and combination != "with all"
@@ -164,7 +164,7 @@ def test_which_models(reports):
     for report in reports:
         models = report["models"]
         assert models["DDP"] == models["no DDP"] == kept
-        assert models["fp32"] == models["fp32 with DDP"] == [None, True, {FP32: 1}]
+        assert models["fp32"] == models["fp32 with DDP"] == models["fp16"] == [None, True, {FP32: 1}]
         assert models["a wrapper of one's own"][1:] == [
             True,
             {"logits in fp32 because Narrow does not hand on keyword arguments": 1},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -362,6 +363,7 @@ def models() -> dict[str, Any]:
         "no DDP": half.module,
         "fp32 with DDP": single,
         "fp32": single.module,
+        "fp16": Float16Module(dataclasses.replace(half.module.config, bf16=False, fp16=True), torch.nn.Linear(1, 1)),
         "a wrapper of one's own": Narrow(half),
         "a Float16Module of one's own": Own(half.module.config, half.module.module),
     }
