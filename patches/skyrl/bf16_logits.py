@@ -28,11 +28,10 @@ Entropies are computed in fp32, in the same chunks. SkyRL's own functions take f
 log-probabilities and three for entropies; `skyrl-logprob-backward` and `skyrl-entropy-backward` need no chunks.
 
 Logits stay in fp32, and everything as it was, where bfloat16 would change results: with a temperature other than 1,
-which SkyRL divides by in place; and with the entropy in the loss (`use_entropy_loss`), unless
-`skyrl-logprob-backward` and `skyrl-entropy-backward` make one gradient of both, since two would be rounded one by one.
-So do those of models in another dtype, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The report says
-how often. With context parallelism, packed logits are put together in their own dtype, where SkyRL takes torch's
-default.""",
+which SkyRL divides by in place; and with the entropy in the loss (`use_entropy_loss`), unless `skyrl-logprob-backward`
+and `skyrl-entropy-backward` make one gradient of both, since two would be rounded one by one. So do those of models
+in another dtype, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The report says how often. With
+context parallelism, packed logits are put together in their own dtype, where SkyRL takes torch's default.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543", "https://github.com/NovaSky-AI/SkyRL/pull/1610"),
     guard=Guard("skyrl", ">=0.1.0,<=0.2.0"),
     changes=(
