@@ -8,8 +8,10 @@ from .megatron_bridge import no_sync_reentry as megatron_bridge_no_sync
 from .megatron_core import forward_pre_hook_reentry
 from .megatron_lm import no_sync_reentry as megatron_lm_no_sync
 from .nemo_rl import logprob_backward as nemo_rl_logprob
+from .skyrl import bf16_logits as skyrl_bf16_logits
 from .skyrl import entropy_backward as skyrl_entropy
 from .skyrl import logprob_backward as skyrl_logprob
+from .skyrl import sequence_parallel_logits as skyrl_sequence_parallel_logits
 from .slime import no_sync_reentry as slime_no_sync
 from .swift import kto_sequence_parallel, null_ref_context
 from .swift import no_sync_reentry as swift_no_sync
@@ -40,5 +42,7 @@ def rlhf_patches() -> list[Patch]:
         skyrl_logprob.PATCH,
         skyrl_entropy.PATCH,
         skyrl_entropy.PATCH_OF_WEIGHTED_SUM,
+        skyrl_sequence_parallel_logits.PATCH,
+        skyrl_bf16_logits.PATCH,
         nemo_rl_logprob.PATCH,
     ]

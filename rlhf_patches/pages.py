@@ -48,7 +48,9 @@ def _change(change: Change) -> str:
         return f"`{change.target}` is {verb} `{change.implementation}`."
     lines = [f"In `{change.target}`, where it stands {_times(change.matches)}"]
     lines[0] += f" inside `{change.inside}`:" if change.inside else ":"
-    lines += ["", "```diff", f"- {change.pattern}", f"+ {change.replacement}", "```"]
+    removed = (f"- {line}" for line in change.pattern.splitlines())
+    added = (f"+ {line}" for line in change.replacement.splitlines())
+    lines += ["", "```diff", *removed, *added, "```"]
     if change.uses:
         lines += ["", *(f"`${name}` is `{path}`." for name, path in change.uses.items())]
     return "\n".join(lines)

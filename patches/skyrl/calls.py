@@ -13,6 +13,25 @@ from ..vocab_parallel import upstream
 from ..vocab_parallel.entropy import token_entropy
 from ..vocab_parallel.logprob import token_logprobs
 
+
+def _is_ours(function: Any) -> bool:
+    return str(function.__code__.co_filename).startswith("<rlhf_patches ")
+
+
+def entropy_is_ours() -> bool:
+    """Whether `skyrl-entropy-backward` is in force."""
+    return _is_ours(_model_utils()._VocabParallelEntropy.backward)
+
+
+def one_gradient_for_both() -> bool:
+    """Whether log-probabilities and entropies of the same logits have one backward: both patches are in force."""
+    return entropy_is_ours() and _is_ours(_model_utils().ChunkedDistributedLogprob.backward)
+
+
+def _model_utils() -> Any:
+    return sys.modules["skyrl.backends.skyrl_train.distributed.megatron.model_utils"]
+
+
 # ------------------------------------------------------------------------------------- log-probabilities
 
 
@@ -22,8 +41,7 @@ def along_with_entropy(function: Any) -> Callable[..., torch.Tensor]:
     If the entropies of the same logits will come from us too, they are computed on the way.
     """
     upstreams: Callable[..., torch.Tensor] = function.apply
-    code = sys.modules[function.__module__]._VocabParallelEntropy.backward.__code__
-    if not code.co_filename.startswith("<rlhf_patches "):
+    if not entropy_is_ours():
         return upstreams
 
     def apply(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, *arguments: Any) -> torch.Tensor:

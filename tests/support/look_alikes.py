@@ -68,3 +68,30 @@ def doctor_row(
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60)
     return next(row for row in json.loads(done.stdout) if row["name"] == patch)
+
+
+def checked_copy(
+    folder: Path, release: Path, patch: str, *, version: str | None = None, edit: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """What ``rlhf-patches check`` says of a patch for a copy of all modules that it changes.
+
+    Args:
+        folder: empty; the copy and its metadata go there.
+        release: where the installed release is.
+        patch: the patch's name.
+        version: what the metadata states; None for no metadata.
+        edit: makes each copy's text from the original's.
+    """
+    definition = next(item.patch for item in plugins.load()[0] if item.patch.name == patch)
+    for module in definition.modules:
+        path = Path(*module.split(".")).with_suffix(".py")
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(edit((release / path).read_text()))
+    if version is not None:
+        distribution = definition.guard.distribution
+        metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    command = [sys.executable, "-m", "rlhf_patches.cli", "check", "--json", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return next(row for row in json.loads(done.stdout) if row["name"] == patch)

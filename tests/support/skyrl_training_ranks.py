@@ -33,6 +33,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from token_reference import counted_all_reduces
 
@@ -71,27 +72,38 @@ class Attention(DotProductAttention):
         return super().forward(query, key, value, hidden[None, None], attn_mask_type=AttnMaskType.padding)
 
 
-def make_model(bf16: bool) -> Any:
+class LayerNorm(torch.nn.LayerNorm):
+    """In place of megatron-core's, which on a CPU refuses sequence parallelism: its gradient has to be reduced."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+
+
+def make_model(bf16: bool, sequence_parallel: bool = False, hidden_size: int = 32) -> Any:
     """The same weights every time."""
     config = TransformerConfig(
         num_layers=2,
-        hidden_size=32,
+        hidden_size=hidden_size,
         num_attention_heads=4,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
         tensor_model_parallel_size=2,
+        sequence_parallel=sequence_parallel,
         bf16=bf16,
         params_dtype=torch.bfloat16 if bf16 else torch.float32,
         pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
     )
     spec = get_gpt_layer_local_spec()
     spec.submodules.self_attention.submodules.core_attention = Attention
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = LayerNorm
     model_parallel_cuda_manual_seed(1)
     torch.manual_seed(1)
     gpt = GPTModel(
         config=config,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=TransformerBlockSubmodules([spec] * config.num_layers, LayerNorm),
         vocab_size=VOCABULARY,
         max_sequence_length=LENGTH,
         position_embedding_type="rope",
