@@ -40,19 +40,21 @@ PATCH = Patch(
     summary="loss_fn_outputs has each sample once, whatever the tensor, pipeline and context parallelism",
     symptom="""\
 `WorkerDispatch.forward_backward` returns more `loss_fn_outputs` than the batch has samples. Through the Tinker API
-nothing fails: with two data-parallel ranks or more, and tensor, pipeline, context or sequence parallelism,
-`forward_backward` returns the log-probabilities and elementwise losses of other samples, because it looks them up by
-position. What is computed from them (the KL between sampler and trainer, losses a user adds up) is wrong.""",
+nothing fails: on two data-parallel ranks or more with tensor, context or (FSDP) sequence parallelism, `forward_backward`
+returns the log-probabilities and elementwise losses of other samples, because it looks them up by position. What is
+computed from them (the KL between sampler and trainer, losses that a user adds up) is wrong.""",
     cause="""\
-All actors' outputs are concatenated, although tensor-, pipeline- and context-parallel actors have the same chunk of
-the batch. Of samples 0 to 3 on two data-parallel ranks with tensor parallelism 2 come
-0, 1, 0, 1, 2, 3, 2, 3. The Tinker backend then cuts the batch's padding off the end, which is not where it is, and takes
-the first four.""",
+The outputs of all actors are concatenated, although tensor-, pipeline- and context-parallel actors have the same part of
+the batch. Of six samples on two data-parallel ranks with a tensor-parallel size of 2 come 0, 1, 2, 0, 1, 2, 3, 4, 5,
+3, 4, 5. The Tinker backend then cuts the batch's padding off the end, which is not where it is, and takes the first six.
+With pipeline parallelism alone these are the right ones, as Megatron numbers its ranks.""",
     repair="""\
-Only the actor that SkyRL collects from in `forward` (`MeshRank.is_collection_dp_rank`: first tensor-parallel and
-context- or sequence-parallel rank, last pipeline stage) contributes, in the order of data-parallel ranks, as in 0.3.0.
-Metrics are those of the first actor, as before. Left alone: `forward_backward_from_staged`, which returns the first actor's status, so
-its data-parallel rank's `loss_fn_outputs` only; SkyRL's trainer, which alone calls it, throws them away.""",
+Only the actor that SkyRL collects from in `forward` (`MeshRank.is_collection_dp_rank`: first tensor-, context- and
+sequence-parallel rank, last pipeline stage) contributes, in the order of data-parallel ranks, as in 0.3.0. A mesh in
+which some data-parallel rank has no such actor, or two, is an error. Metrics are those of the first actor, as before.
+
+Left alone: `forward_backward_from_staged`. It returns the first actor's status, and so the `loss_fn_outputs` of one
+data-parallel rank, none of them twice; SkyRL's trainer, which alone calls it, throws them away.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
     guard=Guard("skyrl", ">=0.1.0,<0.3.0"),
     changes=(

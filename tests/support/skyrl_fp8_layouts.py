@@ -1,6 +1,6 @@
 """The tokens that SkyRL gives its model, for many sizes of tensor and context parallelism, in one process.
 
-``python -m torch.distributed.run ... skyrl_fp8_layouts.py --out FOLDER PART``, one rank, with the folder of a SkyRL
+``python -m torch.distributed.run ... skyrl_fp8_layouts.py --out FOLDER PART SIZES``, one rank, with the folder of a SkyRL
 release on PYTHONPATH. Megatron-core's groups are its own, of torch's "fake" backend, whose collectives do nothing: this
 process is one rank after the other. Where context parallelism gathers, it gets what the other rank had.
 
@@ -35,7 +35,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 import rlhf_patches
 
-TENSOR_PARALLEL, CONTEXT_PARALLEL = (1, 2, 3, 4, 6, 8), (1, 2)
+CONTEXT_PARALLEL = (1, 2)
 RECIPES = (None, "delayed", "tensorwise", "mxfp8", "blockwise", "custom", "of the future")
 LENGTHS = (13, 0, 1, 160, 7, 128, 16)
 WIDTH, LAYERS, TOP_K = 160, 2, 2
@@ -168,7 +168,7 @@ def combinations(tp: int, cp: int, recipes: tuple[str | None, ...]) -> Iterator[
         yield f"{tp}-{cp}-{recipe}-{sequence_parallel}-{packed}", config, packed
 
 
-def layouts(recipes: tuple[str | None, ...]) -> dict[str, Any]:
+def layouts(sizes: list[int], recipes: tuple[str | None, ...]) -> dict[str, Any]:
     """For each combination: the tokens of every rank, and whether SkyRL gets back what it put in."""
     outputs: dict[tuple[str, int], torch.Tensor] = {}
     found: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def layouts(recipes: tuple[str | None, ...]) -> dict[str, Any]:
     original, torch.distributed.all_gather = torch.distributed.all_gather, all_gather
     wanted = make_batch()["sequences"].float()
     # Twice: in the first round nothing of the other rank is known yet.
-    for last, tp, cp in itertools.product((False, True), TENSOR_PARALLEL, CONTEXT_PARALLEL):
+    for last, tp, cp in itertools.product((False, True), sizes, CONTEXT_PARALLEL):
         for cp_rank in range(cp if cp > 1 or last else 0):
             become_rank(tp, cp, cp_rank)
             for (name, config, packed), method in itertools.product(combinations(tp, cp, recipes), METHODS):
@@ -208,10 +208,10 @@ def layouts(recipes: tuple[str | None, ...]) -> dict[str, Any]:
     return found
 
 
-def replays() -> dict[str, bool]:
+def replays(sizes: list[int]) -> dict[str, bool]:
     """Whether every rank's routers replay the experts of the tokens that the model is given."""
     found = {}
-    for tp, cp in itertools.product(TENSOR_PARALLEL, CONTEXT_PARALLEL):
+    for tp, cp in itertools.product(sizes, CONTEXT_PARALLEL):
         for cp_rank in range(cp):
             become_rank(tp, cp, cp_rank)
             cases = combinations(tp, cp, (None, "delayed", "blockwise"))
@@ -253,13 +253,13 @@ def later_stage() -> dict[str, bool]:
     return found
 
 
-def of_0_3() -> dict[str, Any]:
+def of_0_3(sizes: list[int]) -> dict[str, Any]:
     """What the functions of SkyRL 0.3.0 make of the same batch with ``fp8_enabled``."""
     import importlib
 
     utils = importlib.import_module("skyrl.backends.skyrl_train.distributed.megatron.megatron_utils")
     found = {}
-    for tp, cp in itertools.product(TENSOR_PARALLEL, CONTEXT_PARALLEL):
+    for tp, cp in itertools.product(sizes, CONTEXT_PARALLEL):
         for cp_rank in range(cp):
             become_rank(tp, cp, cp_rank)
             batch = make_batch()
@@ -278,26 +278,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("part", choices=("before-and-after", "twice", "of-0.3"))
+    parser.add_argument("sizes", type=int, nargs="+", help="of tensor parallelism")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    sizes, few = options.sizes, (None, "delayed")
     report: dict[str, Any] = {"skyrl": skyrl_on_cpu.install()}
     if options.part == "of-0.3":
-        report["given"] = of_0_3()
-    elif options.part == "twice":  # for a patch that stays away
-        report["before"] = layouts((None, "delayed"))
-        rlhf_patches.apply(only=PATCHES)
-        report["after"] = layouts((None, "delayed"))
-        report["report"] = [row.to_dict() for row in rlhf_patches.report() if "fp8" in row.name]
+        report["given"] = of_0_3(sizes)
     else:
-        report["before"] = layouts((None, "delayed"))
-        report["replays_before"] = replays() if report["skyrl"] == "0.2.0" else {}
+        whole = options.part == "before-and-after"
+        report["before"] = layouts(sizes, few)
+        report["replays_before"] = replays(sizes) if whole else {}
         rlhf_patches.apply(only=PATCHES)
-        report["after"] = layouts(RECIPES)
-        report["replays_after"] = replays() if report["skyrl"] == "0.2.0" else {}
+        report["after"] = layouts(sizes, RECIPES if whole else few)
+        report["replays_after"] = replays(sizes) if whole else {}
         report["later_stage"] = later_stage()
         report["report"] = [row.to_dict() for row in rlhf_patches.report() if "fp8" in row.name]
         rlhf_patches.revert()
-        report["reverted"] = layouts((None, "delayed"))
+        report["reverted"] = layouts(sizes, few)
     (options.out / "rank0.json").write_text(json.dumps(report))
 
 
