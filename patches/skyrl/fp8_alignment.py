@@ -31,7 +31,7 @@ def token_multiple(config: Any) -> int | None:
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
     context_parallel = parallel_state.get_context_parallel_world_size()
     recipe = getattr(config, "fp8_recipe", None)
-    on_a_rank = TOKENS.get(getattr(recipe, "value", recipe), max(TOKENS.values()))
+    on_a_rank = TOKENS.get(str(getattr(recipe, "value", recipe)), max(TOKENS.values()))
     # Sequence parallelism splits what context parallelism has left; TransformerEngine looks at the smallest part.
     parts = context_parallel * (tensor_parallel if config.sequence_parallel else 1)
     # Context parallelism gives each rank two chunks of a sequence.
@@ -73,7 +73,7 @@ def _with_padding_as_tokens(attention_mask: Any, missing: Any, columns: int) -> 
 def packing(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
     """In place of ``preprocess_packed_seqs`` where ``model`` is about to be called.
 
-    SkyRL's function gets sequences that have their padding already, as tokens 0 at the end of each, and has none to add.
+    SkyRL's function gets sequences that have their padding already, as tokens 0 at the end, and has none to add.
     """
     multiple = _multiple_of(model)
     if multiple is None:

@@ -27,8 +27,8 @@ def one_of_each_data_parallel_rank(statuses: Sequence[Any], actor_infos: Sequenc
     found, expected = sorted(dp for dp, _ in collecting), list(range(actor_infos[0].rank.dp_size))
     if found != expected:
         raise RuntimeError(
-            f"actors with tp=0, sp=0 and the last pp have data-parallel ranks {found}, expected each of {expected} once: "
-            "the outputs of the loss function cannot be put in order. Mesh ranks: "
+            f"actors with tp=0, sp=0 and the last pp have data-parallel ranks {found}, expected each of {expected} "
+            "once: the outputs of the loss function cannot be put in order. Mesh ranks: "
             f"{[str(info.rank) for info in actor_infos]}"
         )
     of_rank = dict(collecting)
@@ -40,14 +40,14 @@ PATCH = Patch(
     summary="loss_fn_outputs has each sample once, whatever the tensor, pipeline and context parallelism",
     symptom="""\
 `WorkerDispatch.forward_backward` returns more `loss_fn_outputs` than the batch has samples. Through the Tinker API
-nothing fails: on two data-parallel ranks or more with tensor, context or (FSDP) sequence parallelism, `forward_backward`
-returns the log-probabilities and elementwise losses of other samples, because it looks them up by position. What is
-computed from them (the KL between sampler and trainer, losses that a user adds up) is wrong.""",
+nothing fails: on two data-parallel ranks or more with tensor, context or (FSDP) sequence parallelism,
+`forward_backward` returns the log-probabilities and elementwise losses of other samples, because it looks them up by
+position. What is computed from them (the KL between sampler and trainer, losses that a user adds up) is wrong.""",
     cause="""\
-The outputs of all actors are concatenated, although tensor-, pipeline- and context-parallel actors have the same part of
-the batch. Of six samples on two data-parallel ranks with a tensor-parallel size of 2 come 0, 1, 2, 0, 1, 2, 3, 4, 5,
-3, 4, 5. The Tinker backend then cuts the batch's padding off the end, which is not where it is, and takes the first six.
-With pipeline parallelism alone these are the right ones, as Megatron numbers its ranks.""",
+The outputs of all actors are concatenated, although tensor-, pipeline- and context-parallel actors have the same part
+of the batch. Of six samples on two data-parallel ranks with a tensor-parallel size of 2 come 0, 1, 2, 0, 1, 2, 3, 4, 5,
+3, 4, 5. The Tinker backend then cuts the batch's padding off the end, which is not where it is, and takes the first
+six. With pipeline parallelism alone these are the right ones, as Megatron numbers its ranks.""",
     repair="""\
 Only the actor that SkyRL collects from in `forward` (`MeshRank.is_collection_dp_rank`: first tensor-, context- and
 sequence-parallel rank, last pipeline stage) contributes, in the order of data-parallel ranks, as in 0.3.0. A mesh in

@@ -1,6 +1,6 @@
 """SkyRL's padding for FP8: before, after, and after a revert, on its real wrapper.
 
-tests/support/skyrl_fp8_layouts.py: many sizes of tensor and context parallelism, one process that is one rank after the
+tests/support/skyrl_layout_ranks.py: many sizes of tensor and context parallelism, one process that is one rank after the
 other. tests/support/skyrl_fp8_ranks.py: real training on two ranks, whose layers refuse what TransformerEngine refuses.
 """
 
@@ -22,7 +22,7 @@ SIZES = (1, 2, 3, 4, 6, 8)
 
 def run(tmp_path_factory, release, part="before-and-after", sizes=SIZES, **settings):
     settings = {**on_path(f"skyrl-{release}"), "TORCHDYNAMO_DISABLE": "1", **settings}
-    worker = WORKER.with_name("skyrl_fp8_layouts.py")
+    worker = WORKER.with_name("skyrl_layout_ranks.py")
     arguments = (part, *map(str, sizes))
     (report,) = launch(arguments, tmp_path_factory.mktemp("layouts"), settings=settings, worker=worker, ranks=1)
     return report
@@ -114,7 +114,7 @@ def test_a_later_pipeline_stage_has_the_layout_of_the_first(layouts):
 
 
 def test_the_same_as_0_3_where_that_is_right(layouts, tmp_path_factory):
-    """0.3.0 pads to multiples of 16 on each context-parallel rank; it does not know of sequence parallelism or recipes."""
+    """0.3.0 pads to multiples of 16 on each context-parallel rank, whatever the recipe and sequence parallelism."""
     theirs = run(tmp_path_factory, "0.3", "of-0.3")["given"]
     compared = set()
     for name, case in layouts["after"].items():

@@ -1,8 +1,8 @@
-"""SkyRL's training step with FP8 in the model's config, on two real ranks: tensor and sequence parallel, or context parallel.
+"""SkyRL's training step with FP8 in the model's config, on two ranks: tensor and sequence, or context parallel.
 
 ``python -m torch.distributed.run ... skyrl_fp8_ranks.py --out FOLDER``, with the folder of a SkyRL release on
-PYTHONPATH. The `MegatronModelWrapper`, megatron-core's schedule and a GPTModel are real. FP8 itself needs a GPU: the model
-computes in fp32, and transformer_engine_shapes.py refuses what TransformerEngine would. With context parallelism,
+PYTHONPATH. The `MegatronModelWrapper`, megatron-core's schedule and a GPTModel are real. FP8 itself needs a GPU: the
+model computes in fp32, and transformer_engine_shapes.py refuses what TransformerEngine would. With context parallelism,
 for which megatron-core has no attention without TransformerEngine, tokens do not attend to one another.
 """
 
@@ -62,7 +62,7 @@ class NoAttention(torch.nn.Module):
 
 
 class Norm(torch.nn.LayerNorm):
-    """As torch's, which megatron-core refuses with sequence parallelism: its gradients are parts of a sum over ranks."""
+    """As torch's, which megatron-core refuses with sequence parallelism: gradients are parts of a sum over ranks."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps)

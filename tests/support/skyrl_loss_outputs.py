@@ -12,13 +12,10 @@ import itertools
 import json
 import os
 import random
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
 import ray
 import skyrl_loss_outputs_actor as actor
 import skyrl_on_cpu
@@ -26,6 +23,7 @@ import torch
 
 import rlhf_patches
 
+HERE = Path(__file__).resolve().parent
 NAME = "skyrl-loss-outputs-once"
 PER_RANK = 3
 
@@ -171,14 +169,12 @@ def main() -> None:
     parser.add_argument("part", choices=("all", "meshes"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-    ray.init(
-        num_cpus=8,
-        num_gpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
+    if options.part == "all":
+        path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        environment = {"env_vars": {"PYTHONPATH": path}}
+        ray.init(num_cpus=8, num_gpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    else:  # there is nothing of Ray in a mesh of plain objects but its store
+        ray.put = ray.get = lambda value: value
     module = skyrl_on_cpu.worker_dispatch()
     report: dict[str, Any] = {"before": of_meshes(module)}
     if options.part == "all":
@@ -192,7 +188,8 @@ def main() -> None:
         report["without_a_collecting_rank"] = without_a_collecting_rank(module)
     rlhf_patches.revert()
     report["reverted"] = of_meshes(module)
-    ray.shutdown()
+    if options.part == "all":
+        ray.shutdown()
     (options.out / "rank0.json").write_text(json.dumps(report))
 
 

@@ -72,7 +72,7 @@ class _Names(_Config):
 
 
 def worker_dispatch() -> Any:
-    """The module with the controller's side of the actor groups; its actors' classes and SkyRL's inference are not there."""
+    """The module with the controller's side of the actor groups; SkyRL's inference is not there."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     # SkyRL imports it from where the Ray that it asks for has it too.

@@ -7,8 +7,8 @@ What release 2.10, which SkyRL 0.2.0 requires, checks in its linear layers while
 * before sequence parallelism gathers them, MXFP8 and blockwise scaling: they are a multiple of the block, 32 or 128
   (`assert_dim_for_all_gather`);
 * MXFP8: every tensor's tokens are a multiple of 32 (its quantizer);
-* backward: the weight's gradient multiplies along all tokens of the layer, which are cuBLAS's leading dimension there, and
-  have to be a multiple of 16 (`CanonicalizeGemmInput`).
+* backward: the weight's gradient multiplies along all tokens of the layer, which are cuBLAS's leading dimension
+  there, and have to be a multiple of 16 (`CanonicalizeGemmInput`).
 
 Blockwise scaling without a gather: TransformerEngine's page says 128, the code asks for the 16 above.
 """
