@@ -1,7 +1,8 @@
 """SkyRL's padding for FP8: before, after, and after a revert, on its real wrapper.
 
-tests/support/skyrl_layout_ranks.py: many sizes of tensor and context parallelism, one process that is one rank after the
-other. tests/support/skyrl_fp8_ranks.py: real training on two ranks, whose layers refuse what TransformerEngine refuses.
+tests/support/skyrl_layout_ranks.py: many sizes of tensor and context parallelism, in one process that is one rank after
+the other. tests/support/skyrl_fp8_ranks.py: training on two real ranks, whose layers refuse what TransformerEngine
+refuses.
 """
 
 from __future__ import annotations
