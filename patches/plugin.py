@@ -10,7 +10,9 @@ from .megatron_lm import no_sync_reentry as megatron_lm_no_sync
 from .nemo_rl import logprob_backward as nemo_rl_logprob
 from .skyrl import bf16_logits as skyrl_bf16_logits
 from .skyrl import entropy_backward as skyrl_entropy
+from .skyrl import fp8_alignment as skyrl_fp8_alignment
 from .skyrl import logprob_backward as skyrl_logprob
+from .skyrl import loss_outputs_once as skyrl_loss_outputs_once
 from .skyrl import sequence_parallel_logits as skyrl_sequence_parallel_logits
 from .slime import no_sync_reentry as slime_no_sync
 from .swift import kto_sequence_parallel, null_ref_context
@@ -44,5 +46,8 @@ def rlhf_patches() -> list[Patch]:
         skyrl_entropy.PATCH_OF_WEIGHTED_SUM,
         skyrl_sequence_parallel_logits.PATCH,
         skyrl_bf16_logits.PATCH,
+        skyrl_fp8_alignment.PATCH,
+        skyrl_fp8_alignment.PATCH_OF_0_1,
+        skyrl_loss_outputs_once.PATCH,
         nemo_rl_logprob.PATCH,
     ]

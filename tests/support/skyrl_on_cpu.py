@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -56,3 +57,58 @@ def model_wrapper() -> Any:
 
     absent_packages.install()  # 0.4.0 imports TransformerEngine on the way
     return importlib.import_module(MODEL_WRAPPER)
+
+
+class _Names(_Config):
+    """Of a module of which only names are imported: classes are empty, and functions refuse to be called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return SimpleNamespace if name[:1].isupper() else self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{self.__name__} is only a stand-in of the test suite")
+
+
+def worker_dispatch() -> Any:
+    """The module with the controller's side of the actor groups; SkyRL's inference is not there."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    # SkyRL imports it from where the Ray that it asks for has it too.
+    placement_group = importlib.import_module("ray.util.placement_group")
+    placement_group.PlacementGroupSchedulingStrategy = PlacementGroupSchedulingStrategy
+    root = Path(sys.modules["skyrl"].__path__[0]).parent
+    for name in ("skyrl.train.dataset", "skyrl.train.utils", f"{_TRAIN}.inference_engines"):
+        package = ModuleType(name)
+        package.__path__ = [str(root.joinpath(*name.split(".")))]
+        sys.modules[name] = package
+    for name in (
+        "skyrl.train.config.config",
+        f"{_TRAIN}.distributed.ulysses",
+        f"{_TRAIN}.inference_engines.inference_engine_client",
+        f"{_TRAIN}.utils.io",
+    ):
+        sys.modules[name] = _Names(name)
+    return importlib.import_module(f"{_TRAIN}.workers.worker_dispatch")
+
+
+def tinker_backend() -> Any:
+    """The module that answers the Tinker API with a `WorkerDispatch`; the API's types are empty classes."""
+    worker_dispatch()
+    for name in (
+        "skyrl.backends.backend",
+        "skyrl.backends.renderer",
+        f"{_TRAIN}.inference_engines.ray_wrapped_inference_engine",
+        *(f"{_TRAIN}.inference_servers.{part}" for part in ("remote_inference_client", "server_group", "utils")),
+        f"{_TRAIN}.inference_servers.vllm_router",
+        f"{_TRAIN}.inference_servers",
+        "skyrl.tinker",
+        "skyrl.utils",
+        "skyrl.utils.log",
+        "skyrl.utils.tok",
+        "skyrl.train.config",
+    ):
+        sys.modules[name] = _Names(name)
+    sys.modules["skyrl.utils.log"].logger = logging.getLogger("skyrl")
+    return importlib.import_module("skyrl.backends.skyrl_train_backend")
