@@ -1,8 +1,8 @@
 """The tokens that SkyRL gives its model, for many sizes of tensor and context parallelism, in one process.
 
 ``python -m torch.distributed.run ... skyrl_layout_ranks.py --out FOLDER PART SIZES``, one rank, with the folder of a
-SkyRL release on PYTHONPATH. Megatron-core's groups are its own, of torch's "fake" backend, whose collectives do nothing: this
-process is one rank after the other. Where context parallelism gathers, it gets what the other rank had.
+SkyRL release on PYTHONPATH. Its groups are megatron-core's, of torch's "fake" backend, whose collectives do nothing;
+this process is one rank after the other. Where context parallelism gathers, it gets what the other rank had.
 
 SkyRL's `MegatronModelWrapper` is real. In the place of megatron-core's schedule is a loop; in the place of the model is
 one whose output for a token is the token. Two real ranks with a real model: skyrl_fp8_ranks.py.
