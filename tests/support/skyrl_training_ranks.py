@@ -81,11 +81,11 @@ class LayerNorm(torch.nn.LayerNorm):
             parameter.sequence_parallel = config.sequence_parallel
 
 
-def make_model(bf16: bool, sequence_parallel: bool = False, hidden_size: int = 32) -> Any:
+def make_model(bf16: bool, sequence_parallel: bool = False) -> Any:
     """The same weights every time."""
     config = TransformerConfig(
         num_layers=2,
-        hidden_size=hidden_size,
+        hidden_size=32,
         num_attention_heads=4,
         hidden_dropout=0.0,
         attention_dropout=0.0,
