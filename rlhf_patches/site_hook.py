@@ -91,5 +91,17 @@ def install_always() -> None:
     install(default="1")
 
 
+def load_now() -> None:
+    """Where the hook waits for the first import of a framework: do now what that import would do.
+
+    Raises:
+        SettingsError: as that import would.
+        PatchError: as that import would.
+    """
+    for finder in list(sys.meta_path):
+        if isinstance(finder, _FirstImport):
+            finder._load_engine()
+
+
 def _complain(message: str) -> None:
     sys.stderr.write(f"[rlhf_patches] {message}\n")
