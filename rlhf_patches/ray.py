@@ -51,8 +51,10 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     asked = public.engine.asked()
     inherited = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     # Some frameworks copy their whole environment into the runtime environment: that is no choice of its own.
-    own = {k: v for k, v in env_vars.items() if k.startswith(PREFIX) and inherited.get(k) != v}
-    for where, variables in (("this process has", inherited), ("the runtime environment has", own)):
+    own = {k: v for k, v in env_vars.items() if k.startswith(PREFIX) and inherited.get(k, "") != v}
+    if any(name in own for name in _CHOICE):
+        own.update({name: env_vars.get(name, "") for name in _CHOICE})
+    for where, variables in (("this process", inherited), ("the runtime environment", own)):
         _check(where, variables, asked.names, asked.hint)
 
     wanted = {PREFIX + "STRICT": "", **inherited, **_choice(asked.names, asked.chosen), PREFIX + "AUTOLOAD": "1"}
@@ -64,9 +66,8 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     watched += [name for name in autoload.watch_list(plugins.load()[0]) if name not in watched]
     if watched:
         wanted[PREFIX + "WATCH"] = ",".join(watched)
-    if any(name in own for name in _CHOICE):
+    if _CHOICE[0] in own:
         _compare_choices(asked.names, wanted, own)
-        wanted.update(dict.fromkeys(_CHOICE, ""))
     for name in own:
         if name not in _CHOICE and wanted.get(name, own[name]) not in (own[name], ""):
             logger.warning("%s is %r in the workers, %r in this process", name, own[name], wanted[name])
@@ -165,12 +166,14 @@ def _check(where: str, variables: Mapping[str, str], names: tuple[str, ...], hin
         settings.read(names, hint, variables)
         settings.log_level(variables)
         off = PREFIX + "AUTOLOAD" in variables and not settings.truth("AUTOLOAD", variables)
+    except SettingsError as error:
+        raise SettingsError(f"{error} (in {where})") from None
     except AttributeError as error:  # not a string; Ray would refuse it, too
-        raise SettingsError(f"{where} a RLHF_PATCHES_* variable that is no string: {dict(variables)}") from error
+        raise SettingsError(f"{where} has an RLHF_PATCHES_* variable that is no string: {dict(variables)}") from error
     if off:
         raise SettingsError(
-            f"{where} RLHF_PATCHES_AUTOLOAD={variables[PREFIX + 'AUTOLOAD']}, but runtime_env() is there to switch the "
-            "patches on: leave one of them out. To run without patches, set RLHF_PATCHES_DISABLE='*'"
+            f"{where} has RLHF_PATCHES_AUTOLOAD={variables[PREFIX + 'AUTOLOAD']}, but runtime_env() is there to switch "
+            "the patches on: leave one of them out. To run without patches, set RLHF_PATCHES_DISABLE='*'"
         )
 
 
@@ -191,15 +194,17 @@ def _effective(names: tuple[str, ...], variables: Mapping[str, str]) -> list[str
 
 
 def _compare_choices(names: tuple[str, ...], wanted: Mapping[str, str], own: Mapping[str, str]) -> None:
-    here = _effective(names, {name: wanted[name] for name in _CHOICE})
-    there = _effective(names, {name: own.get(name, "") for name in _CHOICE})
-    if here != there and len(here) < len(names):
-        theirs = ", ".join(f"{name}={own[name]}" for name in _CHOICE if name in own)
-        ours = ", ".join(f"{name}={wanted[name]}" for name in _CHOICE if wanted[name])
+    here, there = ({name: variables[name] for name in _CHOICE} for variables in (wanted, own))
+    differing = set(_effective(names, here)) ^ set(_effective(names, there))
+    if differing and any(here.values()):
         raise SettingsError(
-            f"the runtime environment has {theirs}, but this process has chosen otherwise, as {ours} would: they "
-            f"differ in {', '.join(sorted({*here} ^ {*there}))}. Leave it out of the runtime environment, or choose the same"
+            f"the runtime environment has {_said(there)}, but this process has chosen what {_said(here)} would: they "
+            f"differ in {', '.join(sorted(differing))}. Leave it out of the runtime environment, or choose the same"
         )
+
+
+def _said(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in variables.items() if value) or "no choice"
 
 
 def _chained(theirs: Callable[[], Any] | str | None) -> Callable[[], Any] | str:

@@ -371,7 +371,7 @@ def test_verify_with_the_driver(connect, base, fresh_engine):
 
 @pytest.mark.parametrize("wrong", [[], ["not an actor"], {"a": None}, [Worker]])
 def test_verify_takes_actors(wrong):
-    with pytest.raises(SettingsError, match="no actors|expected the handle of a Ray actor"):
+    with pytest.raises(SettingsError, match=r"no actors|expected the handle of a Ray actor"):
         verify(wrong)
 
 
