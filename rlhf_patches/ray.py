@@ -142,7 +142,7 @@ def verify(
     if found:
         problems.append(f"patches differ:\n{found}")
     if problems:
-        raise VerifyError("\n".join([f"{len(handles)} actors do not all run with the same patches", *problems]))
+        raise VerifyError("\n".join([f"not all of these {len(handles)} actors have the same patches:", *problems]))
     return states
 
 
