@@ -385,13 +385,14 @@ class Trainer:
         import chunked_nll_ranks as ranks
         import torch
 
-        head = ranks.zero3.partition(ranks.make_head())
-        hidden, labels = ranks.make_inputs("equal", torch.float32, False)
-        try:
-            loss, *_ = ranks.call(head.weight, None, hidden, labels, {})
-            loss.backward()
-        except RuntimeError as error:
-            return {"error": str(error)}
+        with ranks.zero3_configured():
+            head = ranks.zero3.partition(ranks.make_head())
+            hidden, labels = ranks.make_inputs("equal", torch.float32, False)
+            try:
+                loss, *_ = ranks.call(head.weight, None, hidden, labels, {})
+                loss.backward()
+            except RuntimeError as error:
+                return {"error": str(error)}
         (wanted, *_), (gradient, *_) = ranks.exact(ranks.make_head().weight, None, hidden, labels, {})
         return {"loss": loss.item(), "wanted": wanted.item(), "gradient": ranks.error_of(hidden.grad, gradient)}
 
