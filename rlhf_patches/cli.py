@@ -211,6 +211,25 @@ def _autoload(options: argparse.Namespace) -> int:
     return 0
 
 
+def _ray_env(options: argparse.Namespace) -> int:
+    from . import ray
+
+    text = sys.stdin.read() if options.base == "-" else options.base
+    try:
+        base = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the runtime environment is no JSON ({error}): {text!r}") from error
+    made = ray.runtime_env(base)
+    if callable(made.get("worker_process_setup_hook")):
+        raise UsageError(
+            f"the runtime environment has a worker_process_setup_hook, {base['worker_process_setup_hook']}, and JSON "
+            "cannot hold two: leave it out, and call rlhf_patches.site_hook.setup_ray_worker() in it, or merge the two "
+            "in Python with rlhf_patches.ray.runtime_env()"
+        )
+    print(json.dumps(made))
+    return 0
+
+
 # --------------------------------------------------------------------------------------------- helpers
 
 
@@ -344,6 +363,13 @@ def _parser() -> argparse.ArgumentParser:
         "RUN rlhf-patches autoload on  # in a Dockerfile",
     )
     command.add_argument("switch", choices=("on", "off", "status"))
+    command = add(
+        "ray-env",
+        _ray_env,
+        "the runtime environment for `ray job submit`, as JSON",
+        'ray job submit --runtime-env-json "$(rlhf-patches ray-env "$RUNTIME_ENV_JSON")" -- python3 train.py',
+    )
+    command.add_argument("base", nargs="?", default="{}", metavar="JSON", help="one to add to; '-' reads it from stdin")
     return parser
 
 

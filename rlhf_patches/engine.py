@@ -78,6 +78,16 @@ class _Entry:
     unread: bool = False
 
 
+@dataclass(frozen=True)
+class Asked:
+    """``chosen`` is None as long as `apply` has not been called; ``hint`` ends an error about an unknown name."""
+
+    names: tuple[str, ...]
+    chosen: tuple[str, ...] | None
+    strict: bool | None
+    hint: str
+
+
 class Engine:
     """The state of one process. Use the functions of `rlhf_patches`; there is one engine behind them."""
 
@@ -91,6 +101,7 @@ class Engine:
         self._patched: dict[FunctionType, _Patched] = {}
         self._resolved: dict[str, Callable[..., Any] | Exception | SystemExit] = {}
         self._strict: bool | None = None
+        self._called = False
         # A child must not inherit a lock that another thread of the parent held while it forked.
         os.register_at_fork(after_in_child=self._renew_locks)
 
@@ -106,7 +117,7 @@ class Engine:
         settings.log_level()
         self._resolve_implementations([entries[name] for name in selected - excluded])
         with self._lock:
-            self._strict = strict
+            self._strict, self._called = strict, True
             for name, entry in entries.items():
                 if name in selected and name not in excluded:
                     entry.requested = True
@@ -153,6 +164,24 @@ class Engine:
             rows, failures = [(_row(entry), entry.patch) for entry in entries.values()], tuple(self._failures)
         # Not under the lock: it is somebody else's code.
         return Report(tuple(_with_observations(row, patch) for row, patch in rows), failures)
+
+    # ---------------------------------------------------------------------------------- for other processes
+
+    def asked(self) -> Asked:
+        """What the callers of `apply` and `revert` have asked for so far, whatever became of it."""
+        entries = self._registered()
+        with self._lock:
+            chosen = tuple(name for name, entry in entries.items() if entry.requested) if self._called else None
+            return Asked(tuple(entries), chosen, self._strict, self._hint())
+
+    def codes(self) -> dict[str, dict[str, CodeType]]:
+        """The code that each applied patch has put in place: patch, then target."""
+        codes: dict[str, dict[str, CodeType]] = {}
+        with self._lock:
+            for patched in self._patched.values():
+                for name in patched.holders:
+                    codes.setdefault(name, {})[patched.target] = patched.current
+        return codes
 
     # ------------------------------------------------------------------------------------------- set-up
 

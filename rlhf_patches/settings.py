@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 PREFIX = "RLHF_PATCHES_"
@@ -47,26 +47,29 @@ class Settings:
         return None
 
 
-def read(names: Sequence[str], hint: str = "") -> Settings:
+def read(names: Sequence[str], hint: str = "", environment: Mapping[str, str] = os.environ) -> Settings:
     """Read the environment; ``names`` are those of the registered patches, ``hint`` ends an error about a name.
+
+    Args:
+        environment: this process's, or the one that another process is to get.
 
     Raises:
         SettingsError: a variable has a value that cannot be meant, or is not one of ours.
     """
-    for variable in os.environ:
+    for variable in environment:
         if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in KNOWN:
             known = [PREFIX + name for name in KNOWN]
             raise SettingsError(f"environment variable {variable} is unknown{nearest(variable, known)}")
     return Settings(
-        disable=expand(_listed("DISABLE"), names, PREFIX + "DISABLE", hint),
-        only=expand(_listed("ONLY"), names, PREFIX + "ONLY", hint),
-        strict=truth("STRICT"),
+        disable=expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint),
+        only=expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint),
+        strict=truth("STRICT", environment),
     )
 
 
-def truth(variable: str) -> bool:
+def truth(variable: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether RLHF_PATCHES_``variable`` is switched on."""
-    value = os.environ.get(PREFIX + variable, "").strip().lower()
+    value = environment.get(PREFIX + variable, "").strip().lower()
     if value in _TRUE or value in _FALSE:
         return value in _TRUE
     raise SettingsError(
@@ -74,9 +77,9 @@ def truth(variable: str) -> bool:
     )
 
 
-def log_level() -> tuple[str | None, bool]:
+def log_level(environment: Mapping[str, str] = os.environ) -> tuple[str | None, bool]:
     """The level asked for with RLHF_PATCHES_LOG (None when unset), and whether every rank shall log."""
-    value = os.environ.get(PREFIX + "LOG", "").strip().lower()
+    value = environment.get(PREFIX + "LOG", "").strip().lower()
     level, _, ranks = value.partition(":")
     if value and (level not in LEVELS or ranks not in ("", "all")):
         raise SettingsError(f"{PREFIX}LOG is {value!r}: expected {', '.join(LEVELS)}, or one of them with ':all'")
@@ -119,5 +122,5 @@ def split(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _listed(variable: str) -> list[str]:
-    return split(os.environ.get(PREFIX + variable, ""))
+def _listed(variable: str, environment: Mapping[str, str]) -> list[str]:
+    return split(environment.get(PREFIX + variable, ""))

@@ -91,5 +91,31 @@ def install_always() -> None:
     install(default="1")
 
 
+def setup_ray_worker() -> None:
+    """Ray's ``worker_process_setup_hook``, which runs before a worker's first task: `install`, where no .pth has.
+
+    Raises:
+        SettingsError: Ray has imported a framework before, and a variable is wrong.
+        PatchError: the same in strict mode, and a patch is refused or failed.
+    """
+    install(default="1")
+    load_now(only_if_late=True)
+
+
+def load_now(only_if_late: bool = False) -> None:
+    """Where the hook waits for the first import of a framework: do now what that import would do.
+
+    Args:
+        only_if_late: do it only if that import was before the hook.
+
+    Raises:
+        SettingsError: as that import would.
+        PatchError: as that import would.
+    """
+    for finder in list(sys.meta_path):
+        if isinstance(finder, _FirstImport) and (not only_if_late or any(n in sys.modules for n in finder._watched)):
+            finder._load_engine()
+
+
 def _complain(message: str) -> None:
     sys.stderr.write(f"[rlhf_patches] {message}\n")

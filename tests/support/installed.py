@@ -56,7 +56,9 @@ class Installed:
         if wheels:
             subprocess.run([*pip, *map(str, wheels)], check=True)
         # A path line adds the folder without running the .pth files in it: this project's editable install stays out.
-        (made.site / "zz_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        # An environment may itself have the packages of another one.
+        folders = [sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))]
+        (made.site / "zz_dependencies.pth").write_text("\n".join(dict.fromkeys(folders)) + "\n")
         return made
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ os.environ.update(
     TRANSFORMERS_VERBOSITY="error",
     TOKENIZERS_PARALLELISM="false",
     DEEPSPEED_LOG_LEVEL="error",
-    # Each environment its own: two DeepSpeed versions would compile the operator anew in turn.
-    TORCH_EXTENSIONS_DIR=str(Path(sys.prefix) / "torch_extensions"),
+    # Each DeepSpeed its own: two versions would compile the operator anew in turn. Beside it, and not in sys.prefix,
+    # for an environment that only borrows it.
+    TORCH_EXTENSIONS_DIR=str(Path(importlib.util.find_spec("deepspeed").origin).parents[4] / "torch_extensions"),
 )
 
 import torch

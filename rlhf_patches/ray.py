@@ -1,0 +1,250 @@
+"""The patches in a Ray cluster's workers, which see nothing of what the driver has called.
+
+    ray.init(runtime_env=rlhf_patches.ray.runtime_env())     # or runtime_env({"env_vars": ..., "working_dir": ...})
+    rlhf_patches.ray.verify(actors)
+
+Ray is imported by `verify` only: a runtime environment can be made where there is no Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from . import autoload, plugins, public, settings
+from .log import logger
+from .settings import PREFIX, SettingsError
+from .state import VerifyError, differences, process_state
+
+__all__ = ["VerifyError", "runtime_env", "verify"]
+
+_HOOK = "worker_process_setup_hook"
+# Not in this module, which imports the engine: a worker that never imports a framework stays without it.
+_OURS = "rlhf_patches.site_hook.setup_ray_worker"
+# Fields with which Ray accepts no other than env_vars and config.
+_ALONE = ("container", "image_uri")
+_CHOICE = (PREFIX + "DISABLE", PREFIX + "ONLY")
+
+
+def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A Ray runtime environment whose workers get the patches that this process applies or would apply.
+
+    It carries RLHF_PATCHES_AUTOLOAD=1, every other RLHF_PATCHES_* variable of this process, and what was chosen with
+    ``apply(only=..., exclude=..., strict=...)``, so call it after `apply`. It also has a ``worker_process_setup_hook``,
+    which runs before one that ``base`` has: for workers without a site hook, and so that one without this package
+    dies instead of going on unpatched. This function can itself be the RAY_RUNTIME_ENV_HOOK.
+
+    Args:
+        base: the rest of the runtime environment, a dictionary or a `ray.runtime_env.RuntimeEnv`; it stays as it is.
+            RLHF_PATCHES_* among its ``env_vars`` win, with a warning where this process has another value.
+
+    Returns:
+        a new dictionary. DISABLE, ONLY and STRICT are always in it, so that a node's own environment decides nothing.
+
+    Raises:
+        SettingsError: a variable of this process or of ``base`` is wrong or switches the hook off, or both choose
+            patches and not the same ones.
+    """
+    made = _copied(base)
+    env_vars: dict[str, str] = made["env_vars"]
+    asked = public.engine.asked()
+    inherited = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    # Some frameworks copy their whole environment into the runtime environment: that is no choice of its own.
+    own = {k: v for k, v in env_vars.items() if k.startswith(PREFIX) and inherited.get(k, "") != v}
+    if any(name in own for name in _CHOICE):
+        own.update({name: env_vars.get(name, "") for name in _CHOICE})
+    for where, variables in (("this process", inherited), ("the runtime environment", own)):
+        _check(where, variables, asked.names, asked.hint)
+
+    wanted = {PREFIX + "STRICT": "", **inherited, **_choice(asked.names, asked.chosen), PREFIX + "AUTOLOAD": "1"}
+    if asked.strict is not None:
+        wanted[PREFIX + "STRICT"] = str(int(asked.strict))
+    if wanted.get(PREFIX + "REPORT"):
+        wanted[PREFIX + "REPORT"] = os.path.abspath(wanted[PREFIX + "REPORT"])  # a worker has another directory
+    watched = settings.split(wanted.get(PREFIX + "WATCH", ""))
+    watched += [name for name in autoload.watch_list(plugins.load()[0]) if name not in watched]
+    if watched:
+        wanted[PREFIX + "WATCH"] = ",".join(watched)
+    if _CHOICE[0] in own:
+        _compare_choices(asked.names, wanted, own)
+    for name in own:
+        if name not in _CHOICE and wanted.get(name, own[name]) not in (own[name], ""):
+            logger.warning("%s is %r in the workers, %r in this process", name, own[name], wanted[name])
+    env_vars.update({**wanted, **own})
+
+    if any(made.get(field) for field in _ALONE):
+        logger.info("the runtime environment names a container, so its workers need the site hook in the image")
+    else:
+        made[_HOOK] = _chained(made.get(_HOOK))
+    return made
+
+
+def verify(
+    actors: Mapping[str, Any] | Iterable[Any], timeout: float = 60.0, driver: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Check that a group of actors runs with the same patches. The actors' classes need not know of it.
+
+    The question waits in each actor's queue behind the calls that it has already. A patch whose framework an actor has
+    not imported yet counts as applied, for it will be.
+
+    Args:
+        actors: actor handles, or a mapping from what to call them to the handles.
+        timeout: seconds for all of them together.
+        driver: whether this process must have the same patches, too.
+
+    Returns:
+        each process's state (`rlhf_patches.state.process_state`) by its label, with ``node_id`` and ``actor_name``.
+
+    Raises:
+        VerifyError: they differ; or one is dead, does not answer in time, has no rlhf_patches, or nothing has
+            switched the patches on there. The message names every such actor, its host and its process.
+        SettingsError: ``actors`` is empty or holds something else.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+    handles = dict(actors) if isinstance(actors, Mapping) else {f"actors[{i}]": a for i, a in enumerate(actors)}
+    if not handles:
+        raise SettingsError("there are no actors to verify")
+    for label, handle in handles.items():
+        if not hasattr(getattr(handle, "__ray_call__", None), "remote"):
+            raise SettingsError(f"{label} is {handle!r}: expected the handle of a Ray actor")
+    probe = _probe()
+    answers = {label: handle.__ray_call__.remote(probe) for label, handle in handles.items()}
+    ray.wait(list(answers.values()), num_returns=len(answers), timeout=timeout)
+    states: dict[str, dict[str, Any]] = {}
+    problems: list[str] = []
+    for label, answer in answers.items():
+        who = f"{label} {handles[label]!r}"
+        try:
+            state = ray.get(answer, timeout=0)
+        except GetTimeoutError:
+            problems.append(f"{who} has not answered within {timeout:g} s: it is busy, or still starting")
+        except RayActorError as error:
+            problems.append(f"{who} cannot be asked: {type(error).__name__}: {error}")
+        except RayError as error:
+            cause = getattr(error, "cause", None) or error
+            problems.append(f"{who} failed to answer: {type(cause).__name__}: {cause}")
+        else:
+            where = f"{who} (host {state['host']}, pid {state['pid']}, node {state['node_id'][:8]})"
+            if "missing" in state:
+                problems.append(f"{where} has no rlhf_patches: {state['missing']}, in {state['executable']}")
+            elif not state["active"]:
+                problems.append(f"{where} has rlhf_patches, but nothing has switched it on: {_ADVICE}")
+            else:
+                states[where] = state
+    if driver:
+        states["this process"] = process_state()
+        if not states["this process"]["active"]:
+            problems.append("this process has not called apply()")
+    found = differences(states)
+    if found:
+        problems.append(f"patches differ:\n{found}")
+    if problems:
+        raise VerifyError("\n".join([f"not all of these {len(handles)} actors have the same patches:", *problems]))
+    return states
+
+
+_ADVICE = "start Ray with ray.init(runtime_env=rlhf_patches.ray.runtime_env()); an actor keeps what it started with"
+
+
+def _copied(base: Mapping[str, Any] | None) -> dict[str, Any]:
+    if base is not None and not isinstance(base, Mapping):
+        raise SettingsError(f"the runtime environment is {base!r}: expected a dictionary or a RuntimeEnv")
+    made = dict(base or {})
+    env_vars = made.get("env_vars") or {}
+    if not isinstance(env_vars, Mapping):
+        raise SettingsError(f"the runtime environment's env_vars are {env_vars!r}: expected a dictionary")
+    made["env_vars"] = dict(env_vars)
+    return made
+
+
+def _check(where: str, variables: Mapping[str, str], names: tuple[str, ...], hint: str) -> None:
+    """Raise unless the variables mean something, and do not switch off what is to be switched on."""
+    try:
+        settings.read(names, hint, variables)
+        settings.log_level(variables)
+        off = PREFIX + "AUTOLOAD" in variables and not settings.truth("AUTOLOAD", variables)
+    except SettingsError as error:
+        raise SettingsError(f"{error} (in {where})") from None
+    except AttributeError as error:  # not a string; Ray would refuse it, too
+        raise SettingsError(f"{where} has an RLHF_PATCHES_* variable that is no string: {dict(variables)}") from error
+    if off:
+        raise SettingsError(
+            f"{where} has RLHF_PATCHES_AUTOLOAD={variables[PREFIX + 'AUTOLOAD']}, but runtime_env() is there to switch "
+            "the patches on: leave one of them out. To run without patches, set RLHF_PATCHES_DISABLE='*'"
+        )
+
+
+def _choice(names: tuple[str, ...], chosen: tuple[str, ...] | None) -> dict[str, str]:
+    """DISABLE and ONLY as they say what this process applies."""
+    as_set = {name: os.environ.get(name, "") for name in _CHOICE}
+    effective = _effective(names, as_set)
+    if chosen is None or set(effective) <= set(chosen):
+        return as_set
+    effective = [name for name in effective if name in chosen]
+    disable, only = _CHOICE
+    return {disable: "" if effective else "*", only: ",".join(effective)}
+
+
+def _effective(names: tuple[str, ...], variables: Mapping[str, str]) -> list[str]:
+    read = settings.read(names, environment=variables)
+    return [name for name in names if not read.switched_off(name)]
+
+
+def _compare_choices(names: tuple[str, ...], wanted: Mapping[str, str], own: Mapping[str, str]) -> None:
+    here, there = ({name: variables[name] for name in _CHOICE} for variables in (wanted, own))
+    differing = set(_effective(names, here)) ^ set(_effective(names, there))
+    if differing and any(here.values()):
+        raise SettingsError(
+            f"the runtime environment has {_said(there)}, but this process has chosen what {_said(here)} would: they "
+            f"differ in {', '.join(sorted(differing))}. Leave it out of the runtime environment, or choose the same"
+        )
+
+
+def _said(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in variables.items() if value) or "no choice"
+
+
+def _chained(theirs: Callable[[], Any] | str | None) -> Callable[[], Any] | str:
+    """Ours, and after it the hook that was there."""
+    if theirs is None or theirs == _OURS or getattr(theirs, "runs_ours", False):
+        return theirs or _OURS
+
+    # A function within a function is pickled as it is, so Ray can run it, and say what is missing, where we are not
+    # installed. It must not refer to this module's globals.
+    def ours_first(ours: str = _OURS, theirs: Any = theirs) -> None:
+        import importlib
+
+        def found(path: str) -> Any:
+            module, _, name = path.rpartition(".")
+            return getattr(importlib.import_module(module), name)
+
+        found(ours)()
+        (found(theirs) if isinstance(theirs, str) else theirs)()
+
+    ours_first.runs_ours = True  # type: ignore[attr-defined]
+    return ours_first
+
+
+def _probe() -> Callable[[Any], dict[str, Any]]:
+    """What each actor runs. Pickled as it is, like the hook above: it runs where we are not installed, too."""
+
+    def state_of(actor: Any) -> dict[str, Any]:
+        import os
+        import socket
+        import sys
+
+        import ray
+
+        context = ray.get_runtime_context()
+        found = {"node_id": context.get_node_id(), "actor_name": context.get_actor_name() or ""}
+        try:
+            from rlhf_patches.state import process_state
+        except ImportError as error:
+            missing = {"missing": str(error), "executable": sys.executable}
+            return {"host": socket.gethostname(), "pid": os.getpid(), **found, **missing}
+        return {**process_state(), **found}
+
+    return state_of
