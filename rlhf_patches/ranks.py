@@ -1,4 +1,4 @@
-"""This process's place in a distributed run: as its launcher says in the environment, else as torch.distributed does."""
+"""This process's place in a distributed run: as its launcher says in the environment, else torch.distributed."""
 
 from __future__ import annotations
 

@@ -1,18 +1,19 @@
 """RLHF_PATCHES_REPORT: each process keeps one line of JSON about itself in a file that all processes of a run share.
 
-A line that is written at exit only would be missing exactly where it matters. A rank that is killed runs no exit
-handler: by NCCL's watchdog, by the kernel for want of memory, by torchrun because a peer died, by Ray at the end of every job.
-So a process appends its line as soon as a patch has been applied, refused, or found to be not needed, and from then on
-rewrites it in place, whenever something changes and at exit. ``"ended"`` says whether that last time has come.
+A line that is written at exit only would be missing exactly where it matters: whoever is killed runs no exit handler.
+That is a rank which NCCL's watchdog ends, or the kernel for want of memory, or torchrun because a peer has died; and
+every worker of multiprocessing and Ray. So a process appends its line as soon as a patch has been applied, refused or
+found not to be needed, and from then on rewrites it in place, whenever something changes and at exit. ``"ended"`` says
+whether that last time has come.
 
-How many writers share one file without a server:
+How many writers share one file, with nobody in charge:
 
 - A line is appended in one write with O_APPEND, so no two processes get the same place.
 - It is filled up with spaces (JSON does not mind) to whole pages of 4,096 bytes, and only its own process writes there
-  again. Pages, because a network file system may write back the whole page that a byte has changed in.
-- Both happen under flock, for network file systems, where O_APPEND alone can lose a line. Nobody waits for the lock long.
-- Before a line is rewritten, it must be what was written last. If the file was deleted, emptied or replaced, the line is
-  appended anew; nothing is ever written to a place of a file that was not measured.
+  again. Pages, because a network file system may write back the whole page in which a byte has changed.
+- Both happen under flock, for network file systems, where O_APPEND alone can lose a line. Nobody waits for it long.
+- Before a line is rewritten, what was written last must still be there. Where the file was deleted, emptied or
+  replaced, the line is appended anew; nothing is ever written to a place in a file that was not measured.
 - A line that outgrows its room is appended anew, and blanks take its old place.
 
 Nothing here raises, and a failure is said once: a report is not worth a training run.
@@ -85,6 +86,7 @@ class _Line:
         self._report = report
         self._lock = threading.RLock()
         self._written: _Written | None = None
+        self._begun = False
         self._ended: str | None = None
         self._complained = False
         self._process: tuple[str, str] | None = None
@@ -96,7 +98,8 @@ class _Line:
         try:
             with self._lock:
                 report = self._report()
-                if self._written or self._ended or _settled(report):
+                self._begun = self._begun or _settled(report)
+                if self._begun or self._ended:
                     self._write(report)
         except Exception as error:  # the callers are in the middle of somebody's import
             self._complain(error)
