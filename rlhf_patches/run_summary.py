@@ -106,10 +106,10 @@ class Summary:
         found = []
         for patch in self.patches:
             bad = [group for group in patch.groups if group.what in (*_PROBLEMS, "unread")]
-            found += [f"{patch.name} {_count(group)}: {group.reason}: {_names(group.processes)}" for group in bad]
+            found += [f"{patch.name} {_count(group)} ({_names(group.processes)}): {group.reason}" for group in bad]
             found += [_deviation(patch)] if patch.differs else []
         found += [_deviation(version) for version in self.versions if version.differs]
-        found += [f"{group.what}: {_names(group.processes)}" for group in self.plugin_failures]
+        found += [f"{group.what} ({_names(group.processes)})" for group in self.plugin_failures]
         for size, ranks in self.missing_ranks.items():
             found.append(f"no line from {'rank' if len(ranks) == 1 else 'ranks'} {_ranges(ranks)} of {size}")
         found += [f"unreadable: {line}" for line in self.unreadable]
