@@ -63,7 +63,11 @@ def keep(path: str, report: Callable[[], Report]) -> Callable[[], None]:
     """
     global _line
     if _line is None:
-        _line = _Line(os.path.abspath(path), report)  # a script may change its working directory
+        with contextlib.suppress(
+            OSError
+        ):  # the working directory is gone; then the path is no good, which is said later
+            path = os.path.abspath(path)  # a script may change its working directory
+        _line = _Line(path, report)
         atexit.register(_line.end)
         os.register_at_fork(after_in_child=_line.start_anew)
     return _line.update
@@ -120,7 +124,7 @@ class _Line:
         content = _content(report, self._ended, *self._process)
         if self._written is not None and self._written.content == content:
             return
-        text = json.dumps({**content, "written": _iso(time.time())}).encode()
+        text = json.dumps({**content, "written": _iso(time.time())}, default=str).encode()
         old = self._written
         if old is not None and len(text) < len(old.data) and _rewrite(self.path, old, _filled(text, len(old.data))):
             self._written = _Written(old.offset, _filled(text, len(old.data)), content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -131,6 +132,14 @@ def test_a_relative_path_is_meant_from_where_the_process_started(slime, tmp_path
     assert run(code, slime, "report.jsonl").returncode == 0
     (line,) = read(slime / "report.jsonl")
     assert line["ended"] == "exit"
+
+
+def test_a_working_directory_that_is_gone(slime):
+    gone = "import os, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)"
+    done = run(f"{gone}\n{APPLY}\n{IMPORT}\nprint('trained')", slime, "report.jsonl")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    (said,) = done.stderr.splitlines()
+    assert PROBLEM in said
 
 
 # ------------------------------------------------------------------------------------------ children
@@ -300,6 +309,14 @@ def test_what_is_worth_a_line_before_the_end(file, line, said, report, written):
     assert found["ended"] == "exit"
 
 
+def test_what_a_patch_says_of_itself_need_not_be_plain(file, line, said):
+    (row,) = said[0]
+    said[0] = Report((dataclasses.replace(row, observations={"where": Path("here")}),))
+    line.update()
+    (found,) = read(file)
+    assert found["patches"][0]["observations"] == {"where": "here"}
+
+
 def test_a_line_that_outgrows_its_room_moves(file, line, said):
     other = report_file._Line(str(file), lambda: _report("other"))
     line.update()
@@ -438,6 +455,7 @@ def test_a_place_that_cannot_be_written_costs_one_line(slime, tmp_path, place):
     assert (done.returncode, done.stdout) == (0, "trained\n")
     (said,) = done.stderr.splitlines()
     assert f"{PROBLEM}{path})" in said
+    assert (place in (_a_pipe, _a_device)) == ("it is no regular file" in said)
     assert run(code, slime, path, RANK="1").stderr == ""
     assert not (tmp_path / "missing").exists()
 
