@@ -11,7 +11,8 @@ How many writers share one file, with nobody in charge:
 - A line is appended in one write with O_APPEND, so no two processes get the same place.
 - It is filled up with spaces (JSON does not mind) to whole pages of 4,096 bytes, and only its own process writes there
   again. Pages, because a network file system may write back the whole page in which a byte has changed.
-- Both happen under flock, for network file systems, where O_APPEND alone can lose a line. Nobody waits for it long.
+- Appending is done under flock, for network file systems, where O_APPEND alone can lose a line. Nobody waits for it
+  long. Rewriting needs no lock: nobody else has business in these pages.
 - Before a line is rewritten, what was written last must still be there. Where the file was deleted, emptied or
   replaced, the line is appended anew; nothing is ever written to a place in a file that was not measured.
 - A line that outgrows its room is appended anew, and blanks take its old place.
@@ -261,12 +262,11 @@ def _rewrite(path: str, old: _Written, data: bytes) -> bool:
             return False
         raise
     try:
-        with _locked(file):
-            if os.pread(file, len(old.data), old.offset) != old.data:
-                return False
-            if os.pwrite(file, data, old.offset) < len(data):
-                raise OSError(errno.ENOSPC, "the line could not be rewritten whole")
-            return True
+        if os.pread(file, len(old.data), old.offset) != old.data:
+            return False
+        if os.pwrite(file, data, old.offset) < len(data):
+            raise OSError(errno.ENOSPC, "the line could not be rewritten whole")
+        return True
     finally:
         os.close(file)
 
