@@ -1,7 +1,7 @@
 """The command ``rlhf-patches``. Nothing here imports a framework: it works on a login node without a GPU.
 
-Exit status: 0 all well, 1 a patch is refused or failed or a plugin is broken, 2 the command line, a setting or a
-release given to ``check`` is wrong.
+Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken or the processes of a run differ, 2 the
+command line, a setting, a release given to ``check`` or a file given to ``report`` is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
-from . import __version__, autoload, download, inspection, pages, plugins, releases, settings
+from . import __version__, autoload, download, inspection, pages, plugins, releases, run_summary, settings
 from .plugins import PluginFailure
 from .reporting import PatchReport, Report, Status
 from .rewriting import NoEffect, Unrecognised
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.action(options))
-    except (UsageError, settings.SettingsError, autoload.AutoloadError) as error:
+    except (UsageError, settings.SettingsError, autoload.AutoloadError, run_summary.ReportFileError) as error:
         print(f"rlhf-patches: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `rlhf-patches list | head`
@@ -78,6 +78,10 @@ def _doctor(options: argparse.Namespace) -> int:
     bad = bool(report.problems or failures)
     if options.json:
         _print_json(report)
+        return int(bad)
+    if options.quiet:
+        _complain_of_patches(report)
+        _complain_of(failures)
         return int(bad)
     console = _console()
     console.print(_judgements(report))
@@ -111,7 +115,9 @@ def _check(options: argparse.Namespace) -> int:
             continue
         bad = bad or bool(report.problems)
         rows += [{**row.to_dict(), "source": source} for row in report]
-        if not options.json:
+        if options.quiet:
+            _complain_of_patches(report, f"{_printable(source)}: ")
+        elif not options.json:
             _print_checked(console, source, report)
     if options.json:
         print(json.dumps(rows, indent=2))
@@ -180,10 +186,10 @@ def _run(options: argparse.Namespace) -> int:
             environment[settings.PREFIX + variable] = value
     if options.strict:
         environment[settings.PREFIX + "STRICT"] = "1"
-    if options.log:
-        environment[settings.PREFIX + "LOG"] = options.log
+    if options.log or options.quiet:
+        environment[settings.PREFIX + "LOG"] = options.log or "off"
     if options.report:
-        environment[settings.PREFIX + "REPORT"] = os.path.abspath(options.report)
+        environment[settings.PREFIX + "REPORT"] = _writable(os.path.abspath(options.report))
     watched = settings.split(os.environ.get(settings.PREFIX + "WATCH", ""))
     watched += [name for name in autoload.watch_list(registered) if name not in watched]
     if watched:
@@ -204,6 +210,19 @@ def _run(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     # exec: signals and the exit status are the command's own.
     os.execve(program, command, environment)
+
+
+def _report(options: argparse.Namespace) -> int:
+    summary = run_summary.summarise(options.file)
+    if options.json:
+        print(json.dumps(summary.to_dict(), indent=2))
+    elif options.quiet:
+        for problem in summary.problems:
+            print(f"rlhf-patches: {_printable(problem)}", file=sys.stderr)
+    else:
+        # Plain text, for a terminal too: lines that can be searched for, copied, and mailed.
+        print("\n".join(_printable(line) for line in str(summary).splitlines()))
+    return int(bool(summary.problems))
 
 
 def _autoload(options: argparse.Namespace) -> int:
@@ -246,6 +265,22 @@ def _print_json(report: Report) -> int:
     print(json.dumps([row.to_dict() for row in report], indent=2))
     _complain_of(report.plugin_failures)
     return 0
+
+
+def _writable(path: str) -> str:
+    """The report's path, if it can be written here: found out before the run, not after it."""
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UsageError(f"--report {path}: expected a file, found something else")
+        with open(path, "ab"):
+            return path
+    except OSError as error:
+        raise UsageError(f"--report {path} cannot be written: {error.strerror}") from error
+
+
+def _complain_of_patches(report: Report, where: str = "") -> None:
+    for row in report.problems:
+        print(f"rlhf-patches: {where}{row.name} {row.status}: {_printable(row.reason)}", file=sys.stderr)
 
 
 def _complain_of(failures: Sequence[PluginFailure]) -> None:
@@ -296,6 +331,7 @@ def _parser() -> argparse.ArgumentParser:
         "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
         "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
+        "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"
         "  rlhf-patches autoload on                            patch every process of this environment (images)\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -313,6 +349,11 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(action=action)
         return command
 
+    def add_output(command: argparse.ArgumentParser) -> None:
+        form = command.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="in JSON, see docs/cli.md")
+        form.add_argument("--quiet", action="store_true", help="nothing but what is wrong, on standard error")
+
     command = add("list", _list, "all patches, built-in and from plugins", "rlhf-patches list --json")
     command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
     command = add(
@@ -321,7 +362,7 @@ def _parser() -> argparse.ArgumentParser:
         "what each patch would do in this environment, and why",
         "rlhf-patches doctor || echo 'look above'",
     )
-    command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
+    add_output(command)
     command = add(
         "check",
         _check,
@@ -334,7 +375,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SOURCE",
         help="a wheel, an sdist, a directory, or NAME==VERSION (fetched with pip)",
     )
-    command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
+    add_output(command)
     command.add_argument("--cache", metavar="DIR", help="where fetched wheels stay (default: ~/.cache/rlhf-patches)")
     command = add("explain", _explain, "a patch's page", "rlhf-patches explain megatron-forward-pre-hook-reentry")
     command.add_argument("name", metavar="NAME")
@@ -351,11 +392,23 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--only", metavar="NAMES", help="names or globs, comma-separated: apply nothing else")
     command.add_argument("--disable", metavar="NAMES", help="names or globs, comma-separated: do not apply these")
     command.add_argument("--strict", action="store_true", help="a refused or failed patch stops the process")
-    command.add_argument(
-        "--log", metavar="LEVEL", help="debug, info (default), warning, error, off; ':all' for every rank"
+    said = command.add_mutually_exclusive_group()
+    said.add_argument(
+        "--log",
+        metavar="LEVEL",
+        help="debug, info, warning, error, off; ':all' for every rank (default: one line, if anything is wrong)",
     )
-    command.add_argument("--report", metavar="FILE", help="each process appends a line of JSON when it ends")
+    said.add_argument("--quiet", action="store_true", help="the same as --log off")
+    command.add_argument("--report", metavar="FILE", help="each process keeps a line of JSON in this file")
     command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    command = add(
+        "report",
+        _report,
+        "what became of the patches in all processes of a run, and which of them differ",
+        "rlhf-patches run --report run.jsonl -- torchrun train.py; rlhf-patches report run.jsonl",
+    )
+    command.add_argument("file", nargs="+", metavar="FILE", help="what RLHF_PATCHES_REPORT named, of every host")
+    add_output(command)
     command = add(
         "autoload",
         _autoload,

@@ -18,7 +18,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import functions, imports, plugins, recognition, rewriting, settings, sources, trampolines, versions
-from .log import announce, logger, speaks
+from .log import announce, logger
 from .plugins import PluginFailure, Registered
 from .recognition import Recognised
 from .reporting import PatchError, PatchReport, Report, Status, patch_report
@@ -93,6 +93,8 @@ class Engine:
 
     def __init__(self, load: Callable[[], tuple[list[Registered], list[PluginFailure]]] = plugins.load) -> None:
         self._load = load
+        self.on_change: Callable[[], None] = _nobody_listens
+        """Called after patches may have changed their states, never under the lock; must not raise."""
         self._lock = threading.RLock()
         self._loading = threading.RLock()
         self._is_loading = False
@@ -153,6 +155,7 @@ class Engine:
             still_needed = {m for e in entries.values() if e.requested for m in e.patch.modules}
             for module in {m for name in chosen for m in entries[name].patch.modules} - still_needed:
                 imports.unwatch(module)
+        self.on_change()
         return self.report()
 
     def report(self) -> Report:
@@ -196,8 +199,6 @@ class Engine:
                 finally:
                     self._is_loading = False
                 self._entries = {item.patch.name: _Entry(item.patch, item.plugin) for item in registered}
-                for failure in self._failures if speaks() else ():
-                    logger.error("%s", failure)
             return self._entries
 
     def _hint(self) -> str:
@@ -450,13 +451,17 @@ class Engine:
     # ------------------------------------------------------------------------------------ saying so
 
     def _say(self, rows: Iterable[PatchReport], failures: Iterable[PluginFailure], raising: bool) -> None:
-        rows = tuple(rows)
-        for row in rows:
-            announce(row)
+        rows, failures = tuple(rows), tuple(failures)
+        self.on_change()
+        announce(rows, failures)
         lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.status.is_problem]
         lines += [str(failure) for failure in failures]
         if raising and lines:
             raise PatchError("strict mode, and " + "; ".join(lines))
+
+
+def _nobody_listens() -> None:
+    pass
 
 
 def _row(entry: _Entry) -> PatchReport:

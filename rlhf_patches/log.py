@@ -1,18 +1,27 @@
-"""Standard logging under the name ``rlhf_patches``: on rank 0 unless told otherwise, each thing once."""
+"""Standard logging under the name ``rlhf_patches``: one line a process unless asked for more, on rank 0.
+
+While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
+processes must not drown in ours, and an application that logs at level info did not ask for a line a patch, so all
+else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level.
+
+A process whose rank nobody has told counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
+all, and Ray itself folds equal lines of its workers into one.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
+from collections.abc import Iterable
 
-from . import settings
+from . import ranks, settings
+from .plugins import PluginFailure
 from .reporting import PatchReport, Status
 
 logger = logging.getLogger("rlhf_patches")
-# Launchers name the rank differently; the first that is set counts.
-_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_said: set[tuple[str, Status, str]] = set()
+_said: set[str] = set()
+_warned = False
+_MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
 
 
 def configure(default: str | None = None) -> None:
@@ -42,14 +51,41 @@ def speaks() -> bool:
 
 def rank() -> str | None:
     """This process's rank as its launcher has set it, None outside a launcher."""
-    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), None)
+    return ranks.place().rank
 
 
-def announce(row: PatchReport) -> None:
-    """Log what became of a patch: applied at level info, what needs attention as a warning, the rest for debugging."""
-    what = (row.name, row.status, row.reason)
-    if what in _said or not speaks():
+def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()) -> None:
+    """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
+
+    Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging.
+    """
+    global _warned
+    if not speaks():
         return
-    _said.add(what)
-    level = logging.WARNING if row.needs_attention else logging.INFO if row.status is Status.APPLIED else logging.DEBUG
-    logger.log(level, "%s %s: %s", row.status, row.name, row.reason)
+    levels = {str(failure): logging.ERROR for failure in failures}
+    levels |= {f"{row.status} {row.name}: {row.reason}": _level(row) for row in rows}
+    new = {text: level for text, level in levels.items() if text not in _said}
+    _said.update(new)
+    if not _asked_for():
+        problems = [text for text, level in new.items() if level >= logging.WARNING]
+        if problems and not _warned:
+            _warned = True
+            # An exception's text may have lines; this is to be one.
+            logger.warning("%s (%s)", " ".join("; ".join(problems).split()), _MORE)
+            new = {text: level for text, level in new.items() if text not in problems}
+        new = dict.fromkeys(new, logging.DEBUG)
+    for text, level in new.items():
+        logger.log(level, "%s", text)
+
+
+def _level(row: PatchReport) -> int:
+    if row.needs_attention:
+        return logging.WARNING
+    return logging.INFO if row.status is Status.APPLIED else logging.DEBUG
+
+
+def _asked_for() -> bool:
+    try:
+        return settings.log_level()[0] is not None
+    except settings.SettingsError:
+        return True

@@ -40,7 +40,7 @@ def apply(
     if path:
         from . import report_file  # json, socket and platform: only where they are needed
 
-        report_file.write_at_exit(path, engine.report)
+        engine.on_change = report_file.keep(path, engine.report)
     return engine.apply(only, exclude, strict)
 
 

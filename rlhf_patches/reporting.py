@@ -68,7 +68,11 @@ class PatchReport:
         return self.status.is_problem or self.unread
 
     def to_dict(self) -> dict[str, Any]:
-        """The stable JSON form: name, status, reason, distribution, version, guard, plugin; observations if any."""
+        """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
+
+        And ``unread`` where it is true, ``observations`` where there are any.
+        """
+        unread = {"unread": True} if self.unread else {}
         observations = {"observations": dict(self.observations)} if self.observations else {}
         return {
             "name": self.name,
@@ -78,6 +82,7 @@ class PatchReport:
             "version": self.version,
             "guard": self.guard,
             "plugin": self.plugin,
+            **unread,
             **observations,
         }
 

@@ -6,8 +6,9 @@ RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose fir
 RLHF_PATCHES_DISABLE      names or globs, comma-separated: never apply these
 RLHF_PATCHES_ONLY         names or globs, comma-separated: apply nothing else
 RLHF_PATCHES_STRICT       1 raises where a patch is refused or fails, instead of warning
-RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on every rank instead of rank 0
-RLHF_PATCHES_REPORT       a file to which each process appends one line of JSON when it ends
+RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
+                          unset: one line, the first problem
+RLHF_PATCHES_REPORT       a file in which each process keeps one line of JSON about itself
 ========================  ==============================================================================
 """
 

@@ -60,7 +60,7 @@ class _FirstImport:
             _complain(f"NOT ACTIVE, the installation is incomplete: {type(error).__name__}: {error}")
             return
         try:
-            log.configure(default="info")
+            log.configure(default="warning")
             public.apply()
         except (settings.SettingsError, reporting.PatchError):
             # The user asked for what cannot be, or for strictness. The run must not begin: every import of a

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from rlhf_patches import Guard, Patch
+from rlhf_patches import Guard, Patch, log
 from rlhf_patches.engine import Engine
 from rlhf_patches.plugins import Registered
 from rlhf_patches.vocabulary import Change
@@ -79,6 +79,13 @@ class Framework:
             changes=changes,
             retire="never",
         )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a new process to the log, which says each thing once and warns once."""
+    monkeypatch.setattr(log, "_said", set())
+    monkeypatch.setattr(log, "_warned", False)
 
 
 @pytest.fixture

@@ -73,6 +73,22 @@ def test_doctor_says_what_is_wrong_and_fails(cli, slime):
     assert "refused" in text.stdout
 
 
+@pytest.mark.parametrize("command", ["doctor", "check"])
+def test_quiet_says_nothing_but_what_is_wrong(cli, slime, command):
+    arguments = (command, "--quiet", *([str(slime)] if command == "check" else []))
+    done = cli(*arguments, PYTHONPATH=str(slime))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
+    model.write_text(model.read_text().replace("config.no_sync_func is None", "not config.no_sync_func"))
+    metadata = slime / "slime-0.3.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
+    done = cli(*arguments, PYTHONPATH=str(slime))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"{toy_slime.PATCH} refused: " in done.stderr
+    assert cli(*arguments, "--json").returncode == 2, "one or the other"
+
+
 def test_doctor_honours_the_variables(cli, slime):
     row = rows(cli("doctor", "--json", PYTHONPATH=str(slime), RLHF_PATCHES_DISABLE="slime-*"))[toy_slime.PATCH]
     assert (row["status"], row["reason"]) == ("disabled", "disabled by RLHF_PATCHES_DISABLE")
@@ -121,7 +137,9 @@ def test_the_index_in_docs_lists_every_patch():
     assert names == {patch.name for patch in plugin.rlhf_patches()}
 
 
-@pytest.mark.parametrize("command", [[], ["list"], ["doctor"], ["explain"], ["diff"], ["run"], ["autoload"]])
+@pytest.mark.parametrize(
+    "command", [[], ["list"], ["doctor"], ["explain"], ["diff"], ["run"], ["report"], ["autoload"]]
+)
 def test_help_has_an_example(cli, command):
     done = cli(*command, "--help")
     assert done.returncode == 0

@@ -39,9 +39,11 @@ def test_on_loads_only_itself_before_a_framework(installed):
 
 
 @pytest.mark.parametrize("flags", [(), ("-E",), ("-I",), ("-X", "dev")])
-def test_on_patches_the_framework_and_says_so_once(installed, slime, flags):
+def test_on_patches_the_framework_and_says_so_once_if_asked(installed, slime, flags):
     code = f"import sys; sys.path.insert(0, {str(slime)!r}); {toy_slime.LOOK}"
     done = installed.run(installed.python, *flags, "-c", code, **ON)
+    assert (done.stdout.strip(), done.stderr) == ("applied", ""), "unasked, only what is wrong is said"
+    done = installed.run(installed.python, *flags, "-c", code, RLHF_PATCHES_LOG="info", **ON)
     assert done.stdout.strip() == "applied"
     lines = [line for line in done.stderr.splitlines() if line.startswith("[rlhf_patches]")]
     assert len(lines) == 1
@@ -147,7 +149,7 @@ def test_the_report_file_has_a_line_a_process(installed, slime, tmp_path):
 
 
 def test_only_rank_0_speaks(installed, slime):
-    quiet = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, RANK="1", **ON)
+    quiet = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, RANK="1", RLHF_PATCHES_LOG="info", **ON)
     loud = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, RANK="1", RLHF_PATCHES_LOG="info:all", **ON)
     assert quiet.stdout == loud.stdout == "applied\n"
     assert (quiet.stderr.count(toy_slime.PATCH), loud.stderr.count(toy_slime.PATCH)) == (0, 1)
@@ -219,6 +221,16 @@ def test_run_takes_options(installed, slime, tmp_path):
     assert (quiet.stdout, quiet.stderr) == ("applied\n", "")
     assert len(report.read_text().splitlines()) == 1
 
+    assert installed.run(installed.command, "report", str(report)).returncode == 0
+    said = [installed.run(*run, *options, *look, cwd=slime).stderr for options in ((), ("--quiet",), ("--log", "info"))]
+    assert [text.count("\n") for text in said] == [0, 0, 1]
+    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
+    (slime / "slime-0.3.1.dist-info").mkdir()
+    (slime / "slime-0.3.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
+    model.write_text(model.read_text().replace("config.no_sync_func is None", "not config.no_sync_func"))
+    said = [installed.run(*run, *options, *look, cwd=slime).stderr for options in ((), ("--quiet",))]
+    assert [text.count("[rlhf_patches] refused") for text in said] == [1, 0]
+
 
 def test_run_hands_through_exit_status_and_signals(installed):
     assert installed.run(installed.command, "run", "--", "sh", "-c", "exit 7").returncode == 7
@@ -245,6 +257,9 @@ def test_run_hands_through_exit_status_and_signals(installed):
         (("run", "--", "no-such-command"), 127, "no-such-command"),
         (("run", "--only", "verl-no-sync", "--", "true"), 2, "did you mean 'verl-no-sync-reentry'?"),
         (("run", "--log", "loud", "--", "true"), 2, "RLHF_PATCHES_LOG is 'loud'"),
+        (("run", "--log", "info", "--quiet", "--", "true"), 2, "not allowed with"),
+        (("run", "--report", "missing/run.jsonl", "--", "true"), 2, "cannot be written: No such file or directory"),
+        (("run", "--report", "/dev/full", "--", "true"), 2, "expected a file, found something else"),
         (("autoload", "maybe"), 2, "maybe"),
     ],
 )
