@@ -8,6 +8,7 @@ RLHF_PATCHES_ONLY         names or globs, comma-separated: apply nothing else
 RLHF_PATCHES_STRICT       1 raises where a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on every rank instead of rank 0
 RLHF_PATCHES_REPORT       a file to which each process appends one line of JSON when it ends
+RLHF_PATCHES_VERIFY       1 compares the ranks once torch.distributed is initialised (`rlhf_patches.verify`)
 ========================  ==============================================================================
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PREFIX = "RLHF_PATCHES_"
-KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "STRICT", "LOG", "REPORT")
+KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "STRICT", "LOG", "REPORT", "VERIFY")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LEVELS = ("debug", "info", "warning", "error", "off")
@@ -37,6 +38,7 @@ class Settings:
     disable: tuple[str, ...]
     only: tuple[str, ...]
     strict: bool
+    verify: bool = False
 
     def switched_off(self, name: str) -> str | None:
         """Why a patch is switched off, None when it is not."""
@@ -61,6 +63,7 @@ def read(names: Sequence[str], hint: str = "") -> Settings:
         disable=expand(_listed("DISABLE"), names, PREFIX + "DISABLE", hint),
         only=expand(_listed("ONLY"), names, PREFIX + "ONLY", hint),
         strict=truth("STRICT"),
+        verify=truth("VERIFY"),
     )
 
 

@@ -1,0 +1,206 @@
+"""Whether the processes of a run have the same patches in force: what is compared, and how a difference is told.
+
+Plain data and no torch; `rlhf_patches.distributed` carries it between the ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import __version__, recognition, sources, versions
+from .reporting import PatchReport, Status
+from .rewriting import NoEffect, Unrecognised
+from .sources import FunctionNode, NotFound, Unreadable
+from .vocabulary import Patch
+
+_MOST_PATCHES = 10
+_MOST_HOSTS = 4
+_MOST_CHARACTERS = 300  # of a reason
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a patch does in one process. ``code`` is a fingerprint of what it puts in force, None if nothing."""
+
+    status: str
+    framework: str
+    code: str | None = None
+    reason: str = ""
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the function runs with the patch, or will from its import on."""
+        return self.status in (Status.APPLIED.value, Status.PENDING.value)
+
+    @property
+    def key(self) -> tuple[str | None, ...]:
+        """What has to be equal on all ranks. It does not matter whether a module has been imported already."""
+        if self.in_force:
+            return ("in force", self.framework, self.code)
+        # What a disabled patch's framework is has not been looked at; a failed one's reason names it.
+        known = self.status in (Status.ABSENT.value, Status.UNAFFECTED.value, Status.REFUSED.value)
+        return (self.status, self.framework) if known else (self.status,)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One rank as it describes itself to the others. ``problem`` says why it cannot say what is in force."""
+
+    rank: int
+    host: str
+    pid: int
+    package: str
+    effects: Mapping[str, Effect]
+    problem: str | None = None
+
+    @classmethod
+    def own(cls, rank: int, effects: Callable[[], Mapping[str, Effect]]) -> Process:
+        """This process. An exception of ``effects`` becomes its problem: the other ranks must not wait for it."""
+        problem, found = None, {}
+        try:
+            found = dict(effects())
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        return cls(rank, socket.gethostname(), os.getpid(), __version__, found, problem)
+
+    def to_dict(self) -> dict[str, Any]:
+        """In values that JSON has."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Process:
+        """The inverse of `to_dict`."""
+        effects = {name: Effect(**effect) for name, effect in values["effects"].items()}
+        return cls(**{**values, "effects": effects})
+
+
+# ------------------------------------------------------------------------------------- of one process
+
+
+def effect(patch: Patch, row: PatchReport, nodes: Mapping[str, FunctionNode]) -> Effect:
+    """What a patch does, or will do once its modules are imported; for that the text is looked at, nothing imported.
+
+    Args:
+        patch: the patch.
+        row: its row in the report.
+        nodes: if it is applied, the functions that it was applied to, by target.
+    """
+    status, reason = row.status, row.reason
+    if status is Status.PENDING:
+        status, reason, nodes = _prospect(patch)
+    code = _fingerprint(patch, nodes) if status in (Status.APPLIED, Status.PENDING) else None
+    framework = f"{row.distribution} {row.version or '(version unknown)'}"
+    if status is Status.ABSENT and row.version is None:
+        framework = f"no {row.distribution}"
+    return Effect(status.value, framework, code, "" if code else reason[:_MOST_CHARACTERS])
+
+
+def _prospect(patch: Patch) -> tuple[Status, str, dict[str, FunctionNode]]:
+    """What a pending patch will be, as `Engine` will decide on import."""
+    try:
+        specs = {name: sources.locate(name) for name in patch.modules}
+    except NotFound as error:
+        return Status.ABSENT, str(error), {}
+    try:
+        recognised = recognition.recognise_all(patch, {name: sources.read(spec) for name, spec in specs.items()})
+        recognition.check_compiles(recognised)
+    except (NoEffect, Unrecognised, Unreadable) as error:
+        finding = versions.worst([versions.check(patch.guard, spec.origin) for spec in specs.values()])
+        return *recognition.refusal(finding, error), {}
+    return Status.PENDING, "", {item.change.target: item.node for item in recognised}
+
+
+def _fingerprint(patch: Patch, nodes: Mapping[str, FunctionNode]) -> str:
+    """16 hex digits over the upstream functions, the patch, and the modules of its implementations.
+
+    Of syntax trees and text, not of code objects: a module that is not imported yet has none.
+    """
+    parts = [repr(patch.changes)]
+    parts += [f"{target} {sources.fingerprint_of(node)}" for target, node in sorted(nodes.items())]
+    for path in patch.implementations:
+        try:
+            parts.append(sources.read(sources.locate(path.partition(":")[0])).text)
+        except (NotFound, Unreadable) as error:
+            parts.append(str(error))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------- between processes
+
+
+def differences(processes: Iterable[Process]) -> str | None:
+    """What the processes do not agree on, as text of several lines; None if they agree."""
+    everyone = sorted(processes, key=lambda process: process.rank)
+    sections = []
+    unable = [process for process in everyone if process.problem is not None]
+    if unable:
+        sections.append(_section("these ranks cannot tell their patches", unable, lambda p: str(p.problem)))
+    able = [process for process in everyone if process.problem is None]
+    if len({process.package for process in able}) > 1:
+        sections.append(_section("rlhf_patches", able, lambda process: process.package))
+    names = dict.fromkeys(name for process in able for name in process.effects)
+    sections += [text for name in names if (text := _difference(name, able)) is not None]
+    if not sections:
+        return None
+    more = len(sections) - _MOST_PATCHES
+    return "\n".join(sections[:_MOST_PATCHES] + ([f"and {more} more patches"] if more > 0 else []))
+
+
+def _difference(name: str, processes: list[Process]) -> str | None:
+    found = {process.rank: process.effects.get(name) for process in processes}
+    present = [effect for effect in found.values() if effect is not None]
+    acts = any(effect.in_force or effect.status == Status.FAILED.value for effect in present)
+    # Where a patch acts nowhere, one that a rank has switched off, or does not know, makes no difference.
+    compared = present if not acts else list(found.values())
+    if not acts:
+        compared = [effect for effect in present if effect.status != Status.DISABLED.value]
+    if len({effect.key if effect else None for effect in compared}) < 2:
+        return None
+    several_codes = len({effect.code for effect in present if effect.in_force}) > 1
+    imported = {effect.key: set[str]() for effect in present}
+    for item in present:
+        imported[item.key].add(item.status)
+
+    def label(process: Process) -> str:
+        effect = found[process.rank]
+        if effect is None:
+            return "not registered: no plugin there brings it"
+        if not effect.in_force:
+            return f"{effect.status} ({effect.reason})"
+        code = f", code {effect.code}" if several_codes else ""
+        return f"{' or '.join(sorted(imported[effect.key]))} ({effect.framework}{code})"
+
+    return _section(name, processes, label)
+
+
+def _section(title: str, processes: list[Process], label: Callable[[Process], str]) -> str:
+    groups: dict[str, list[Process]] = {}
+    for process in processes:
+        groups.setdefault(label(process), []).append(process)
+    return "\n".join([f"{title}:", *(f"  {where(members)}: {text}" for text, members in groups.items())])
+
+
+def where(processes: list[Process]) -> str:
+    """``ranks 0-6 on host-a, host-b`` or ``rank 7 on host-c (pid 4711)``."""
+    hosts = list(dict.fromkeys(process.host for process in processes))
+    listed = ", ".join(hosts[:_MOST_HOSTS])
+    if len(hosts) > _MOST_HOSTS:
+        listed += f" and {len(hosts) - _MOST_HOSTS} more hosts"
+    pid = f" (pid {processes[0].pid})" if len(processes) == 1 else ""
+    return f"{ranks_text([process.rank for process in processes])} on {listed}{pid}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 7`` or ``ranks 0-6, 9``."""
+    numbers = sorted(ranks)
+    runs = []
+    for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        runs.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(runs)}"
