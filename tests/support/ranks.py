@@ -54,7 +54,12 @@ def run(
         timeout: seconds until ranks that still run are killed.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLHF_PATCHES_")}
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port()), "WORLD_SIZE": str(ranks)}
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port or free_port()),
+        "MORE_PORTS": f"{free_port()},{free_port()}",  # for groups that are initialised again
+        "WORLD_SIZE": str(ranks),
+    }
     if port:
         common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     started = []

@@ -39,9 +39,28 @@ def start(**options: Any) -> Any:
     return dist
 
 
-def in_step(dist: Any) -> None:
-    """Wait for the other ranks."""
+def end() -> None:
+    """Destroy the group on all ranks, and have the next one meet elsewhere: gloo cannot do that in the same store."""
+    import torch.distributed as dist
+
     dist.barrier()
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"], _, os.environ["MORE_PORTS"] = os.environ["MORE_PORTS"].partition(",")
+
+
+def wait_for(*others: int) -> None:
+    """Return when these ranks have called `go_on`."""
+    import torch
+
+    for other in others:
+        torch.distributed.recv(torch.zeros(1), other)
+
+
+def go_on(waiting: int) -> None:
+    """See `wait_for`."""
+    import torch
+
+    torch.distributed.send(torch.zeros(1), waiting)
 
 
 # ------------------------------------------------------------------------------------- verify(), called
@@ -92,13 +111,14 @@ def calls() -> dict[str, Any]:
     said["collectives"] = seen
     said["store"] = operations(verify)
 
-    in_step(dist)
-    late = said_by(verify, timeout=3) if RANK != 1 else time.sleep(5)
-    said["late"] = said_by(verify, timeout=3) if RANK == 1 else late
+    if RANK == 1:
+        wait_for(0, 2)
+    said["late"] = said_by(verify, timeout=10)
+    if RANK != 1:
+        go_on(1)
     said["after a late rank"] = said_by(verify)
 
-    in_step(dist)
-    dist.destroy_process_group()
+    end()
     said["destroyed"] = said_by(verify)
     start()
     said["initialised again"] = said_by(verify)
@@ -164,12 +184,15 @@ def backend(name: str) -> dict[str, Any]:
 
 
 def missing_by_file() -> str | None:
+    """Rank 1 does not come."""
     import rlhf_patches
 
-    if RANK == 0:
-        return said_by(rlhf_patches.verify, timeout=2)
-    time.sleep(4)
-    return None
+    if RANK == 1:
+        wait_for(0)
+        return None
+    said = said_by(rlhf_patches.verify, timeout=2)
+    go_on(1)
+    return said
 
 
 # ------------------------------------------------------------------------------------- RLHF_PATCHES_VERIFY
@@ -195,13 +218,11 @@ def by_itself(order: str) -> dict[str, Any]:
     said["initialised"] = dist.is_initialized()
     if order == "group first":
         said["apply again"] = said_by(rlhf_patches.apply)
-    in_step(dist)
-    dist.destroy_process_group()
+    end()
     said["init again"] = said_by(dist.init_process_group, "gloo")
     import rlhf_patches
 
-    in_step(dist)
-    dist.destroy_process_group()
+    end()
     rlhf_patches.revert()
     said["init after revert()"] = said_by(dist.init_process_group, "gloo")
     said["signature"] = str(__import__("inspect").signature(dist.init_process_group)).split(",")[0]
@@ -216,10 +237,7 @@ def init_only(seconds: str = "60") -> dict[str, Any]:
         there = True
     except ImportError:
         there = False
-    said = said_by(start, timeout=datetime.timedelta(seconds=float(seconds)))
-    if not there:
-        time.sleep(float(seconds) + 3)  # it goes on: the store is in its process, or it is one of many
-    return {"there": there, "init": said}
+    return {"there": there, "init": said_by(start, timeout=datetime.timedelta(seconds=float(seconds)))}
 
 
 # ------------------------------------------------------------------------------------- killed
@@ -238,7 +256,7 @@ def killed(when: str, seconds: str) -> dict[str, Any]:
 
         setattr(distributed._Exchange, {"before": "_run", "after": "_wait_for_verdict"}[when], die)
         if when == "after":  # it may be the last to come, and would then not wait
-            setattr(distributed._Exchange, "_decide", die)
+            distributed._Exchange._decide = die
     started = time.monotonic()
     said = said_by(rlhf_patches.verify, timeout=float(seconds))
     return {"verify": said, "seconds": time.monotonic() - started}
