@@ -9,16 +9,18 @@ import hashlib
 import itertools
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import __version__, recognition, sources, versions
+from . import __version__, sources
 from .reporting import PatchReport, Status
-from .rewriting import NoEffect, Unrecognised
-from .sources import FunctionNode, NotFound, Unreadable
+from .sources import NotFound, Unreadable
 from .vocabulary import Patch
 
+# What an import ends in is decided by version and code, so where one rank has imported it, the others will follow.
+_DECIDED_BY_CODE = (Status.APPLIED, Status.REFUSED, Status.UNAFFECTED)
 _MOST_PATCHES = 10
 _MOST_HOSTS = 4
 _MOST_CHARACTERS = 300  # of a reason
@@ -26,7 +28,7 @@ _MOST_CHARACTERS = 300  # of a reason
 
 @dataclass(frozen=True)
 class Effect:
-    """What a patch does in one process. ``code`` is a fingerprint of what it puts in force, None if nothing."""
+    """What a patch does in one process. ``code`` is a fingerprint of upstream's modules and of the patch."""
 
     status: str
     framework: str
@@ -83,52 +85,38 @@ class Process:
 # ------------------------------------------------------------------------------------- of one process
 
 
-def effect(patch: Patch, row: PatchReport, nodes: Mapping[str, FunctionNode]) -> Effect:
-    """What a patch does, or will do once its modules are imported; for that the text is looked at, nothing imported.
+def effect(patch: Patch, row: PatchReport, texts: Mapping[str, str]) -> Effect:
+    """What a patch does, or will do once its modules are imported. Nothing is imported, and nothing parsed.
 
     Args:
         patch: the patch.
         row: its row in the report.
-        nodes: if it is applied, the functions that it was applied to, by target.
+        texts: if it is applied, the text that each of its modules had then.
     """
-    status, reason = row.status, row.reason
-    if status is Status.PENDING:
-        status, reason, nodes = _prospect(patch)
-    code = _fingerprint(patch, nodes) if status in (Status.APPLIED, Status.PENDING) else None
     framework = f"{row.distribution} {row.version or '(version unknown)'}"
-    if status is Status.ABSENT and row.version is None:
+    if row.status is Status.ABSENT and row.version is None:
         framework = f"no {row.distribution}"
-    return Effect(status.value, framework, code, "" if code else reason[:_MOST_CHARACTERS])
+    code = _fingerprint(patch, texts) if row.status in _DECIDED_BY_CODE or row.status is Status.PENDING else None
+    reason = "" if row.status in (Status.APPLIED, Status.PENDING) else row.reason[:_MOST_CHARACTERS]
+    return Effect(row.status.value, framework, code, reason)
 
 
-def _prospect(patch: Patch) -> tuple[Status, str, dict[str, FunctionNode]]:
-    """What a pending patch will be, as `Engine` will decide on import."""
-    try:
-        specs = {name: sources.locate(name) for name in patch.modules}
-    except NotFound as error:
-        return Status.ABSENT, str(error), {}
-    try:
-        recognised = recognition.recognise_all(patch, {name: sources.read(spec) for name, spec in specs.items()})
-        recognition.check_compiles(recognised)
-    except (NoEffect, Unrecognised, Unreadable) as error:
-        finding = versions.worst([versions.check(patch.guard, spec.origin) for spec in specs.values()])
-        return *recognition.refusal(finding, error), {}
-    return Status.PENDING, "", {item.change.target: item.node for item in recognised}
+def _fingerprint(patch: Patch, texts: Mapping[str, str]) -> str:
+    """16 hex digits over the modules that are patched, the patch, and the modules of its implementations.
 
-
-def _fingerprint(patch: Patch, nodes: Mapping[str, FunctionNode]) -> str:
-    """16 hex digits over the upstream functions, the patch, and the modules of its implementations.
-
-    Of syntax trees and text, not of code objects: a module that is not imported yet has none.
+    Of text, not of code objects: a module that is not imported yet has none.
     """
-    parts = [repr(patch.changes)]
-    parts += [f"{target} {sources.fingerprint_of(node)}" for target, node in sorted(nodes.items())]
-    for path in patch.implementations:
-        try:
-            parts.append(sources.read(sources.locate(path.partition(":")[0])).text)
-        except (NotFound, Unreadable) as error:
-            parts.append(str(error))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    parts = [repr(patch.changes), f"assertions {'off' if sys.flags.optimize else 'on'}"]
+    parts += [texts.get(module) or _text(module) for module in patch.modules]
+    parts += [_text(path.partition(":")[0]) for path in patch.implementations]
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _text(module: str) -> str:
+    try:
+        return sources.read(sources.locate(module)).text
+    except (NotFound, Unreadable) as error:
+        return f"{type(error).__name__} {module}"
 
 
 # ------------------------------------------------------------------------------------- between processes
@@ -160,7 +148,14 @@ def _difference(name: str, processes: list[Process]) -> str | None:
     compared = present if not acts else list(found.values())
     if not acts:
         compared = [effect for effect in present if effect.status != Status.DISABLED.value]
-    if len({effect.key if effect else None for effect in compared}) < 2:
+    decided = {(effect.framework, effect.code): effect.key for effect in present if effect.status in _DECIDED_BY_CODE}
+    keys = set()
+    for effect in compared:
+        key = effect.key if effect else None
+        if effect and effect.status == Status.PENDING.value:
+            key = decided.get((effect.framework, effect.code), key)
+        keys.add(key)
+    if len(keys) < 2:
         return None
     several_codes = len({effect.code for effect in present if effect.in_force}) > 1
     imported = {effect.key: set[str]() for effect in present}

@@ -169,10 +169,10 @@ class Engine:
             for entry in entries.values():
                 self._verify(entry)
             found = [
-                (entry.patch, _row(entry), {p.target: p.node for p in self._carrying(entry.patch.name)})
+                (entry.patch, _row(entry), {p.source.module: p.source.text for p in self._carrying(entry.patch.name)})
                 for entry in entries.values()
             ]
-        return {patch.name: agreement.effect(patch, row, nodes) for patch, row, nodes in found}
+        return {patch.name: agreement.effect(patch, row, texts) for patch, row, texts in found}
 
     # ------------------------------------------------------------------------------------------- set-up
 

@@ -22,10 +22,10 @@ REFUSED = Effect("refused", FRAMEWORK, None, "somelib 1.0 is affected, but f is 
 FAILED = Effect("failed", FRAMEWORK, None, "somebody else has changed it")
 
 
-def compare(*effects):
+def compare(*effects, name="somelib-bug"):
     """The differences of one patch, one effect a rank; every rank on a host of its own but for the first two."""
     processes = [
-        Process(rank, f"host{max(rank, 1)}", 100 + rank, "1.0", {} if effect is None else {"somelib-bug": effect})
+        Process(rank, f"host{max(rank, 1)}", 100 + rank, "1.0", {} if effect is None else {name: effect})
         for rank, effect in enumerate(effects)
     ]
     return differences(processes)
@@ -183,25 +183,39 @@ def test_pending_and_applied_are_the_same_in_effect(repaired, engine):
     assert after.code is not None
 
 
-def test_what_an_edit_of_the_file_does_to_the_fingerprint(repaired, effect_of):
+def test_an_edit_of_the_file_changes_the_fingerprint(repaired, effect_of):
     _, patch, file = repaired
     original = effect_of(patch).code
-    file.write_text(TEXT.replace("def f(a, b):", 'def f(a, b):\n    """Text."""\n    # a comment'))
     assert effect_of(patch).code == original
-    file.write_text(TEXT.replace("def f(a, b):", "def f(a, b):\n    b = abs(b)"))
+    file.write_text(TEXT + "# a comment\n")
     assert effect_of(patch).code not in (None, original)
 
 
-def test_a_pending_patch_that_will_be_refused_counts_as_refused(repaired, engine):
+def test_an_applied_patch_has_the_text_that_it_was_applied_to(repaired, engine):
     framework, patch, file = repaired
-    file.write_text(TEXT.replace("a - b", "b - a - 1"))
     made = engine(patch)
-    assert made.apply()[patch.name].status == "pending"
+    made.apply()
+    framework.load()
+    before = made.effects()[patch.name]
+    file.write_text(TEXT + "# edited since\n")
+    assert made.effects()[patch.name] == before
+
+
+@pytest.mark.parametrize(("edit", "version"), [("b - a - 1", "1.0"), ("a - b", "2.5")])
+def test_where_one_has_imported_it_the_others_will_end_alike(repaired, engine, edit, version):
+    """Refused or unaffected there, so here too: no difference. But applied there and refused here is one."""
+    framework, patch, file = repaired
+    file.write_text(TEXT.replace("a - b", edit))
+    framework.metadata(version, folder=f"{framework.distribution.replace('-', '_')}-1.0.dist-info")
+    made = engine(patch)
+    made.apply()
     before = made.effects()[patch.name]
     framework.load()
     after = made.effects()[patch.name]
-    assert before.key == after.key == ("refused", f"{framework.distribution} 1.0")
-    assert before.code is after.code is None
+    assert after.status == ("refused" if version == "1.0" else "unaffected")
+    assert compare(before, after, name=patch.name) is None
+    applied = Effect("applied", after.framework, after.code)
+    assert compare(applied, after, name=patch.name) is not None
 
 
 def test_another_repair_is_another_code(repaired, effect_of):
