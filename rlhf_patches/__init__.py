@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .agreement import VerifyError
+    from .distributed import verify
     from .hookspecs import hookimpl
     from .public import apply, fingerprint, report, revert
     from .reporting import PatchError, PatchReport, Report, Status
@@ -28,12 +30,14 @@ __all__ = [
     "Rewrite",
     "SettingsError",
     "Status",
+    "VerifyError",
     "Wrap",
     "apply",
     "fingerprint",
     "hookimpl",
     "report",
     "revert",
+    "verify",
 ]
 
 _HOME = {
@@ -43,6 +47,8 @@ _HOME = {
     "Report": "reporting",
     "Status": "reporting",
     "SettingsError": "settings",
+    "VerifyError": "agreement",
+    "verify": "distributed",
     **dict.fromkeys(("DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Wrap"), "vocabulary"),
     **dict.fromkeys(("apply", "fingerprint", "report", "revert"), "public"),
 }

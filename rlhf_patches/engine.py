@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import functions, imports, plugins, recognition, rewriting, settings, sources, trampolines, versions
 from .log import announce, logger
@@ -26,6 +26,9 @@ from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import NotFound, Source, Unreadable
 from .versions import Verdict
 from .vocabulary import Patch, Replace, Rewrite, Wrap
+
+if TYPE_CHECKING:
+    from .agreement import Effect
 
 Names = Iterable[str] | str | None
 _FRESH_REASON = "apply() has not been called"
@@ -154,7 +157,7 @@ class Engine:
                     entry.reason = f"not reverted: somebody else has changed {', '.join(lost)} since it was patched"
             still_needed = {m for e in entries.values() if e.requested for m in e.patch.modules}
             for module in {m for name in chosen for m in entries[name].patch.modules} - still_needed:
-                imports.unwatch(module)
+                imports.unwatch(module, self._imported)
         self.on_change()
         return self.report()
 
@@ -177,14 +180,22 @@ class Engine:
             chosen = tuple(name for name, entry in entries.items() if entry.requested) if self._called else None
             return Asked(tuple(entries), chosen, self._strict, self._hint())
 
-    def codes(self) -> dict[str, dict[str, CodeType]]:
-        """The code that each applied patch has put in place: patch, then target."""
-        codes: dict[str, dict[str, CodeType]] = {}
+    def effects(self) -> dict[str, Effect]:
+        """What every patch does in this process, or will do once its modules are imported, to be compared with others.
+
+        Nothing is imported or changed.
+        """
+        from . import agreement
+
+        entries = self._registered()
         with self._lock:
-            for patched in self._patched.values():
-                for name in patched.holders:
-                    codes.setdefault(name, {})[patched.target] = patched.current
-        return codes
+            for entry in entries.values():
+                self._verify(entry)
+            found = [
+                (entry.patch, _row(entry), {p.source.module: p.source.text for p in self._carrying(entry.patch.name)})
+                for entry in entries.values()
+            ]
+        return {patch.name: agreement.effect(patch, row, texts) for patch, row, texts in found}
 
     # ------------------------------------------------------------------------------------------- set-up
 
@@ -211,7 +222,7 @@ class Engine:
         """Import the implementations of patches whose targets are there already, before the lock is taken."""
         for entry in entries:
             if all(module in sys.modules for module in entry.patch.modules):
-                for path in _implementations(entry.patch):
+                for path in entry.patch.implementations:
                     self._resolve(path)
 
     def _resolve(self, path: str) -> Callable[..., Any] | Exception | SystemExit:
@@ -381,7 +392,7 @@ class Engine:
                 if any(edit.overlaps(theirs) for edit in edits for theirs in present):
                     raise Conflict(f"{target}: {other} rewrites the same code")
             present = [edit for theirs in patched.rewrites.values() for edit in theirs]
-            for path in _implementations(patch):
+            for path in patch.implementations:
                 # A helper that cannot be imported must show now, not in the middle of training.
                 self._implementation(path)
             return rewriting.rewrite_code(patched.source, patched.node, present + edits)
@@ -499,10 +510,3 @@ def _is_main(spec: ModuleSpec) -> bool:
     """Whether a module's file is the one that was started, as ``python file.py`` or ``python -m module``."""
     main = sources.namespace_of(sys.modules.get("__main__")).get("__file__")
     return main is not None and spec.origin is not None and os.path.realpath(main) == os.path.realpath(spec.origin)
-
-
-def _implementations(patch: Patch) -> list[str]:
-    paths = []
-    for change in patch.changes:
-        paths += list(change.uses.values()) if isinstance(change, Rewrite) else [change.implementation]
-    return paths

@@ -24,7 +24,7 @@ from .sources import spec_of
 
 Callback = Callable[[str, ModuleType], None]
 
-_watched: dict[str, Callback] = {}
+_watched: dict[str, tuple[Callback, ...]] = {}
 
 
 def watch(name: str, callback: Callback) -> None:
@@ -33,7 +33,7 @@ def watch(name: str, callback: Callback) -> None:
     A module that is imported to its end already is the caller's to look at; one that is half imported, or lazy,
     is announced when it is done.
     """
-    _watched[name] = callback
+    _watched[name] = (*(known for known in _watched.get(name, ()) if known != callback), callback)
     _finder.install()
     module = sys.modules.get(name)
     spec = spec_of(module)
@@ -45,9 +45,11 @@ def watch(name: str, callback: Callback) -> None:
         _announce_after_initialising(name, spec)
 
 
-def unwatch(name: str) -> None:
-    """Stop telling of a module."""
-    _watched.pop(name, None)
+def unwatch(name: str, callback: Callback) -> None:
+    """Stop telling this callback of a module."""
+    _watched[name] = tuple(known for known in _watched.get(name, ()) if known != callback)
+    if not _watched[name]:
+        del _watched[name]
 
 
 def is_ready(module: ModuleType) -> bool:
@@ -56,8 +58,7 @@ def is_ready(module: ModuleType) -> bool:
 
 
 def _announce(name: str, module: ModuleType) -> None:
-    callback = _watched.get(name)
-    if callback is not None:
+    for callback in _watched.get(name, ()):
         # A module may have put something else into its place.
         callback(name, sys.modules.get(name, module))
 

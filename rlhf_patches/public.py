@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 
-from . import log
+from . import log, settings
 from .engine import Engine
-from .reporting import Report
+from .reporting import PatchError, Report
 from .sources import fingerprint
 
 __all__ = ["apply", "engine", "fingerprint", "report", "revert"]
@@ -34,6 +35,7 @@ def apply(
     Raises:
         SettingsError: a name or a variable is wrong; nothing was changed.
         PatchError: strict mode and a refused or failed patch or an unusable plugin.
+        VerifyError: RLHF_PATCHES_VERIFY, the process group is there already, and the ranks differ.
     """
     log.configure()
     path = os.environ.get("RLHF_PATCHES_REPORT")
@@ -41,7 +43,13 @@ def apply(
         from . import report_file  # json, socket and platform: only where they are needed
 
         engine.on_change = report_file.keep(path, engine.report)
-    return engine.apply(only, exclude, strict)
+    try:
+        report = engine.apply(only, exclude, strict)
+    except PatchError:  # what is not refused is applied all the same
+        _arrange_verification()
+        raise
+    _arrange_verification()
+    return report
 
 
 def revert(only: Iterable[str] | str | None = None, exclude: Iterable[str] | str | None = None) -> Report:
@@ -54,9 +62,19 @@ def revert(only: Iterable[str] | str | None = None, exclude: Iterable[str] | str
     Raises:
         SettingsError: a name is wrong; nothing was changed.
     """
+    distributed = sys.modules.get("rlhf_patches.distributed")
+    if distributed is not None and only is None and exclude is None:
+        distributed.cancel()
     return engine.revert(only, exclude)
 
 
 def report() -> Report:
     """The state of every registered patch now. An applied patch that somebody has undone shows as failed."""
     return engine.report()
+
+
+def _arrange_verification() -> None:
+    if settings.truth("VERIFY"):
+        from . import distributed  # json, zlib: only where they are needed
+
+        distributed.arrange()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # What launchers call rank, local rank and world size. The first whose rank is set counts: torchrun under srun has both,
@@ -37,3 +38,16 @@ def place() -> Place:
     except Exception:  # half imported, or its process group is just being taken down
         pass
     return Place()
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 7`` or ``ranks 0-6, 9``."""
+    numbers = sorted(ranks)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {text}"

@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from . import autoload, plugins, public, settings
+from . import autoload, plugins, public, settings, site_hook
+from .agreement import Process, VerifyError, differences
 from .log import logger
 from .settings import PREFIX, SettingsError
-from .state import VerifyError, differences, process_state
 
 __all__ = ["VerifyError", "runtime_env", "verify"]
 
@@ -25,6 +25,7 @@ _OURS = "rlhf_patches.site_hook.setup_ray_worker"
 # Fields with which Ray accepts no other than env_vars and config.
 _ALONE = ("container", "image_uri")
 _CHOICE = (PREFIX + "DISABLE", PREFIX + "ONLY")
+_NAMED = 4  # actors written out where many agree
 
 
 def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def verify(
         driver: whether this process must have the same patches, too.
 
     Returns:
-        each process's state (`rlhf_patches.state.process_state`) by its label, with ``node_id`` and ``actor_name``.
+        by its label, each process as `rlhf_patches.agreement.Process` has it, with ``node_id`` and ``actor_name``.
 
     Raises:
         VerifyError: they differ; or one is dead, does not answer in time, has no rlhf_patches, or nothing has
@@ -135,10 +136,10 @@ def verify(
             else:
                 states[where] = state
     if driver:
-        states["this process"] = process_state()
+        states["this process"] = answer()
         if not states["this process"]["active"]:
             problems.append("this process has not called apply()")
-    found = differences(states)
+    found = _differences(states)
     if found:
         problems.append(f"patches differ:\n{found}")
     if problems:
@@ -228,6 +229,36 @@ def _chained(theirs: Callable[[], Any] | str | None) -> Callable[[], Any] | str:
     return ours_first
 
 
+def answer() -> dict[str, Any]:
+    """This process in plain values. Where the site hook still waits for a framework, the engine is loaded now.
+
+    Returns:
+        an `rlhf_patches.agreement.Process` without a rank, and ``active`` (False: nothing has called `apply`).
+
+    Raises:
+        SettingsError: a variable of this process is wrong.
+        PatchError: strict mode and a refused or failed patch.
+    """
+    site_hook.load_now()
+    process = Process.own(-1, public.engine.effects)
+    return {**process.to_dict(), "active": public.engine.asked().chosen is not None}
+
+
+def _differences(states: Mapping[str, Mapping[str, Any]]) -> str | None:
+    labels = list(states)
+    fields = Process.__dataclass_fields__
+    processes = [
+        Process.from_dict({name: value for name, value in {**state, "rank": number}.items() if name in fields})
+        for number, state in enumerate(states.values())
+    ]
+
+    def who(members: list[Process]) -> str:
+        more = f" and {len(members) - _NAMED} more" if len(members) > _NAMED else ""
+        return ", ".join(labels[process.rank] for process in members[:_NAMED]) + more
+
+    return differences(processes, who)
+
+
 def _probe() -> Callable[[Any], dict[str, Any]]:
     """What each actor runs. Pickled as it is, like the hook above: it runs where we are not installed, too."""
 
@@ -241,10 +272,10 @@ def _probe() -> Callable[[Any], dict[str, Any]]:
         context = ray.get_runtime_context()
         found = {"node_id": context.get_node_id(), "actor_name": context.get_actor_name() or ""}
         try:
-            from rlhf_patches.state import process_state
+            from rlhf_patches.ray import answer
         except ImportError as error:
             missing = {"missing": str(error), "executable": sys.executable}
             return {"host": socket.gethostname(), "pid": os.getpid(), **found, **missing}
-        return {**process_state(), **found}
+        return {**answer(), **found}
 
     return state_of

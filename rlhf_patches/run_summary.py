@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .ranks import ranks_text
 from .reporting import Status
 
 _NOT_IMPORTED = (Status.PENDING.value, Status.ABSENT.value)
@@ -111,7 +112,7 @@ class Summary:
         found += [_deviation(version) for version in self.versions if version.differs]
         found += [f"{group.what} ({_names(group.processes)})" for group in self.plugin_failures]
         for size, ranks in self.missing_ranks.items():
-            found.append(f"no line from {'rank' if len(ranks) == 1 else 'ranks'} {_ranges(ranks)} of {size}")
+            found.append(f"no line from {ranks_text(ranks)} of {size}")
         found += [f"unreadable: {line}" for line in self.unreadable]
         return found
 
@@ -309,14 +310,3 @@ def _names(processes: Sequence[Process]) -> str:
 
 def _plural(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """``0-2, 5``"""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)

@@ -9,6 +9,7 @@ RLHF_PATCHES_STRICT       1 raises where a patch is refused or fails, instead of
 RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
                           unset: one line, the first problem
 RLHF_PATCHES_REPORT       a file in which each process keeps one line of JSON about itself
+RLHF_PATCHES_VERIFY       1 compares the ranks once torch.distributed is initialised (`rlhf_patches.verify`)
 ========================  ==============================================================================
 """
 
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 PREFIX = "RLHF_PATCHES_"
-KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "STRICT", "LOG", "REPORT")
+KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "STRICT", "LOG", "REPORT", "VERIFY")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LEVELS = ("debug", "info", "warning", "error", "off")
@@ -38,6 +39,7 @@ class Settings:
     disable: tuple[str, ...]
     only: tuple[str, ...]
     strict: bool
+    verify: bool = False
 
     def switched_off(self, name: str) -> str | None:
         """Why a patch is switched off, None when it is not."""
@@ -65,6 +67,7 @@ def read(names: Sequence[str], hint: str = "", environment: Mapping[str, str] = 
         disable=expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint),
         only=expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint),
         strict=truth("STRICT", environment),
+        verify=truth("VERIFY", environment),
     )
 
 

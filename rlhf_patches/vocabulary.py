@@ -205,3 +205,11 @@ class Patch:
     def modules(self) -> tuple[str, ...]:
         """The modules that must have been imported before this patch can be applied, in the order of the changes."""
         return tuple(dict.fromkeys(change.target.partition(":")[0] for change in self.changes))
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """What the changes put to use, as ``module:qualified.name``, in the order of the changes."""
+        paths: list[str] = []
+        for change in self.changes:
+            paths += change.uses.values() if isinstance(change, Rewrite) else [change.implementation]
+        return tuple(paths)

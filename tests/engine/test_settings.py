@@ -56,7 +56,7 @@ def test_the_hint_ends_the_message():
 
 @pytest.mark.parametrize(
     ("variable", "near"),
-    [("DISABLED", "DISABLE"), ("STRCIT", "STRICT"), ("AUTO_LOAD", "AUTOLOAD"), ("ONLY_", "ONLY"), ("disable", None)],
+    [("DISABLED", "DISABLE"), ("STRCIT", "STRICT"), ("AUTO_LOAD", "AUTOLOAD"), ("VERFIY", "VERIFY"), ("disable", None)],
 )
 def test_unknown_variables_name_the_nearest(monkeypatch, variable, near):
     monkeypatch.setenv(f"RLHF_PATCHES_{variable}", "1")
@@ -74,6 +74,8 @@ def test_read(monkeypatch):
     assert settings.read(NAMES) == settings.Settings(NAMES[1:], NAMES[:2], True)
     monkeypatch.setenv("RLHF_PATCHES_ONLY", " , ")
     assert settings.read(NAMES).only == ()
+    monkeypatch.setenv("RLHF_PATCHES_VERIFY", "on")
+    assert settings.read(NAMES).verify
 
 
 @pytest.mark.parametrize("variable", ["DISABLE", "ONLY"])
@@ -103,10 +105,11 @@ def test_truth(monkeypatch, value, expected):
     assert settings.truth("STRICT") is expected
 
 
+@pytest.mark.parametrize("variable", ["STRICT", "VERIFY"])
 @pytest.mark.parametrize("value", ["2", "maybe", "y"])
-def test_truth_of_what_cannot_be_meant(monkeypatch, value):
-    monkeypatch.setenv("RLHF_PATCHES_STRICT", value)
-    with pytest.raises(SettingsError, match=f"RLHF_PATCHES_STRICT is '{value}': expected one of 1, true"):
+def test_truth_of_what_cannot_be_meant(monkeypatch, variable, value):
+    monkeypatch.setenv(f"RLHF_PATCHES_{variable}", value)
+    with pytest.raises(SettingsError, match=f"RLHF_PATCHES_{variable} is '{value}': expected one of 1, true"):
         settings.read(NAMES)
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,10 +54,9 @@ class Installed:
         pip = [sys.executable, "-m", "pip", "--python", made.python, "install", "-q", "--no-deps", "--no-index"]
         if wheels:
             subprocess.run([*pip, *map(str, wheels)], check=True)
-        # A path line adds the folder without running the .pth files in it: this project's editable install stays out.
-        # An environment may itself have the packages of another one.
-        folders = [sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))]
-        (made.site / "zz_dependencies.pth").write_text("\n".join(dict.fromkeys(folders)) + "\n")
+        # A path line adds a folder without running the .pth files in it: this project's editable install stays out.
+        lines = [path for path in sys.path if path.endswith("site-packages")]
+        (made.site / "zz_dependencies.pth").write_text("\n".join(lines) + "\n")
         return made
 
     @property

@@ -1,0 +1,157 @@
+"""What goes wrong on clusters, made to go wrong: a rank without the package, another version, killed ranks, a rush."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import marshal
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import toy_slime
+from installed import Installed
+
+from rlhf_patches import download
+
+WORKER = Path(ranks.__file__).with_name("verify_ranks.py")
+CACHE = Path(__file__).parents[2] / ".cache" / "rlhf-patches"
+BY_ITSELF = {"RLHF_PATCHES_AUTOLOAD": "1", "RLHF_PATCHES_VERIFY": "1"}
+PATCH = "trl-chunked-nll-zero3"
+
+
+def run(*arguments: str, number: int = 3, **options: Any) -> list[ranks.Ended]:
+    """The ranks, in a store of their own process: one rank's death must not take it away."""
+    with ranks.store_of_a_launcher() as port:
+        return ranks.run(WORKER, arguments, number, port=port, **options)
+
+
+@pytest.mark.parametrize("without", [0, 2])
+def test_a_rank_without_the_package(installed, tmp_path, without):
+    bare = Installed.create(tmp_path / "bare")
+    python = {rank: bare.python if rank == without else installed.python for rank in range(3)}
+    ended = run("init_only", "15", python=python, settings=BY_ITSELF)
+    assert [rank.said["there"] for rank in ended] == [rank != without for rank in range(3)]
+    assert ended[without].said["init"] is None
+    others = [rank for rank in range(3) if rank != without]
+    (text,) = {ended[rank].said["init"] for rank in others}
+    assert text.startswith(f"VerifyError: rank {without} of 3 has not called rlhf_patches.verify() within 15 s: ")
+    assert "without rlhf_patches" in text
+    assert f"Here are ranks {others[0]}" in text
+
+
+def release(version: str, folder: Path) -> str:
+    """A published wheel of TRL in a folder, to be first on PYTHONPATH."""
+    wheel = download.fetch(f"trl=={version}", CACHE)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return str(folder)
+
+
+def test_ranks_with_other_versions_of_the_framework(installed, tmp_path):
+    """On disk only: nothing of it has been imported when the group is initialised, and it is found all the same."""
+    own = {
+        0: {"PYTHONPATH": release("1.14.2", tmp_path / "ours")},
+        1: {"PYTHONPATH": release("1.15.0", tmp_path / "newer")},
+        2: {"PYTHONPATH": release("1.6.0", tmp_path / "older")},
+    }
+    ended = run("init_only", python=installed.python, settings=BY_ITSELF, own=own)
+    (text,) = {rank.said["init"] for rank in ended}
+    lines = text.split(f"{PATCH}:\n")[1].splitlines()
+    assert re.search(r"^  rank 0 on .*: pending \(trl 1\.14\.2, code [0-9a-f]{16}\)$", lines[0])
+    assert "  rank 1 on " in lines[1]
+    assert lines[1].endswith("): unaffected (trl 1.15.0 is not affected (affected: >=1.4.0,<1.15.0))")
+    assert re.search(r"^  rank 2 on .*: pending \(trl 1\.6\.0, code [0-9a-f]{16}\)$", lines[2])
+
+
+def test_a_file_that_was_edited_on_one_host(installed, tmp_path):
+    folder = Path(release("1.14.2", tmp_path / "edited"))
+    module = folder / "trl" / "trainer" / "sft_trainer.py"
+    text = module.read_text()
+    assert "loss = loss + chunk_loss" in text
+    module.write_text(text.replace("loss = loss + chunk_loss", "loss = loss + 1.0 * chunk_loss"))
+    own = {
+        0: {"PYTHONPATH": release("1.14.2", tmp_path / "plain")},
+        1: {"PYTHONPATH": str(folder)},
+    }
+    ended = run("init_only", number=2, python=installed.python, settings=BY_ITSELF, own=own)
+    (text,) = {rank.said["init"] for rank in ended}
+    lines = text.split(f"{PATCH}:\n")[1].splitlines()
+    codes = [re.search(r": pending \(trl 1\.14\.2, code ([0-9a-f]{16})\)$", line)[1] for line in lines[:2]]
+    assert codes[0] != codes[1]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_in_verify(slime, victim):
+    settings = {"PYTHONPATH": str(slime), "VICTIM": str(victim)}
+    ended = run("killed", "before", "15", settings=settings)
+    assert ended[victim].status == -9
+    for rank in (0, 1, 2):
+        if rank != victim:
+            text = ended[rank].said["verify"]
+            assert text.startswith(f"VerifyError: rank {victim} of 3 has not called rlhf_patches.verify() within 15 s")
+            assert "killed" in text
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_after_it_was_counted(slime, victim):
+    """The others have all that they need, whoever was to compare: they agree, and go on."""
+    ended = run("killed", "after", "15", settings={"PYTHONPATH": str(slime), "VICTIM": str(victim)})
+    assert ended[victim].status == -9
+    assert [rank.said["verify"] for rank in ended if rank.status == 0] == [None, None], ended
+
+
+def test_the_rank_with_the_store_is_killed(slime):
+    """Without a launcher the store lives in rank 0; with it goes what could be said of single ranks."""
+    settings = {"PYTHONPATH": str(slime), "VICTIM": "0"}
+    first, *others = ranks.run(WORKER, ("killed", "before", "60"), 3, settings=settings)
+    assert first.status == -9
+    for rank, ended in enumerate(others, start=1):
+        text = ended.said["verify"]
+        assert text.startswith(f"VerifyError: rank {rank} has lost the store of the process group during verify(). ")
+        assert "process of rank 0" in text
+        assert "DistNetworkError: " in text
+
+
+def test_hundreds_of_processes_start_at_once(make_installed, slime, tmp_path):
+    """One site-packages for all, without bytecode, the hook on: as when a job starts on a shared file system."""
+    number = 200
+    environment = make_installed()
+    package = environment.site / "rlhf_patches"
+    for folder in package.rglob("__pycache__"):
+        shutil.rmtree(folder)
+    report = tmp_path / "report.jsonl"
+    code = f"import sys; sys.stdin.readline(); {toy_slime.LOOK}"
+    settings = {"RLHF_PATCHES_AUTOLOAD": "1", "RLHF_PATCHES_LOG": "off", "RLHF_PATCHES_REPORT": str(report)}
+    read, write = os.pipe()  # all wait for it, so that they are there before the first goes on
+    with (tmp_path / "output").open("w+") as output:
+        processes = [
+            subprocess.Popen(
+                [environment.python, "-c", code],
+                cwd=slime,
+                env=environment.environment(settings),
+                stdin=read,
+                stdout=output,
+                stderr=output,
+            )
+            for _ in range(number)
+        ]
+        os.close(read)
+        os.close(write)  # the end of the file: it wakes all of them
+        assert {process.wait(timeout=500) for process in processes} == {0}
+        output.seek(0)
+        assert output.read().split() == ["applied"] * number
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert {line["pid"] for line in lines} == {process.pid for process in processes}
+    for line in lines:
+        assert {row["name"]: row["status"] for row in line["patches"]}[toy_slime.PATCH] == "applied"
+    compiled = list(package.rglob("*.pyc"))
+    assert {Path(importlib.util.source_from_cache(str(file))).stem for file in compiled} >= {"engine", "plugin"}
+    for file in compiled:
+        marshal.loads(file.read_bytes()[16:])

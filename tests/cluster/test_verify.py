@@ -1,0 +1,219 @@
+"""`rlhf_patches.verify` and RLHF_PATCHES_VERIFY on real torch.distributed: who learns what, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch.distributed as dist
+import toy_slime
+
+from rlhf_patches import distributed
+from rlhf_patches.agreement import Process
+
+WORKER = Path(ranks.__file__).with_name("verify_ranks.py")
+ONE_SWITCHED_OFF = {1: {"RLHF_PATCHES_DISABLE": toy_slime.PATCH}}
+ON = {"RLHF_PATCHES_VERIFY": "1"}
+
+
+def said(slime: Path, *arguments: str, number: int = 2, settings: dict[str, str] | None = None, **options: Any) -> list:
+    """What each rank reports."""
+    ended = ranks.run(WORKER, arguments, number, settings={"PYTHONPATH": str(slime), **(settings or {})}, **options)
+    for rank in ended:
+        assert rank.status == 0, rank.errors
+    return [rank.said for rank in ended]
+
+
+@pytest.fixture(scope="module")
+def calls(slime):
+    return said(slime, "calls", number=3)
+
+
+def everywhere(calls, what):
+    """What all ranks were told: the same."""
+    (text,) = {report[what] for report in calls}
+    return text
+
+
+@pytest.mark.parametrize("what", ["before torch", "before the group", "destroyed"])
+def test_without_a_group(calls, what):
+    assert "call torch.distributed.init_process_group() before verify()" in everywhere(calls, what)
+
+
+@pytest.mark.parametrize("what", ["never applied", "pending everywhere", "applied again", "initialised again"])
+def test_nothing_is_said_where_all_is_equal(calls, what):
+    assert everywhere(calls, what) is None
+
+
+def test_it_does_not_matter_who_has_imported_the_framework(calls):
+    assert [report["statuses"] for report in calls] == ["applied", "pending", "pending"]
+    assert everywhere(calls, "imported on one") is None
+
+
+def test_apply_was_forgotten_on_one(calls):
+    text = everywhere(calls, "applied on two of three")
+    assert text.startswith(
+        "VerifyError: the 3 ranks of this process group do not run the same patches.\nslime-no-sync-"
+    )
+    assert "\n  ranks 0, 2 on " in text
+    assert "): disabled (apply() has not been called)" in text
+    assert "megatron" not in text, "what is not installed makes no difference"
+
+
+@pytest.mark.parametrize(
+    ("what", "others", "one"),
+    [("reverted on one", "0-1", 2), ("initialised again, differing", "0, 2", 1)],
+)
+def test_a_difference_is_told_to_every_rank(calls, what, others, one):
+    lines = everywhere(calls, what).splitlines()
+    assert lines[1] == f"{toy_slime.PATCH}:"
+    assert lines[2].startswith(f"  ranks {others} on ")
+    assert lines[2].endswith(": applied or pending (slime (version unknown))")
+    assert lines[3].startswith(f"  rank {one} on ")
+    assert lines[3].endswith("): disabled (reverted by revert())")
+
+
+def test_sub_groups_concern_their_members_only(calls):
+    first, second, third = (report["groups"] for report in calls)
+    assert first == {"0 and 1": None, "1 and 2": None}
+    assert second["0 and 1"] is third["0 and 1"] is None
+    assert second["1 and 2"] == third["1 and 2"]
+    assert "the 2 ranks of this process group" in second["1 and 2"]
+    assert "rank 2 on " in second["1 and 2"]
+    assert everywhere([{"alone": str(report["alone"])} for report in calls], "alone") == "[None, None, None]"
+
+
+def test_wrong_arguments_say_what_was_expected(calls):
+    for report in calls:
+        *timeouts, group = report["wrong"]
+        for text in timeouts:
+            assert text.startswith("SettingsError: timeout is ")
+            assert text.endswith("expected seconds, more than 0, or a datetime.timedelta")
+        assert group == "SettingsError: group is 3: expected a torch.distributed.ProcessGroup, or None"
+    assert everywhere(calls, "after wrong arguments") is None, "and the ranks are still in step"
+
+
+def test_no_collective(calls):
+    for report in calls:
+        assert report["collectives"]["verify"] == []
+        assert "c10d::barrier" in report["collectives"]["barrier"], "the count would see one"
+
+
+def test_a_few_store_operations_a_rank(calls):
+    """add, set, add; the last to come looks, reads all, writes; the others wait; get, add; one closes the door."""
+    operations = [report["store"] for report in calls]
+    assert all(found[:3] == ["add", "set", "add"] for found in operations)
+    total = Counter(name for found in operations for name in found)
+    del total["has_extended_api"]  # asks nobody
+    assert total["multi_get"] == total["compare_set"] == 1
+    assert total["wait"] in (2, 3)  # the first rank, if it was the last to come, may have nothing to wait for
+    assert sum(total.values()) <= 6 * len(calls) + 5
+
+
+def test_a_rank_that_comes_too_late_is_named_and_told_the_same(calls):
+    text = everywhere(calls, "late")
+    assert text.startswith("VerifyError: rank 1 of 3 has not called rlhf_patches.verify() within 10 s: ")
+    assert "Here are ranks 0, 2 on " in text
+    assert everywhere(calls, "after a late rank") is None, "the next call is a new one"
+
+
+def test_the_stores_host_stays_until_all_have_read_the_verdict(slime):
+    reports = said(slime, "leaves_at_once", number=3)
+    assert "rank 0 on " in everywhere(reports, "verify")
+
+
+def test_the_fake_backend_has_no_other_ranks(slime):
+    (report,) = said(slime, "backend", "fake", number=1)
+    assert report["verify"] is None
+
+
+def test_a_store_in_a_file(slime, tmp_path):
+    reports = said(slime, "backend", "file", settings={"STORE": str(tmp_path / "store")})
+    assert "rank 1 on " in everywhere(reports, "verify")
+    assert "rank 1 of 2 has not called rlhf_patches.verify() within 2 s" in reports[0]["late"]
+
+
+def test_calls_on_one_store_do_not_read_each_other():
+    """Two groups one after the other on the same store, as where a launcher hosts it; threads for ranks."""
+    store = dist.PrefixStore("as init_process_group does", dist.HashStore())
+
+    def exchange(*packages: str | None, limit: float = 60) -> list[str | None]:
+        found: dict[int, str | None] = {}
+
+        def take_part(rank: int, package: str) -> None:
+            group = distributed._Group(store, "world", list(range(len(packages))), rank)
+            found[rank] = distributed._Exchange(group, limit).run(Process(rank, "a", 1, package, {}))
+
+        threads = [threading.Thread(target=take_part, args=item) for item in enumerate(packages) if item[1]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return list(found.values())
+
+    assert exchange("1", "1", "1") == [None, None, None]
+    told = exchange("1", "2", "1")
+    assert len(set(told)) == 1
+    assert "rank 1 on a" in told[0]
+    assert exchange("2", "2", "2") == [None, None, None]
+    assert all("rank 2 of 3 has not called" in text for text in exchange("1", "1", None, limit=0.5))
+
+
+# ------------------------------------------------------------------------------------- RLHF_PATCHES_VERIFY
+
+
+@pytest.mark.parametrize("order", ["torch first", "apply first", "group first"])
+def test_by_itself_after_every_initialisation(slime, order):
+    for report in said(slime, "by_itself", order, settings=ON, own=ONE_SWITCHED_OFF):
+        assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["apply" if order == "group first" else "init"]
+        assert report["initialised"]
+        assert report.get("apply again") is None, "a group is compared once"
+        assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["init again"]
+        assert report["init after revert()"] is None
+        assert report["signature"] == "(backend: str | None = None"
+
+
+@pytest.mark.parametrize("order", ["apply first", "group first"])
+def test_by_itself_and_all_are_equal(slime, order):
+    for report in said(slime, "by_itself", order, settings=ON):
+        assert {report.get(what) for what in ("apply", "init", "init again", "init after revert()")} == {None}
+
+
+def test_not_asked_not_done(slime):
+    for report in said(slime, "by_itself", "apply first", own=ONE_SWITCHED_OFF):
+        assert report["init"] is report["init again"] is None
+
+
+def test_one_rank_alone(slime):
+    (report,) = said(slime, "by_itself", "apply first", number=1, settings=ON)
+    assert report["init"] is report["init again"] is None
+
+
+def test_under_the_site_hook_only(slime, installed):
+    settings = {**ON, "RLHF_PATCHES_AUTOLOAD": "1"}
+    for report in said(
+        slime, "by_itself", "site hook", python=installed.python, settings=settings, own=ONE_SWITCHED_OFF
+    ):
+        assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["init"]
+        assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["init again"]
+        assert report["init after revert()"] is None
+
+
+def test_a_wrong_value_stops_the_run_at_its_first_framework(installed):
+    settings = {"RLHF_PATCHES_AUTOLOAD": "1", "RLHF_PATCHES_VERIFY": "maybe"}
+    done = installed.run(installed.python, "-c", "import torch", **settings)
+    assert done.returncode == 1
+    assert "SettingsError: RLHF_PATCHES_VERIFY is 'maybe': expected one of 1, true, yes, on or 0," in done.stderr
+
+
+def test_this_package_does_not_import_torch():
+    code = "import rlhf_patches, sys; rlhf_patches.verify; rlhf_patches.apply(); print('torch' in sys.modules)"
+    environment = {"RLHF_PATCHES_VERIFY": "1", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,71 @@
+"""What a training script does first, under a launcher: torch.distributed as the launcher's library starts it, and TRL.
+
+Each rank writes what became of the patches. rlhf_patches comes in by the site hook, or with ``--apply``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+PATCH = "trl-chunked-nll-zero3"
+
+
+def look() -> dict[str, Any]:
+    """The real function of real TRL, and what the report says of it."""
+    from trl.trainer import sft_trainer
+
+    import rlhf_patches
+
+    row = rlhf_patches.report()[PATCH]
+    code = sft_trainer._chunked_cross_entropy_loss.__code__
+    return {"status": row.status.value, "version": row.version, "ours": PATCH in code.co_filename, "pid": os.getpid()}
+
+
+def start(library: str) -> None:
+    """Initialise the process group as this library does."""
+    if library == "torch":
+        import torch.distributed
+
+        torch.distributed.init_process_group("gloo")
+    elif library == "deepspeed":
+        import deepspeed
+
+        deepspeed.init_distributed("gloo")
+    else:
+        from accelerate import PartialState
+
+        PartialState(cpu=True, backend="gloo")
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--library", choices=("torch", "deepspeed", "accelerate"), required=True)
+    parser.add_argument("--apply", action="store_true")
+    parser.add_argument("--disable-on", help="a rank where the patch is switched off")
+    options, _ = parser.parse_known_args()  # DeepSpeed's launcher adds --local_rank
+    rank = os.environ["RANK"]
+    if options.disable_on == rank:
+        os.environ["RLHF_PATCHES_DISABLE"] = PATCH
+    if options.apply:
+        import rlhf_patches
+
+        rlhf_patches.apply()
+    said: dict[str, Any] = {"rank": rank, "world": os.environ["WORLD_SIZE"], "error": None}
+    try:
+        start(options.library)
+    except Exception as error:
+        said["error"] = f"{type(error).__name__}: {error}"
+    if options.disable_on is None:
+        said |= look()
+    (options.out / f"rank{rank}.json").write_text(json.dumps(said))
+    os._exit(0)  # torch's shutdown waits
+
+
+if __name__ == "__main__":
+    main()
