@@ -87,7 +87,7 @@ class _Group:
 def _look_up(group: Any) -> _Group | None:
     """The group and its store; None if this process is not a member or there are no other processes.
 
-    Read in torch 2.1 to 2.13. Everything is public there but `_get_default_store`, which torch's own packages use.
+    Run on torch 2.13. Everything is public there but `_get_default_store`, which torch's own packages use.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():

@@ -117,7 +117,7 @@ def test_a_rank_that_cannot_tell_says_why_and_does_not_keep_the_others_waiting()
     assert own.problem == "ValueError: RLHF_PATCHES_STRICT is 'maybe'"
     text = differences([Process(0, "a", 1, __version__, {"somelib-bug": APPLIED}), own])
     assert text == (
-        f"these ranks cannot tell their patches:\n  rank 1 on {socket.gethostname()} (pid {os.getpid()}): "
+        f"these cannot tell their patches:\n  rank 1 on {socket.gethostname()} (pid {os.getpid()}): "
         "ValueError: RLHF_PATCHES_STRICT is 'maybe'"
     )
 

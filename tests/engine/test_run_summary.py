@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlhf_patches import cli, run_summary
+from rlhf_patches import cli
 
 
 def line(pid, status="applied", *, host="node-a", reason="dist 1.0 is affected", version="1.0", world=None, **more):
@@ -246,7 +246,3 @@ def test_a_thousand_processes(report):
     for odd in range(5):
         assert f"bug-{odd} differs: applied in 999, but refused in node-{25 * odd} pid {200 * odd} rank" in out
     assert max(map(len, out.splitlines())) < 400
-
-
-def test_ranges():
-    assert run_summary._ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
