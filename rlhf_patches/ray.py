@@ -136,7 +136,7 @@ def verify(
             else:
                 states[where] = state
     if driver:
-        states["this process"] = answer()
+        states["this process"] = this_process()
         if not states["this process"]["active"]:
             problems.append("this process has not called apply()")
     found = _differences(states)
@@ -229,7 +229,7 @@ def _chained(theirs: Callable[[], Any] | str | None) -> Callable[[], Any] | str:
     return ours_first
 
 
-def answer() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
     """This process in plain values. Where the site hook still waits for a framework, the engine is loaded now.
 
     Returns:
@@ -272,10 +272,10 @@ def _probe() -> Callable[[Any], dict[str, Any]]:
         context = ray.get_runtime_context()
         found = {"node_id": context.get_node_id(), "actor_name": context.get_actor_name() or ""}
         try:
-            from rlhf_patches.ray import answer
+            from rlhf_patches.ray import this_process
         except ImportError as error:
             missing = {"missing": str(error), "executable": sys.executable}
             return {"host": socket.gethostname(), "pid": os.getpid(), **found, **missing}
-        return {**answer(), **found}
+        return {**this_process(), **found}
 
     return state_of
