@@ -66,6 +66,11 @@ def main() -> int:
                 "against SkyRL's numbers and float64",
                 skyrl_cases.rows(folder / "skyrl", progress),
             ),
+            Section(
+                "The rest of FP8 training with SkyRL 0.2.0 (without FP8's kernels), 2 gloo ranks",
+                "against SkyRL's numbers",
+                skyrl_cases.fp8_rows(folder / "skyrl-fp8", progress),
+            ),
         ]
         if options.trl_python:
             sections.append(
