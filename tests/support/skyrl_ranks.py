@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import json
 import os
 import sys
@@ -313,10 +314,11 @@ def across() -> dict[str, str | None]:
 
 
 def statuses() -> dict[str, str]:
-    """With every patch of SkyRL asked for."""
-    rlhf_patches.apply(only="skyrl-*")
+    """With every patch of these functions asked for."""
+    names = "skyrl-*-backward"
+    rlhf_patches.apply(only=names)
     skyrl_on_cpu.model_utils()
-    found = {row.name: row.status.value for row in rlhf_patches.report() if row.name.startswith("skyrl-")}
+    found = {row.name: row.status.value for row in rlhf_patches.report() if fnmatch.fnmatch(row.name, names)}
     rlhf_patches.revert()
     return found
 
