@@ -8,12 +8,9 @@ halves of the vocabulary at once. Each rank writes its report.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -393,21 +390,11 @@ def chunk_sizes(function: Callable[..., Any]) -> dict[str, Any]:
 PARTS = {f.__name__: f for f in (numbers, own, memory, context_parallel, models)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("parts", nargs="+")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    report: dict[str, Any] = {"skyrl": training.skyrl_on_cpu.install()}
+def fill(report: dict[str, Any], parts: list[str]) -> None:
     training.skyrl_on_cpu.model_wrapper()
-    for part in options.parts:
+    for part in parts:
         report[part] = PARTS[part]()
-    (options.out / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    main()
+    training.skyrl_on_cpu.on_each_rank(fill)

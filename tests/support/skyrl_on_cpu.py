@@ -7,10 +7,14 @@ these modules need the names of dataclasses for annotations only, answers with e
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
+import json
 import logging
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -112,3 +116,25 @@ def tinker_backend() -> Any:
         sys.modules[name] = _Names(name)
     sys.modules["skyrl.utils.log"].logger = logging.getLogger("skyrl")
     return importlib.import_module("skyrl.backends.skyrl_train_backend")
+
+
+def on_each_rank(fill: Callable[[dict[str, Any], list[str]], None]) -> None:
+    """What a worker does: ``--out FOLDER [PART ...]``, all ranks tensor parallel on gloo, and the report written.
+
+    Args:
+        fill: puts what it finds into the report; gets the parts that were asked for, too.
+    """
+    import torch
+    from megatron.core import parallel_state
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("parts", nargs="*")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.distributed.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=torch.distributed.get_world_size())
+    report: dict[str, Any] = {"skyrl": install()}
+    fill(report, options.parts)
+    (options.out / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(report))

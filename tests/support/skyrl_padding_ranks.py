@@ -6,11 +6,8 @@ on PYTHONPATH. Each part runs as released and then with `skyrl-sequence-parallel
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
-import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +18,6 @@ sys.path.insert(0, str(HERE))
 import absent_packages
 import skyrl_training_ranks as training
 import torch
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from skyrl_on_cpu import MODEL_WRAPPER
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -269,29 +265,19 @@ def sequence_parallel(state: Callable[[], None]) -> dict[str, Any]:
 PARTS = {"padding": padding, "operations": operations, "errors": errors, "sequence_parallel": sequence_parallel}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("parts", nargs="+")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    report: dict[str, Any] = {"skyrl": training.skyrl_on_cpu.install()}
+def apply() -> None:
+    rlhf_patches.apply(only="skyrl-sequence-parallel-logits")
 
-    def apply() -> None:
-        rlhf_patches.apply(only="skyrl-sequence-parallel-logits")
 
-    for part in options.parts:
+def fill(report: dict[str, Any], parts: list[str]) -> None:
+    for part in parts:
         report[part] = PARTS[part](apply)
         (row,) = [row for row in rlhf_patches.report() if row.name == "skyrl-sequence-parallel-logits"]
         report.setdefault("statuses", {})[part] = row.status
         rlhf_patches.revert()
         if part == "operations":
             report["reverted"] = {rows: counted(rows) for rows in (1, 64)}
-    (options.out / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    main()
+    training.skyrl_on_cpu.on_each_rank(fill)

@@ -6,11 +6,8 @@ PYTHONPATH. A part runs its cases as released, with the patches, and after a rev
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fnmatch
-import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -338,19 +335,9 @@ PARTS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("parts", nargs="+")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    version = skyrl_on_cpu.install()
-    report = {"skyrl": version, **{part: PARTS[part]() for part in options.parts}}
-    (options.out / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(report))
+def fill(report: dict[str, Any], parts: list[str]) -> None:
+    report.update({part: PARTS[part]() for part in parts})
 
 
 if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    main()
+    skyrl_on_cpu.on_each_rank(fill)

@@ -7,10 +7,7 @@ megatron-core's `forward_backward_func`, as released and then with the patches; 
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +22,6 @@ torch.set_num_threads(1)
 megatron_on_cpu.install()
 
 import skyrl_on_cpu
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -202,21 +198,12 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    report: dict[str, Any] = {"skyrl": skyrl_on_cpu.install()}
+def fill(report: dict[str, Any], parts: list[str]) -> None:
     before = {name: train(case) for name, case in CASES.items()}
     rlhf_patches.apply(only="skyrl-*")
     report["training"] = {name: compared(before[name], train(case)) for name, case in CASES.items()}
     report["report"] = [row.to_dict() for row in rlhf_patches.report() if row.name.startswith("skyrl-")]
-    (options.out / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    main()
+    skyrl_on_cpu.on_each_rank(fill)
