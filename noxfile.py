@@ -195,7 +195,8 @@ def trl_oldest(session: nox.Session) -> None:
 @nox.session(**SHARED_BY_TRL)
 def cluster(session: nox.Session) -> None:
     """Ranks and workers: torchrun, deepspeed, accelerate, Ray."""
-    pytest(session, "tests/cluster", BY_FILE, python=TRL_PYTHON)
+    # Three at a time: much of it is waiting, for clusters to start and for ranks that do not come.
+    pytest(session, "tests/cluster", ["-n", "3", "--dist", "loadfile"], python=TRL_PYTHON)
 
 
 @nox.session(python=FRAMEWORK_PYTHON)
