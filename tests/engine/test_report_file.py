@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import toy_slime
+from effort import SHARE
 
 from rlhf_patches import PatchReport, Report, Status, report_file, run_summary
 from rlhf_patches.plugins import PluginFailure
@@ -216,6 +217,7 @@ def test_a_process_that_becomes_another_program_counts_once(slime, file):
 
 def test_hundreds_of_processes_at_once(slime, file):
     """Each appends at the same moment, then rewrites its line many times; they end in all sorts of ways."""
+    number_of_children = 200 // SHARE
     code = f"""
 import os, signal
 {APPLY}
@@ -224,7 +226,7 @@ rlhf_patches.revert()
 from rlhf_patches import report_file
 ready, go = os.pipe()
 children = []
-for number in range(200):
+for number in range({number_of_children}):
     pid = os.fork()
     if not pid:
         os.close(go)
@@ -248,13 +250,13 @@ os._exit(0)
     children = [int(pid) for pid in done.stdout.split()]
     found = read(file)
     by_pid = {line["pid"]: line for line in found}
-    assert len(found) == len(by_pid) == 201, "the parent has one too"
+    assert len(found) == len(by_pid) == number_of_children + 1, "the parent has one too"
     for number, pid in enumerate(children):
         line, last = by_pid[pid], number % 20 - 1
         assert (status(line), line["ended"]) == ("applied", "exit" if number % 5 else None)
         assert line["rank"] == (None if last < 0 else str(last))
     summary = run_summary.summarise([str(file)])
-    assert (len(summary.processes), len(summary.not_ended)) == (201, 41)
+    assert (len(summary.processes), len(summary.not_ended)) == (number_of_children + 1, number_of_children // 5 + 1)
 
 
 # ------------------------------------------------------------------------------------------ the file
