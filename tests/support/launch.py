@@ -47,7 +47,7 @@ def launch(
     # fmt: on
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLHF_PATCHES_")}
     environment = {**inherited, **(settings or {})}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
