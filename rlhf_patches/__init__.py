@@ -5,6 +5,8 @@
 Importing this package imports no framework and, until a name below is used, none of its own dependencies.
 """
 
+from . import import_system
+
 # Spelled out, because importing typing would cost every interpreter of the environment several milliseconds.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,9 +60,10 @@ def __getattr__(name: str) -> "Any":
     # Lazy, because the site hook imports this package at the start of every interpreter of the environment.
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    with import_system.loading():
+        from importlib import import_module
 
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value
 

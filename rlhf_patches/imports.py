@@ -1,8 +1,8 @@
 """Being told when a module has been imported, whatever the order.
 
-A finder in front of all others puts a loader around the real one of every watched module; so first imports, imports
-tried again after a failure, and reloads are one case. Two more have their place below: a module that is half
-imported when we start to watch it, and a lazy one that has not run yet.
+A finder in front of all others has the specs of watched modules observed (`import_system`); so first imports, imports
+tried again after a failure, and modules that are half imported when we start to watch them are one case. Reloads and
+lazy modules have their place below.
 
 wrapt's post-import hooks are not used: they do not fire on a reload, are lost when anybody's hook raises, and make
 a lazy module load at once.
@@ -12,15 +12,16 @@ Callbacks must not raise, unless the import is meant to fail.
 
 from __future__ import annotations
 
-import importlib.machinery
+import importlib
 import importlib.util
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
-from .sources import spec_of
+from . import import_system
+from .sources import namespace_of, spec_of
 
 Callback = Callable[[str, ModuleType], None]
 
@@ -34,15 +35,19 @@ def watch(name: str, callback: Callback) -> None:
     is announced when it is done.
     """
     _watched[name] = (*(known for known in _watched.get(name, ()) if known != callback), callback)
-    _finder.install()
+    finder.install()
+    _notice_reloads()
     module = sys.modules.get(name)
     spec = spec_of(module)
     if module is None or spec is None:
         return
     if _is_lazy(module):
-        _announce_after_loading(name, spec)
+        finder.turns_lazy(spec)
     elif _is_initialising(module):
-        _announce_after_initialising(name, spec)
+        import_system.observe(spec, finder)
+        if not _is_initialising(module):  # it ended meanwhile, in another thread
+            import_system.stop_observing(spec)
+            finder.ends(spec)
 
 
 def unwatch(name: str, callback: Callback) -> None:
@@ -57,129 +62,111 @@ def is_ready(module: ModuleType) -> bool:
     return not _is_lazy(module) and not _is_initialising(module)
 
 
-def _announce(name: str, module: ModuleType) -> None:
-    for callback in _watched.get(name, ()):
-        # A module may have put something else into its place.
-        callback(name, sys.modules.get(name, module))
-
-
-# ---------------------------------------------------------------------------------------- first import, reload
-
-
-class _Finder:
-    """Stands in front, lets the other finders find a watched module, and has its loader announce it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._asking = threading.local()
-
-    def install(self) -> None:
-        """Go to the front, also when somebody else has gone there since."""
-        with self._lock:
-            if _position(self) != 0:
-                sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        # The finders that we ask may themselves ask all of sys.meta_path (wrapt's does).
-        if fullname not in _watched or getattr(self._asking, "name", None) == fullname:
-            return None
-        self._asking.name = fullname
-        try:
-            spec = self._ask_the_others(fullname, path, target)
-        finally:
-            self._asking.name = None
-        if spec is not None:
-            _announce_after_loading(fullname, spec)
-        return spec
-
-    def _ask_the_others(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        for finder in sys.meta_path[_position(self) + 1 :]:
-            # On a reload wrapt's finder would answer with the spec of the module as it was before.
-            if target is not None and type(finder).__module__.startswith("wrapt."):
-                continue
-            find_spec = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec is not None else None
-            if spec is not None:
-                return spec
-        return None
-
-
-def _position(wanted: object) -> int:
-    # Not index(): it compares with ==, and other people's finders may define that.
-    return next((index for index, finder in enumerate(sys.meta_path) if finder is wanted), -1)
-
-
-_finder = _Finder()
-
-
-def _announce_after_loading(name: str, spec: ModuleSpec) -> None:
-    from .loader import AnnouncingLoader
-
-    loader = spec.loader
-
-    def done(module: ModuleType) -> None:
-        own_spec = spec_of(module)
-        if isinstance(loader, importlib.util.LazyLoader) and own_spec is not None and _is_lazy(module):
-            _announce_after_loading(name, own_spec)  # the module itself has yet to run
-        else:
-            _announce(name, module)
-
-    # Loaders without exec_module() (the protocol that ends with Python 3.15) are left alone.
-    if hasattr(loader, "exec_module") and not isinstance(loader, AnnouncingLoader):
-        spec.loader = AnnouncingLoader(loader, done)  # type: ignore[assignment, unused-ignore]
-
-
-# ------------------------------------------------------------------------------------------ lazy modules
+def _is_initialising(module: ModuleType) -> bool:
+    return bool(getattr(spec_of(module), "_initializing", False))
 
 
 def _is_lazy(module: ModuleType) -> bool:
     return type(module) is importlib.util._LazyModule  # type: ignore[attr-defined]
 
 
-# ------------------------------------------------------------------------------- half-imported modules
+def _announce(name: str, module: ModuleType) -> None:
+    for callback in _watched.get(name, ()):
+        # A module may have put something else into its place.
+        callback(name, sys.modules.get(name, module))
 
 
-def _is_initialising(module: ModuleType) -> bool:
-    return bool(getattr(spec_of(module), "_initializing", False))
+# ------------------------------------------------------------------------------- first imports
 
 
-def _announce_after_initialising(name: str, spec: ModuleSpec) -> None:
-    """Announce when the import system marks the import that is under way as over.
+class _Finder(import_system.Observer):
+    """Stands in front, and lets the other finders find a watched module. Takes no lock: see `import_system`."""
 
-    There is no event for that: it sets ``spec._initializing`` to False at the very end, whether the import
-    succeeded or not. The spec gets a class that notices, and its own class back right after.
-    """
-    own_class = type(spec)
-    if getattr(own_class, "_rlhf_patches_watches", False):
-        return
+    def install(self) -> None:
+        """Go to the front, also when somebody else has gone there since."""
+        # Not index(): it compares with ==, and other people's finders may define that.
+        place = next((index for index, other in enumerate(sys.meta_path) if other is self), None)
+        if place is None:
+            sys.meta_path.insert(0, self)
+        elif place:
+            # The list keeps its length: Python may be walking through it in another thread, and would miss a finder
+            # if one before it left.
+            sys.meta_path[: place + 1] = [self, *sys.meta_path[:place]]
 
-    class Watching(own_class):  # type: ignore[misc, valid-type]
-        _rlhf_patches_watches = True
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _watched or target is not None:  # a reload has its own place below
+            return None
+        spec = import_system.ask_the_others(self, fullname, path, target)
+        if spec is not None:
+            self.adopt(spec)
+        return spec
 
-        def __setattr__(self, attribute: str, value: object) -> None:
-            if attribute != "_initializing" or value:
-                super().__setattr__(attribute, value)
-                return
-            self.__class__ = own_class  # type: ignore[assignment]
-            module = sys.modules.get(name)
-            try:
-                # Before the module counts as done: no other thread may find it done and unpatched.
-                if module is not None:  # None: the import failed
-                    _announce(name, module)
-            except BaseException:  # the import is to fail, so the module must not stay
-                sys.modules.pop(name, None)
-                raise
-            finally:
-                setattr(self, attribute, value)
+    def adopt(self, spec: ModuleSpec) -> None:
+        """Announce the module of a spec that somebody else has found, if it is watched."""
+        if spec.name in _watched:
+            import_system.observe(spec, self)
 
-    Watching.__name__, Watching.__qualname__ = own_class.__name__, own_class.__qualname__
-    spec.__class__ = Watching
-    if not getattr(spec, "_initializing", False):  # it ended meanwhile, in another thread
-        spec.__class__ = own_class
+    def ends(self, spec: ModuleSpec) -> None:
+        module = sys.modules.get(spec.name)
+        if module is not None and not _is_lazy(module):  # None: the import failed
+            _announce(spec.name, module)
+
+    def turns_lazy(self, spec: ModuleSpec) -> None:
+        _announce_after_running(spec)
+
+
+finder = _Finder()
+
+
+# ------------------------------------------------------------------------------- reloads
+
+
+class _Reloading(dict[str, ModuleType]):
+    """In place of importlib's own record of the reloads under way, which an entry leaves when its reload ends."""
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
         module = sys.modules.get(name)
         if module is not None:
             _announce(name, module)
+
+
+def _notice_reloads() -> None:
+    # Where a later Python has no such record, a patched function that a reload has replaced shows as failed.
+    reloading: Any = getattr(importlib, "_RELOADING", None)
+    if type(reloading) is dict:
+        importlib._RELOADING = _Reloading(reloading)  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------- lazy modules
+
+
+def _announce_after_running(spec: ModuleSpec) -> None:
+    """Announce a lazy module when it has run: by a function in front of its loader's, until then."""
+    loader: Any = spec.loader
+    run = getattr(loader, "exec_module", None)
+    waiting: set[str] | None = getattr(run, "_rlhf_patches_waiting", None)
+    if waiting is not None:
+        waiting.add(spec.name)
+        return
+    waiting = {spec.name}
+
+    def exec_module(module: ModuleType) -> None:
+        name = namespace_of(module).get("__name__")
+        if waiting == {name}:  # one loader may have several lazy modules
+            del loader.exec_module
+        run(module)  # type: ignore[misc]
+        if name in waiting:
+            waiting.discard(name)
+            _announce(name, module)
+
+    # Warnings and tracebacks pass over this frame as over the import system's own.
+    exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
+    exec_module._rlhf_patches_waiting = waiting  # type: ignore[attr-defined]
+    if not isinstance(loader, type):
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # the next report says that it was not noticed
+            pass

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-from . import log, settings
+from . import import_system, log, settings
 from .engine import Engine
 from .reporting import PatchError, Report
 from .sources import fingerprint
@@ -37,19 +37,20 @@ def apply(
         PatchError: strict mode and a refused or failed patch or an unusable plugin.
         VerifyError: RLHF_PATCHES_VERIFY, the process group is there already, and the ranks differ.
     """
-    log.configure()
-    path = os.environ.get("RLHF_PATCHES_REPORT")
-    if path:
-        from . import report_file  # json, socket and platform: only where they are needed
+    with import_system.loading():
+        log.configure()
+        path = os.environ.get("RLHF_PATCHES_REPORT")
+        if path:
+            from . import report_file  # json, socket and platform: only where they are needed
 
-        engine.on_change = report_file.keep(path, engine.report)
-    try:
-        report = engine.apply(only, exclude, strict)
-    except PatchError:  # what is not refused is applied all the same
+            engine.on_change = report_file.keep(path, engine.report)
+        try:
+            report = engine.apply(only, exclude, strict)
+        except PatchError:  # what is not refused is applied all the same
+            _arrange_verification()
+            raise
         _arrange_verification()
-        raise
-    _arrange_verification()
-    return report
+        return report
 
 
 def revert(only: Iterable[str] | str | None = None, exclude: Iterable[str] | str | None = None) -> Report:

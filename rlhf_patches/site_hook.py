@@ -1,74 +1,136 @@
 """Runs at the start of every interpreter of an environment where the hook is on: nothing but sys and os here.
 
-A finder waits for the first import of a watched framework; only then is the engine loaded. Everything else
-(pip, a linter, a data script) runs as if this package were not there.
+A finder waits for the first import of a watched framework; only then is the engine loaded, right before the module
+runs. Everything else (pip, a linter, a data script) runs as if this package were not there.
 """
 
 import os
 import sys
-from _thread import RLock  # what threading.RLock is; threading itself need not be imported yet
+from _thread import RLock, get_ident  # what threading has; threading itself need not be imported yet
+
+from . import import_system
 
 TYPE_CHECKING = False  # as in __init__: typing is not imported at run time
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from typing import Any
 
 # Top-level modules of the built-in patches' targets (a test compares), and torch, so that patches of other
 # distributions for anything on top of torch are in time too. More names come from RLHF_PATCHES_WATCH.
 WATCHED = ("torch", "megatron", "slime", "swift", "verl", "trl", "skyrl", "nemo_rl")
 _OFF = ("", "0", "false", "no", "off")
-_PATIENCE = 120.0  # seconds
+_PATIENCE = 60.0  # seconds
 
 
-class _FirstImport:
-    """A meta path finder that finds nothing. It leaves as soon as the engine is there."""
+class NotActiveError(RuntimeError):
+    """The engine could not be loaded, and the user has asked for a run that does not begin unpatched.
+
+    No ImportError: ``try: import trl`` would take it for "there is no trl".
+    """
+
+
+class _FirstImport(import_system.Observer):
+    """A meta path finder that finds nothing of its own, and loads the engine when a watched module is about to run."""
 
     def __init__(self, watched: frozenset[str]) -> None:
-        self._watched = watched
+        self.watched = watched
         self._lock = RLock()
-        self._done = False
+        self._loading_thread: int | None = None
+        self._finder: Any = None  # the engine's, once the patches are applied
+        self._problem: str | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
 
-    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if fullname.partition(".")[0] not in self._watched:
+    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
+        if fullname.partition(".")[0] not in self.watched or target is not None:
             return None
-        self._load_engine()
-        # Python is walking through sys.meta_path for this import, and the engine's finder, now in front, is already
-        # behind it: without asking again, the very module that loads the engine would go unpatched.
-        for finder in list(sys.meta_path):
-            if type(finder).__module__ == "rlhf_patches.imports":
-                return finder.find_spec(fullname, path, target)
-        return None
+        if self._finder is not None:
+            # It stands in front, but Python may have passed that place before it came there.
+            return self._finder.find_spec(fullname, path, target)  # type: ignore[no-any-return]
+        if self._loading_thread == get_ident() or (self._problem is not None and not _demanded()):
+            return None
+        spec = import_system.ask_the_others(self, fullname, path, target)
+        if spec is not None and not import_system.observe(spec, self):
+            _complain(f"the import of {fullname} cannot be watched: its finder gives a {type(spec).__name__}")
+        return spec
 
-    def _load_engine(self) -> None:
+    def begins(self, spec: "ModuleSpec") -> None:
+        """Load the engine, and have it announce this very module when it has run."""
+        self.load_engine()
+        if self._finder is not None:
+            self._finder.adopt(spec)
+
+    def turns_lazy(self, spec: "ModuleSpec") -> None:
+        """As `begins`: the engine must be there before the module runs."""
+        self.begins(spec)
+
+    def load_engine(self) -> None:
+        """Load the engine and apply the patches, once.
+
+        Raises:
+            SettingsError, PatchError, VerifyError: as `rlhf_patches.apply`. Every import of a framework raises it
+                anew, in case the first one is caught.
+            NotActiveError: the engine could not be loaded, and RLHF_PATCHES_STRICT or RLHF_PATCHES_VERIFY is set.
+        """
+        if self._loading_thread == get_ident():
+            return  # a plugin imports a framework
         # Another thread that imports a framework meanwhile has to wait, or its import would go unpatched. It does
         # not wait for ever: a plugin may import what that thread is just importing.
         if not self._lock.acquire(timeout=_PATIENCE):
-            _complain(f"another thread has been loading the engine for {_PATIENCE:.0f} s; going on UNPATCHED")
+            self._go_on_without(f"another thread has been loading the engine for {_PATIENCE:.0f} s")
             return
         try:
-            if not self._done:
-                self._done = True  # first: what follows may itself import a watched module
-                self._apply()
+            if self._problem is not None:
+                self._go_on_without(self._problem)
+            elif self._finder is None:
+                self._loading_thread = get_ident()
+                with import_system.loading():
+                    self._apply()
         finally:
+            self._loading_thread = None
             self._lock.release()
-        if self._done:
-            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 
     def _apply(self) -> None:
         try:
-            from rlhf_patches import log, public, reporting, settings
-        except Exception as error:
-            _complain(f"NOT ACTIVE, the installation is incomplete: {type(error).__name__}: {error}")
+            from . import imports, log, public, reporting, settings
+        except (Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
+            self._problem = (
+                f"the engine could not be loaded, {type(error).__name__}: {error}. Is rlhf-patches installed as a whole, "
+                "with what it depends on, and is no file of yours named as they are (pluggy.py, say)?"
+            )
+            self._go_on_without(self._problem)
             return
         try:
             log.configure(default="warning")
             public.apply()
         except (settings.SettingsError, reporting.PatchError):
-            # The user asked for what cannot be, or for strictness. The run must not begin: every import of a
-            # framework raises this, in case somebody catches the first one.
-            self._done = False
+            # The user asked for what cannot be, or for strictness: the run must not begin.
             raise
         except Exception as error:
-            _complain(f"NOT ACTIVE: {type(error).__name__}: {error}")
+            if _demanded() and not isinstance(error, ImportError):  # VerifyError, say
+                raise
+            self._go_on_without(f"{type(error).__name__}: {error}")
+        self._finder = imports.finder
+
+    def _go_on_without(self, problem: str) -> None:
+        if _demanded():
+            raise NotActiveError(
+                f"RLHF_PATCHES_{_demanded()} is set, and rlhf_patches is NOT ACTIVE: {problem}. To run unpatched, set "
+                "RLHF_PATCHES_AUTOLOAD=0"
+            )
+        _complain(f"NOT ACTIVE: {problem}")
+
+    def _after_fork(self) -> None:
+        self._lock = RLock()
+        if self._loading_thread != get_ident():
+            self._loading_thread = None
+
+
+def _demanded() -> str | None:
+    """The variable that asks for a run which is patched or does not begin; None if neither is set."""
+    for name in ("STRICT", "VERIFY"):
+        if os.environ.get(f"RLHF_PATCHES_{name}", "").strip().lower() not in _OFF:
+            return name
+    return None
 
 
 def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
@@ -113,8 +175,8 @@ def load_now(only_if_late: bool = False) -> None:
         PatchError: as that import would.
     """
     for finder in list(sys.meta_path):
-        if isinstance(finder, _FirstImport) and (not only_if_late or any(n in sys.modules for n in finder._watched)):
-            finder._load_engine()
+        if isinstance(finder, _FirstImport) and (not only_if_late or any(n in sys.modules for n in finder.watched)):
+            finder.load_engine()
 
 
 def _complain(message: str) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 import zipfile
 from types import ModuleType, SimpleNamespace
 
@@ -530,6 +531,59 @@ def test_a_lazy_modules_loader_is_the_real_one(framework, repair):
     repair().apply()
     assert type(module.loader_in_body) is type(module.__loader__) is importlib.machinery.SourceFileLoader
     assert type(module.spec_loader_in_body) is type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
+
+
+WITNESS = """\
+import sys, warnings
+frame, files = sys._getframe(), []
+while frame := frame.f_back:
+    files.append(frame.f_code.co_filename)
+warnings.warn("old", DeprecationWarning, stacklevel=2)
+def add(a, b):
+    return a - b
+"""
+
+
+@pytest.mark.parametrize("how", ["import", "reload", "lazy", "half-imported"])
+def test_no_frame_of_ours_is_on_the_stack_while_a_module_runs(framework, repair, call, how):
+    """A warning with stacklevel=2 is the importer's, so that Python shows it or not as it would without us."""
+    body = ("import rlhf_test_call; rlhf_test_call.now()\n" if how == "half-imported" else "") + WITNESS
+    framework.write("mod", body)
+    framework.write("control", body)
+    made = repair()
+
+    def seen(module, apply):
+        """The files on the stack of the module's body, and those that its warning is attributed to."""
+        name = _full(framework, module)
+        call.now = apply
+        loaded = _lazily(name) if how == "lazy" else None
+        if how != "half-imported":
+            apply()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            if how == "reload":
+                loaded = framework.load(module)
+                warned.clear()
+            loaded = importlib.reload(loaded) if how == "reload" else loaded or importlib.import_module(name)
+            # Warnings and tracebacks pass over the import system's own frames.
+            files = [file for file in loaded.files if not file.startswith("<frozen importlib._bootstrap")]
+            return files, [item.filename for item in warned if str(item.message) == "old"]
+
+    expected = seen("control", lambda: None)
+    assert len(expected[1]) == 1
+    assert seen("mod", made.apply) == expected
+    assert framework.load().add(2, 1) == FIXED
+    assert _statuses(made) == {Status.APPLIED}
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_module_that_fails_has_the_traceback_that_it_would_have(framework, repair, watched):
+    framework.write("mod", "1 / 0\n")
+    if watched:
+        repair().apply()
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(f"import {_full(framework, 'mod')}", {})
+    assert [os.path.basename(str(entry.path)) for entry in caught.traceback[1:]] == ["<string>", "mod.py"]
 
 
 def test_introspection_of_patched_modules(framework, repair):

@@ -1,0 +1,161 @@
+"""What our two finders share, and what keeps them from hanging. Nothing is imported here but sys, os and _thread.
+
+Python calls ``find_spec`` while it holds the global import lock. An import there, or a wait, hangs as soon as another
+thread imports something at that moment: that thread waits for the lock, and we for the module that it is importing.
+So a finder asks the others, has what they find observed, and does nothing more. The import system marks a spec when
+its module is about to run (``_initializing = True``) and when it is done; at both moments it holds the lock of that
+one module only. The loader stays the real one, and while the module runs no frame of ours is on the stack.
+"""
+
+import os
+import sys
+from _thread import _local, get_ident
+
+TYPE_CHECKING = False  # as in __init__: typing is not imported at run time
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+# ------------------------------------------------------------------------------------------ finding
+
+
+_asking = _local()
+
+
+def ask_the_others(finder: object, fullname: str, path: "Any", target: "Any") -> "ModuleSpec | None":
+    """What the finders behind this one find; None where one of these asks all of them in turn (wrapt's does)."""
+    asked: set[tuple[int, str]] = _asking.__dict__.setdefault("asked", set())
+    question = (id(finder), fullname)
+    if question in asked:
+        return None
+    asked.add(question)
+    try:
+        behind = False
+        for other in list(sys.meta_path):
+            # Not index(): it compares with ==, and other people's finders may define that.
+            if other is finder:
+                behind = True
+            elif behind and hasattr(other, "find_spec"):
+                spec: ModuleSpec | None = other.find_spec(fullname, path, target)
+                if spec is not None:
+                    return spec
+        return None
+    finally:
+        asked.discard(question)
+
+
+# ------------------------------------------------------------------------------------------ observing
+
+
+class Observer:
+    """What is called at the moments of an import. The module's own lock is held, and no other."""
+
+    def begins(self, spec: "ModuleSpec") -> None:
+        """The module is about to run, and not in ``sys.modules`` yet. An exception fails the import."""
+
+    def ends(self, spec: "ModuleSpec") -> None:
+        """The module has run, and other threads still wait for it; or it has failed, and is gone again."""
+
+    def turns_lazy(self, spec: "ModuleSpec") -> None:
+        """The module has been handed to importlib.util.LazyLoader: it will run later, without the moments above."""
+
+
+class _Observed:
+    """Goes before a spec's own class, for as long as its import lasts."""
+
+    _rlhf_patches_own_class: type
+    _rlhf_patches_observers: "list[Observer]"
+
+    def __setattr__(self, attribute: str, value: "Any") -> None:
+        observers = self._rlhf_patches_observers  # may grow meanwhile
+        if attribute == "_initializing" and value:
+            for observer in observers:
+                observer.begins(self)  # type: ignore[arg-type]
+        elif attribute == "_initializing":
+            stop_observing(self)
+            try:
+                for observer in observers:
+                    observer.ends(self)  # type: ignore[arg-type]
+            except BaseException:  # the import is to fail, so the module must not stay
+                sys.modules.pop(self.name, None)  # type: ignore[attr-defined]
+                raise
+            finally:
+                # Last: no other thread may find the module done before those who waited for that.
+                setattr(self, attribute, value)
+            return
+        super().__setattr__(attribute, value)
+        if attribute == "loader_state":
+            for observer in observers:
+                observer.turns_lazy(self)  # type: ignore[arg-type]
+
+
+def observe(spec: "ModuleSpec", observer: Observer) -> bool:
+    """Tell the observer of this spec's import; False where that cannot be, since the spec is none of Python's own."""
+    own_class = type(spec)
+    if issubclass(own_class, _Observed):
+        if not any(known is observer for known in own_class._rlhf_patches_observers):
+            own_class._rlhf_patches_observers.append(observer)
+        return True
+    names = {"__module__": own_class.__module__, "__qualname__": own_class.__qualname__, "__doc__": own_class.__doc__}
+    ours = {"_rlhf_patches_own_class": own_class, "_rlhf_patches_observers": [observer]}
+    try:
+        spec.__class__ = type(own_class.__name__, (_Observed, own_class), {**names, **ours})
+    except TypeError:
+        return False
+    return True
+
+
+def stop_observing(spec: object) -> None:
+    """Give a spec its own class back."""
+    if isinstance(spec, _Observed):
+        spec.__class__ = spec._rlhf_patches_own_class
+
+
+# ------------------------------------------------------------------------------------------ forks
+
+
+class loading:
+    """While this thread loads modules of ours: a child that another thread forks meanwhile can load them as well.
+
+    In the child, whatever this thread was importing would stay half imported and locked for ever.
+    """
+
+    def __enter__(self) -> None:
+        thread = get_ident()
+        _threads[thread] = _threads.get(thread, 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        thread = get_ident()
+        _threads[thread] -= 1
+        if not _threads[thread]:
+            del _threads[thread]
+
+
+_threads: dict[int, int] = {}
+
+
+def _forget_other_threads() -> None:
+    """In a forked child: the threads that were loading are not there any more, so their imports begin anew."""
+    gone = {thread for thread in _threads if thread != get_ident()}
+    if not gone:
+        return
+    # Private to the import system, but the only place; the same from 3.10 to 3.14.
+    locks = getattr(sys.modules["_frozen_importlib"], "_module_locks", {})
+    for name, reference in list(locks.items()):
+        if getattr(reference(), "owner", None) in gone:
+            del locks[name]
+            if _is_initialising(sys.modules.get(name)):
+                del sys.modules[name]
+    for thread in gone:
+        del _threads[thread]
+
+
+def _is_initialising(module: object) -> bool:
+    try:  # without attribute access: that makes a lazy module run
+        spec = object.__getattribute__(module, "__dict__").get("__spec__")
+    except AttributeError:
+        return False
+    return bool(getattr(spec, "_initializing", False))
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)

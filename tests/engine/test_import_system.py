@@ -1,0 +1,263 @@
+"""Never a hang: other threads import, fork and are interrupted while the hook or ``apply()`` is at work.
+
+CPython calls ``find_spec`` under the global import lock, which its detection of deadlocks does not know; so each of
+these has a process of its own, and a limit.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import toy_slime
+
+from rlhf_patches import import_system, imports
+
+HOOK = {"RLHF_PATCHES_AUTOLOAD": "1"}
+STARTS = {"hook": ("", HOOK), "strict": ("", {**HOOK, "RLHF_PATCHES_STRICT": "1"}), "apply": ("A()", {})}
+LIMIT = 60  # seconds; each takes less than one where nothing hangs
+
+HEAD = f"""
+import faulthandler, os, sys, threading, time, warnings
+warnings.simplefilter("ignore")  # of forks with threads
+faulthandler.dump_traceback_later({LIMIT - 10})
+def A():
+    import rlhf_patches
+    rlhf_patches.apply()
+def look():
+    {toy_slime.LOOK}
+def at_import(thread, name, action):  # when that thread begins to import that module, before Python takes any lock
+    done = []
+    def hook(event, arguments):
+        if event == "import" and arguments[0] == name and threading.get_ident() == thread() and not done:
+            done.append(action())
+    sys.addaudithook(hook)
+"""
+
+
+@pytest.fixture
+def ask(installed, tmp_path):
+    """Run code in the wheel's environment, beside a checkout of slime; returns the words that it printed."""
+    toy_slime.write(tmp_path)
+
+    def run(code, start="hook", **more):
+        first, settings = STARTS[start]
+        text = HEAD + textwrap.dedent(code).replace("START", first or "pass")
+        process = subprocess.Popen(
+            [installed.python, "-c", text],
+            env=installed.environment({**settings, **more}),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            subprocess.run(["pkill", "-9", "-s", str(process.pid)])
+            pytest.fail(f"hangs:\n{process.communicate()[1]}")
+        assert process.returncode == 0, err
+        return out.split()
+
+    return run
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("shared", ["importlib.metadata", "logging", "json"])
+def test_another_thread_is_importing_what_the_engine_needs(ask, start, shared):
+    """That thread is in the middle of the module when we come to need it, and has yet to import more."""
+    code = f"""
+        if {shared!r} in sys.modules: print("applied"), os._exit(0)
+        START
+        inside, wanted = threading.Event(), threading.Event()
+        def other():
+            __import__({shared!r})
+        # Its first import of something else: from then on it holds the module's lock.
+        def hook(event, arguments):
+            if event == "import" and threading.current_thread() is thread and arguments[0] != {shared!r}:
+                if not inside.is_set():
+                    inside.set(); wanted.wait(1)
+        sys.addaudithook(hook)
+        at_import(threading.main_thread().ident.__int__, {shared!r}, wanted.set)
+        thread = threading.Thread(target=other)
+        thread.start(); inside.wait(2)
+        look()
+        thread.join()
+    """
+    assert ask(code, start) == ["applied"]
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("delay", [0, 0.005])
+def test_other_threads_import_all_kinds_of_modules(ask, start, delay):
+    code = f"""
+        sys.setswitchinterval(1e-6)
+        names = ("asyncio", "logging", "typing", "json", "importlib.metadata", "packaging.version", "unittest.mock")
+        threads = [threading.Thread(target=__import__, args=(name,)) for name in names]
+        threads.append(threading.Thread(target=look))
+        START
+        for thread in threads: thread.start()
+        time.sleep({delay})
+        look()
+        for thread in threads: thread.join()
+    """
+    assert ask(code, start) == ["applied"] * 2
+
+
+@pytest.mark.parametrize("start", ["hook", "apply"])
+def test_nothing_is_imported_under_the_global_import_lock(ask, start):
+    """The rule itself. With one thread, whoever holds the lock at an import is a ``find_spec`` that imports."""
+    code = """
+        import _imp
+        names = []
+        sys.addaudithook(lambda event, arguments: event == "import" and _imp.lock_held() and names.append(arguments[0]))
+        START
+        look()
+        print(names)
+    """
+    assert ask(code, start) == ["applied", "[]"]
+
+
+@pytest.mark.parametrize("moment", ["pluggy", "packaging.version", "rlhf_patches.engine", "rlhf_patches.patches.verl"])
+@pytest.mark.parametrize("start", ["hook", "apply"])
+def test_a_fork_while_another_thread_loads_the_engine(ask, start, moment):
+    """The child inherits modules that are half imported, and locked by a thread that it does not have."""
+    code = f"""
+        inside, forked = threading.Event(), threading.Event()
+        def load():
+            {"A()" if start == "apply" else "look()"}
+        thread = threading.Thread(target=load)
+        at_import(lambda: thread.ident, {moment!r}, lambda: (inside.set(), forked.wait({LIMIT})))
+        import rlhf_patches, logging
+        thread.start(); assert inside.wait(20)
+        child = os.fork()
+        if not child:
+            START
+            look(); sys.stdout.flush(); os._exit(0)
+        forked.set(); thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+        look()
+    """
+    assert ask(code, start) == ["applied"] * (2 if start == "apply" else 3)
+
+
+def test_forks_while_other_threads_apply(ask):
+    code = """
+        import rlhf_patches
+        go_on = True
+        def again():
+            while go_on: rlhf_patches.apply()
+        threads = [threading.Thread(target=again) for _ in range(3)]
+        for thread in threads: thread.start()
+        for _ in range(40):
+            child = os.fork()
+            if not child:
+                rlhf_patches.apply(); os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        go_on = False
+        for thread in threads: thread.join()
+        look()
+    """
+    assert ask(code, "apply") == ["applied"]
+
+
+def test_a_signal_handler_may_watch_too(framework):
+    """Wherever in our finder the signal comes. The trace function stands for it: it runs between two lines."""
+    framework.write("mod", "")
+    interrupted = set()
+
+    def callback(name, module):
+        pass
+
+    def at_each_line(frame, event, argument):
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if place[0] in (imports.__file__, import_system.__file__) and place not in interrupted:
+            interrupted.add(place)
+            imports.watch(f"{framework.name}.mod", callback)
+        return at_each_line
+
+    def traced():
+        sys.settrace(at_each_line)
+        try:
+            imports.watch(f"{framework.name}.mod", callback)
+            framework.load()
+        finally:
+            sys.settrace(None)
+        done.set()
+
+    done = threading.Event()
+    threading.Thread(target=traced, daemon=True).start()
+    assert done.wait(30), "it hangs"
+    imports.unwatch(f"{framework.name}.mod", callback)
+    assert len(interrupted) > 20
+
+
+def test_a_plugin_that_imports_a_framework(installed, tmp_path):
+    """Another thread holds that framework's lock and waits for the engine, which waits for the plugin's import."""
+    toy_slime.write(tmp_path)
+    (tmp_path / "trl.py").write_text("")
+    (tmp_path / "plug.py").write_text(
+        "import threading, time, trl, rlhf_patches\n@rlhf_patches.hookimpl\ndef rlhf_patches(): return []\n"
+    )
+    metadata = tmp_path / "plug-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rlhf_patches]\nplug = plug\n")
+    code = f"""
+        import rlhf_patches.site_hook
+        rlhf_patches.site_hook._PATIENCE = 2
+        inside = threading.Event()
+        at_import(lambda: threading.main_thread().ident, "plug", lambda: (inside.set(), time.sleep(0.3)))
+        thread = threading.Thread(target=lambda: (inside.wait(10), __import__("trl")))
+        thread.start()
+        {toy_slime.LOOK}
+        thread.join()
+    """
+    done = installed.run(installed.python, "-c", HEAD + textwrap.dedent(code), cwd=tmp_path, **HOOK)
+    assert (done.returncode, done.stdout.split()) == (0, ["applied"]), done.stderr
+
+
+# ------------------------------------------------------------------------------- without the engine
+
+HIDDEN = "sys.modules['ast_grep_py'] = None"  # as if it were not installed
+CAUGHT = f"""
+for _ in range(2):
+    try:
+        {toy_slime.IMPORT}
+    except ImportError:
+        print("no-slime")
+    except Exception as error:
+        print(type(error).__name__)
+    else:
+        print("unpatched")
+"""
+
+
+@pytest.mark.parametrize("variable", [None, "STRICT", "VERIFY"])
+@pytest.mark.parametrize("damage", ["not installed", "shadowed", "ends the process"])
+def test_an_engine_that_cannot_be_loaded(installed, tmp_path, damage, variable):
+    """Where a patched run is demanded, every import of a framework fails, and not as if there were no framework."""
+    toy_slime.write(tmp_path)
+    if damage != "not installed":
+        (tmp_path / "pluggy.py").write_text("" if damage == "shadowed" else "raise SystemExit(0)\n")
+    code = "import sys\n" + (HIDDEN if damage == "not installed" else "") + CAUGHT
+    settings = {f"RLHF_PATCHES_{variable}": "1"} if variable else {}
+    done = installed.run(installed.python, "-c", code, cwd=tmp_path, **HOOK, **settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["NotActiveError" if variable else "unpatched"] * 2
+    assert done.stderr.count("NOT ACTIVE: the engine could not be loaded") == (0 if variable else 1)
+    done = installed.run(
+        installed.python, "-c", code.partition("\nfor")[0] + f"\n{toy_slime.LOOK}", cwd=tmp_path, **HOOK, **settings
+    )
+    assert (done.returncode, done.stdout.strip()) == ((1, "") if variable else (0, "untouched"))
+    if variable:
+        assert f"RLHF_PATCHES_{variable} is set, and rlhf_patches is NOT ACTIVE" in done.stderr
+
+
+def test_wrapt_is_not_needed(ask):
+    assert ask("sys.modules['wrapt'] = None; START; look()") == ["applied"]
+    assert ask("sys.modules['wrapt'] = None; START; look()", "apply") == ["applied"]
