@@ -94,8 +94,8 @@ class _FirstImport(import_system.Observer):
             from . import imports, log, public, reporting, settings
         except (Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
             self._problem = (
-                f"the engine could not be loaded, {type(error).__name__}: {error}. Is rlhf-patches installed as a whole, "
-                "with what it depends on, and is no file of yours named as they are (pluggy.py, say)?"
+                f"the engine could not be loaded, {type(error).__name__}: {error}. Is rlhf-patches installed with all "
+                "that it depends on, and is no file of yours named as these are (pluggy.py, say)?"
             )
             self._go_on_without(self._problem)
             return
