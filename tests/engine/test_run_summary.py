@@ -12,7 +12,7 @@ from rlhf_patches import cli
 def line(pid, status="applied", *, host="node-a", reason="dist 1.0 is affected", version="1.0", world=None, **more):
     """What a process of rank ``pid`` writes."""
     row = {"name": "a-bug", "status": status, "reason": reason, "distribution": "dist", "version": version}
-    row |= {"guard": "", "plugin": "tests"}
+    row |= {"guard": "", "plugin": "rlhf-patches"}
     return {
         "host": host,
         "pid": pid,
