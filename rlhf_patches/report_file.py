@@ -313,7 +313,7 @@ def _rewrite(path: str, old: _Written, data: bytes) -> bool:
     try:
         file = os.open(path, os.O_RDWR | _FLAGS)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESTALE):
+        if error.errno in (errno.ENOENT, errno.ESTALE, errno.ELOOP):
             return False
         raise
     try:

@@ -221,16 +221,14 @@ def summarise(files: Sequence[str]) -> Summary:
                 identity, process = _process(_parsed(line), known)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 more += len(unreadable) >= _MOST_UNREADABLE
-                unreadable += [f"line {number} of {file} ({len(line)} bytes)"][: _MOST_UNREADABLE - len(unreadable)]
+                unreadable += [f"line {number} of {printable(file)} ({len(line)} bytes)"][
+                    : _MOST_UNREADABLE - len(unreadable)
+                ]
                 continue
             ours = True
             # What comes later is what the process said last; it may have become another program since (exec).
             processes[identity] = process
             entries += len(process.patches) + len(process.versions) + len(process.plugin_failures)
-            if entries > _MOST_ENTRIES or len(known) > _MOST_DISTINCT:
-                raise ReportFileError(
-                    f"{file} says more than a run can say: expected the lines of some 50,000 processes"
-                )
         if not begun:
             raise ReportFileError(f"{file} is empty: no process has written to it yet")
         if not ours:
