@@ -1,12 +1,14 @@
 """Loading of patches from entry points. A plugin that breaks is reported by name and stops nobody else.
 
-What is built-in is not asked of metadata, which anybody can write: it is this package's own module, by its name, and
-comes first. Whoever else calls himself rlhf-patches is named by what his entry point leads to.
+What is built-in is not asked of metadata, which anybody can write: it is this package's own module, by its name and its
+folder, and comes first. Whatever else calls itself rlhf-patches is named by what its entry point leads to.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from .vocabulary import Patch
 
 BUILT_IN = "rlhf-patches"
 _OWN = importlib.metadata.EntryPoint("built-in", f"{__package__}.patches.plugin", hookspecs.ENTRY_POINT_GROUP)
+_CALLS_ITSELF = "{} (calls itself {})"
 _VALID_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -62,7 +65,7 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
     """
     registered: dict[str, Registered] = {}
     failures: list[PluginFailure] = []
-    for plugin, entry_point in [(BUILT_IN, _OWN), *_foreign(failures)]:
+    for plugin, entry_point in _entry_points(failures):
         try:
             patches = _patches_of(entry_point, plugin)
         # A plugin runs foreign code at import; even its sys.exit() must not end a training run.
@@ -86,14 +89,28 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
     return list(registered.values()), failures
 
 
-def _foreign(failures: list[PluginFailure]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
-    # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
-    found: dict[tuple[str, str, str], importlib.metadata.EntryPoint] = {}
+def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
+    found = {(_own_name(), _OWN.name, _OWN.value): _OWN}
     for entry_point in _of_our_group(failures):
         if entry_point.value.strip() != _OWN.value:  # that is ours, whoever lists it
+            # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
             found.setdefault((_called(entry_point), entry_point.name, entry_point.value), entry_point)
-    allowed = settings.plugins({key[0] for key in found} | {BUILT_IN})
-    return [(key[0], found[key]) for key in sorted(found) if key[0] in allowed]
+    allowed = settings.plugins({key[0] for key in found} | {BUILT_IN}) | {BUILT_IN}
+    order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
+    return [(key[0], found[key]) for key in order if key[0] in allowed]
+
+
+def _own_name() -> str:
+    """What to call the module of the built-in patches: it is not ours where a finder leads to another folder."""
+    try:
+        spec = importlib.util.find_spec(_OWN.value.rpartition(".")[0])
+        folder = os.path.realpath(spec.submodule_search_locations[0])  # type: ignore[union-attr, index]
+    except Exception:
+        return BUILT_IN  # it cannot be imported either, which is said then
+    # Within the package in a wheel, beside it in a checkout.
+    here = os.path.dirname(os.path.realpath(__file__))
+    ours = (os.path.join(here, "patches"), os.path.join(os.path.dirname(here), "patches"))
+    return BUILT_IN if folder in ours else _CALLS_ITSELF.format(folder, BUILT_IN)
 
 
 def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.EntryPoint]:
@@ -119,7 +136,7 @@ def _called(entry_point: importlib.metadata.EntryPoint) -> str:
     name = _distribution(entry_point)
     if not _VALID_NAME.fullmatch(name):
         name = ascii(name)  # letters that look like others, or none that can be seen
-    return f"{entry_point.value} (calls itself {name})" if settings.canonical(name) == BUILT_IN else name
+    return _CALLS_ITSELF.format(entry_point.value, name) if settings.canonical(name) == BUILT_IN else name
 
 
 def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:

@@ -333,6 +333,32 @@ def test_built_in_cannot_be_claimed(site, claim):
     assert failure.reason == f"its patch {TAKEN!r} is ignored: rlhf-patches has one of that name"
 
 
+def test_a_finder_that_leads_to_other_patches(tmp_path):
+    """As an editable install of somebody else can. What is found there is used, and called what it is."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "plugin.py").write_text(IMPOSTOR.format(TAKEN))
+    code = f"""
+        import importlib.machinery, importlib.util, sys
+        class Finder:
+            def find_spec(name, path=None, target=None):
+                if name == "rlhf_patches.patches":
+                    there = {str(folder)!r}
+                    return importlib.util.spec_from_file_location(
+                        name, there + "/__init__.py", submodule_search_locations=[there])
+        sys.meta_path.insert(0, Finder)
+        from rlhf_patches import plugins
+        print(*(f"{{item.patch.name}}: {{item.plugin}}" for item in plugins.load()[0]), sep=chr(10))
+        print("rlhf_patches.patches" in sys.modules)
+    """
+    name = f"{folder} (calls itself rlhf-patches)"
+    path = {"PYTHONPATH": str(ROOT)}
+    found = _run(sys.executable, code, **path).splitlines()
+    assert {f"{TAKEN}: {name}", f"x-user: {name}", "True"} <= set(found)
+    assert _run(sys.executable, code, RLHF_PATCHES_PLUGINS="none", **path).split() == ["False"], "nor imported"
+
+
 def test_a_name_that_only_looks_like_ours(site):
     impostor(site, name="rlhf\u2011patches")
     (theirs,) = [item for item in plugins.load()[0] if item.patch.name == "x-user"]
