@@ -220,10 +220,10 @@ def summarise(files: Sequence[str]) -> Summary:
             try:
                 identity, process = _process(_parsed(line), known)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                more += len(unreadable) >= _MOST_UNREADABLE
-                unreadable += [f"line {number} of {printable(file)} ({len(line)} bytes)"][
-                    : _MOST_UNREADABLE - len(unreadable)
-                ]
+                if len(unreadable) < _MOST_UNREADABLE:
+                    unreadable.append(f"line {number} of {printable(file)} ({len(line)} bytes)")
+                else:
+                    more += 1
                 continue
             ours = True
             # What comes later is what the process said last; it may have become another program since (exec).

@@ -110,7 +110,7 @@ def plugins(known: Iterable[str], environment: Mapping[str, str] = os.environ) -
                 f"{PREFIX}PLUGINS names {name!r}, which brings no patches here{nearest(name, list(by_name))}; "
                 "expected names of distributions, or none"
             )
-    return frozenset(known for name in split(value) for known in by_name[canonical(name)])
+    return frozenset(each for name in split(value) for each in by_name[canonical(name)])
 
 
 def canonical(name: str) -> str:
