@@ -174,7 +174,12 @@ def _diff(options: argparse.Namespace) -> int:
     if console.is_terminal:
         console.print(Syntax(_printable_lines(text), "diff", background_color="default", word_wrap=True))
     else:
-        print(text, end="")  # as it is: the command patch is to take it
+        # As it is, for the command patch is to take it.
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the diff is no {sys.stdout.encoding} text: set PYTHONIOENCODING=utf-8") from error
+        print(text, end="")
     return 0
 
 

@@ -176,6 +176,16 @@ def test_an_output_that_knows_ascii_only(installed):
     assert r"RLHF_PATCHES_REPORT=\xfcber" in done.stdout
 
 
+def test_a_diff_is_never_written_as_something_else(cli, slime):
+    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
+    model.write_text(model.read_text().replace("When overlap", "Wh\xebn overlap"), encoding="utf-8")
+    done = cli("diff", toy_slime.PATCH, PYTHONPATH=str(slime), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "set PYTHONIOENCODING=utf-8" in done.stderr
+    done = cli("diff", toy_slime.PATCH, PYTHONPATH=str(slime), PYTHONIOENCODING="utf-8")
+    assert "Wh\xebn overlap" in done.stdout
+
+
 def test_every_package_folder_is_in_setup_cfg():
     import configparser
 
