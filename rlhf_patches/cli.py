@@ -7,6 +7,7 @@ command line, a setting, a release given to ``check`` or a file given to ``repor
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shutil
@@ -16,16 +17,16 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
-from . import __version__, autoload, download, inspection, pages, plugins, releases, run_summary, settings
-from .plugins import PluginFailure
+from . import __version__, autoload, download, inspection, pages, plugins, releases, report_file, run_summary, settings
+from .plugins import PluginFailure, Registered
 from .reporting import PatchReport, Report, Status
+from .reporting import printable as _printable
 from .rewriting import NoEffect, Unrecognised
 from .sources import NotFound, Unreadable
-from .vocabulary import Patch
 
 _COLOURS = {
     Status.APPLIES: "green",
@@ -44,10 +45,12 @@ class UsageError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or pipe that knows ASCII only, say
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return int(options.action(options))
     except (UsageError, settings.SettingsError, autoload.AutoloadError, run_summary.ReportFileError) as error:
-        print(f"rlhf-patches: {error}", file=sys.stderr)
+        print(f"rlhf-patches: {_printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `rlhf-patches list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,7 +69,8 @@ def _list(options: argparse.Namespace) -> int:
     for column in ("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS"):
         table.add_column(column, overflow="fold")
     for item, row in zip(registered, report, strict=True):
-        table.add_row(row.name, _coloured(row.status), str(item.patch.guard), item.patch.summary)
+        texts = (str(item.patch.guard), item.patch.summary + plugins.credit(item.plugin))
+        table.add_row(row.name, _coloured(row.status), *map(_printable, texts))
     _console().print(table)
     _complain_of(failures)
     return 0
@@ -86,12 +90,12 @@ def _doctor(options: argparse.Namespace) -> int:
     console = _console()
     console.print(_judgements(report))
     console.print()
-    console.print(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})", highlight=False)
-    console.print(_hook_state(), highlight=False, soft_wrap=True)
+    console.print(_printable(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})"))
+    console.print(_printable(_hook_state()), soft_wrap=True)
     for name in settings.KNOWN:
         value = os.environ.get(settings.PREFIX + name)
         if value is not None:
-            console.print(f"{settings.PREFIX}{name}={value}", highlight=False)
+            console.print(_printable(f"{settings.PREFIX}{name}={value}"))
     _complain_of(failures)
     return int(bad)
 
@@ -130,7 +134,7 @@ def _looks_like_a_path(source: str) -> bool:
 
 
 def _print_checked(console: Console, source: str, report: Report) -> None:
-    console.print(f"[bold]{escape(_printable(source))}[/]", highlight=False)
+    console.print(_printable(source), style="bold")
     there = [row for row in report if row.status is not Status.ABSENT]
     if there:
         console.print(_judgements(there))
@@ -141,12 +145,13 @@ def _print_checked(console: Console, source: str, report: Report) -> None:
         )
     absent = len(report.patches) - len(there)
     if there and absent:
-        console.print(f"[dim]{absent} patches of other modules: absent[/]", highlight=False)
+        console.print(f"{absent} patches of other modules: absent", style="dim")
     console.print()
 
 
 def _explain(options: argparse.Namespace) -> int:
-    text = pages.page(_patch(options.name))
+    item = _patch(options.name)
+    text = _printable_lines(pages.page(item.patch, item.plugin))
     console = _console()
     if console.is_terminal:
         console.print(Markdown(text))
@@ -156,7 +161,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    patch = _patch(options.name)
+    patch = _patch(options.name).patch
     try:
         text = inspection.diff(patch)
     except NotFound as error:
@@ -167,8 +172,13 @@ def _diff(options: argparse.Namespace) -> int:
         raise UsageError(f"{patch.name} would change nothing here: {error}") from error
     console = _console()
     if console.is_terminal:
-        console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
+        console.print(Syntax(_printable_lines(text), "diff", background_color="default", word_wrap=True))
     else:
+        # As it is, for the command patch is to take it.
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the diff is no {sys.stdout.encoding} text: set PYTHONIOENCODING=utf-8") from error
         print(text, end="")
     return 0
 
@@ -221,12 +231,13 @@ def _report(options: argparse.Namespace) -> int:
             print(f"rlhf-patches: {_printable(problem)}", file=sys.stderr)
     else:
         # Plain text, for a terminal too: lines that can be searched for, copied, and mailed.
-        print("\n".join(_printable(line) for line in str(summary).splitlines()))
+        print(_printable_lines(str(summary)))
     return int(bool(summary.problems))
 
 
 def _autoload(options: argparse.Namespace) -> int:
-    print({"on": autoload.on, "off": autoload.off, "status": autoload.status}[options.switch]())
+    state = {"on": autoload.on, "off": autoload.off, "status": autoload.status}[options.switch]()
+    print(_printable_lines(str(state)))
     return 0
 
 
@@ -252,11 +263,11 @@ def _ray_env(options: argparse.Namespace) -> int:
 # --------------------------------------------------------------------------------------------- helpers
 
 
-def _patch(name: str) -> Patch:
+def _patch(name: str) -> Registered:
     registered, failures = plugins.load()
     for item in registered:
         if item.patch.name == name:
-            return item.patch
+            return item
     nearest = settings.nearest(name, [item.patch.name for item in registered])
     raise UsageError(f"there is no patch {name!r}{nearest}{plugins.hint(failures)}")
 
@@ -270,22 +281,20 @@ def _print_json(report: Report) -> int:
 def _writable(path: str) -> str:
     """The report's path, if it can be written here: found out before the run, not after it."""
     try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise UsageError(f"--report {path}: expected a file, found something else")
-        with open(path, "ab"):
-            return path
+        report_file.try_out(path)
     except OSError as error:
-        raise UsageError(f"--report {path} cannot be written: {error.strerror}") from error
+        raise UsageError(f"--report {path} cannot be written: {error.strerror or error}") from error
+    return path
 
 
 def _complain_of_patches(report: Report, where: str = "") -> None:
     for row in report.problems:
-        print(f"rlhf-patches: {where}{row.name} {row.status}: {_printable(row.reason)}", file=sys.stderr)
+        print(f"rlhf-patches: {where}{row.name} {row.status}: {row.why}", file=sys.stderr)
 
 
 def _complain_of(failures: Sequence[PluginFailure]) -> None:
     for failure in failures:
-        print(f"rlhf-patches: {failure}", file=sys.stderr)
+        print(f"rlhf-patches: {_printable(str(failure))}", file=sys.stderr)
 
 
 def _judgements(rows: Iterable[PatchReport]) -> Table:
@@ -293,24 +302,23 @@ def _judgements(rows: Iterable[PatchReport]) -> Table:
     for column in ("PATCH", "STATUS", "VERSION", "WHY"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        cells = [escape(_printable(text)) for text in (row.version or "-", row.reason)]
-        table.add_row(row.name, _coloured(row.status), *cells)
+        table.add_row(row.name, _coloured(row.status), _printable(row.version or "-"), row.why)
     return table
 
 
-def _printable(text: str) -> str:
-    """A release's own text must not move the cursor, nor be what the terminal cannot encode."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def _printable_lines(text: str) -> str:
+    """`_printable`, of text whose lines and tabs are to stay."""
+    return "\n".join("\t".join(map(_printable, line.split("\t"))) for line in text.split("\n"))
 
 
-def _coloured(status: Status) -> str:
-    colour = _COLOURS.get(status)
-    return f"[{colour}]{status}[/]" if colour else str(status)
+def _coloured(status: Status) -> Text:
+    return Text(str(status), style=_COLOURS.get(status, ""))
 
 
 def _console() -> Console:
+    # No markup and no emoji names: most of what is printed comes from outside.
     # Piped output is read by programs and logs: no wrapping at 80 columns.
-    return Console(width=None if sys.stdout.isatty() else 160)
+    return Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False, highlight=False)
 
 
 def _hook_state() -> str:

@@ -16,12 +16,19 @@ from collections.abc import Iterable
 
 from . import ranks, settings
 from .plugins import PluginFailure
-from .reporting import PatchReport, Status
+from .reporting import PatchReport, Status, printable
 
 logger = logging.getLogger("rlhf_patches")
 _said: set[str] = set()
 _warned = False
 _MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
+
+
+class _Formatter(logging.Formatter):
+    """For our own handler: text from outside, such as an exception's, does not get at the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).expandtabs().split("\n")))
 
 
 def configure(default: str | None = None) -> None:
@@ -35,7 +42,7 @@ def configure(default: str | None = None) -> None:
     logger.setLevel(logging.CRITICAL + 1 if level == "off" else level.upper())
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("[rlhf_patches] %(message)s"))
+        handler.setFormatter(_Formatter("[rlhf_patches] %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
 
@@ -62,16 +69,16 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
     global _warned
     if not speaks():
         return
-    levels = {str(failure): logging.ERROR for failure in failures}
-    levels |= {f"{row.status} {row.name}: {row.reason}": _level(row) for row in rows}
+    # An exception's text may have lines; each of these is to be one.
+    levels = {printable(" ".join(str(failure).split())): logging.ERROR for failure in failures}
+    levels |= {f"{row.status} {row.name}: {row.why}": _level(row) for row in rows}
     new = {text: level for text, level in levels.items() if text not in _said}
     _said.update(new)
     if not _asked_for():
         problems = [text for text, level in new.items() if level >= logging.WARNING]
         if problems and not _warned:
             _warned = True
-            # An exception's text may have lines; this is to be one.
-            logger.warning("%s (%s)", " ".join("; ".join(problems).split()), _MORE)
+            logger.warning("%s (%s)", "; ".join(problems), _MORE)
             new = {text: level for text, level in new.items() if text not in problems}
         new = dict.fromkeys(new, logging.DEBUG)
     for text, level in new.items():

@@ -9,14 +9,16 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from .plugins import BUILT_IN, load
 from .vocabulary import Change, Patch, Rewrite, Wrap
 
 
-def page(patch: Patch) -> str:
-    """A patch's page as Markdown."""
+def page(patch: Patch, plugin: str = BUILT_IN) -> str:
+    """A patch's page as Markdown. It says who brings the patch where that is not this package."""
     parts = [
         f"# {patch.name}",
         patch.summary + ".",
+        *([] if plugin == BUILT_IN else [f"Brought by the plugin {plugin}, not by rlhf-patches."]),
         "## What you see without it",
         patch.symptom.strip(),
         "## Why upstream does that",
@@ -79,6 +81,4 @@ def write(patches: Iterable[Patch], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from .plugins import BUILT_IN, load
-
     write((item.patch for item in load()[0] if item.plugin == BUILT_IN), Path(sys.argv[1]))

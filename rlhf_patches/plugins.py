@@ -1,17 +1,27 @@
-"""Loading of patches from entry points. A plugin that breaks is reported by name and stops nobody else."""
+"""Loading of patches from entry points. A plugin that breaks is reported by name and stops nobody else.
+
+What is built-in is not asked of metadata, which anybody can write: it is this package's own module, by its name and its
+folder, and comes first. Whatever else calls itself rlhf-patches is named by what its entry point leads to.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pluggy
 
-from . import hookspecs
+from . import hookspecs, settings
 from .vocabulary import Patch
 
 BUILT_IN = "rlhf-patches"
+_OWN = importlib.metadata.EntryPoint("built-in", f"{__package__}.patches.plugin", hookspecs.ENTRY_POINT_GROUP)
+_CALLS_ITSELF = "{} (calls itself {})"
+_VALID_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -27,10 +37,15 @@ class PluginFailure:
 
 @dataclass(frozen=True)
 class Registered:
-    """A patch together with the distribution that brought it."""
+    """A patch together with the distribution that brought it: BUILT_IN, or what that of a plugin calls itself."""
 
     patch: Patch
     plugin: str
+
+
+def credit(plugin: str) -> str:
+    """What to add to a line about a patch: who brings it, where that is not this package."""
+    return "" if plugin == BUILT_IN else f" (plugin {plugin})"
 
 
 def hint(failures: Sequence[PluginFailure]) -> str:
@@ -40,10 +55,13 @@ def hint(failures: Sequence[PluginFailure]) -> str:
 
 
 def load() -> tuple[list[Registered], list[PluginFailure]]:
-    """All patches of all installed plugins, built-in ones first, then by distribution name.
+    """All patches of all plugins that are installed and allowed, built-in ones first, then by distribution name.
 
     The order decides which of two conflicting patches is applied, so it must be the same on every rank:
-    it depends on names only, never on the order of ``sys.path``.
+    it depends on names only, never on the order of ``sys.path``. Of a plugin that is not allowed nothing is imported.
+
+    Raises:
+        SettingsError: RLHF_PATCHES_PLUGINS names what is not installed.
     """
     registered: dict[str, Registered] = {}
     failures: list[PluginFailure] = []
@@ -72,12 +90,27 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
 
 
 def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
-    # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
-    found: dict[tuple[str, str, str], importlib.metadata.EntryPoint] = {}
+    found = {(_own_name(), _OWN.name, _OWN.value): _OWN}
     for entry_point in _of_our_group(failures):
-        found.setdefault((_distribution(entry_point), entry_point.name, entry_point.value), entry_point)
+        if entry_point.value.strip() != _OWN.value:  # that is ours, whoever lists it
+            # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
+            found.setdefault((_called(entry_point), entry_point.name, entry_point.value), entry_point)
+    allowed = settings.plugins({key[0] for key in found} | {BUILT_IN}) | {BUILT_IN}
     order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
-    return [(key[0], found[key]) for key in order]
+    return [(key[0], found[key]) for key in order if key[0] in allowed]
+
+
+def _own_name() -> str:
+    """What to call the module of the built-in patches: it is not ours where a finder leads to another folder."""
+    try:
+        spec = importlib.util.find_spec(_OWN.value.rpartition(".")[0])
+        folder = os.path.realpath(spec.submodule_search_locations[0])  # type: ignore[union-attr, index]
+    except Exception:
+        return BUILT_IN  # it cannot be imported either, which is said then
+    # Within the package in a wheel, beside it in a checkout.
+    here = os.path.dirname(os.path.realpath(__file__))
+    ours = (os.path.join(here, "patches"), os.path.join(os.path.dirname(here), "patches"))
+    return BUILT_IN if folder in ours else _CALLS_ITSELF.format(folder, BUILT_IN)
 
 
 def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.EntryPoint]:
@@ -96,6 +129,14 @@ def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.
                 PluginFailure(str(path), f"its entry points cannot be read ({type(error).__name__}: {error})")
             )
     return found
+
+
+def _called(entry_point: importlib.metadata.EntryPoint) -> str:
+    """What to call a plugin of another distribution: never what the built-in patches are called."""
+    name = _distribution(entry_point)
+    if not _VALID_NAME.fullmatch(name):
+        name = ascii(name)  # letters that look like others, or none that can be seen
+    return _CALLS_ITSELF.format(entry_point.value, name) if settings.canonical(name) == BUILT_IN else name
 
 
 def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:

@@ -41,7 +41,7 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
             RLHF_PATCHES_* among its ``env_vars`` win, with a warning where this process has another value.
 
     Returns:
-        a new dictionary. DISABLE, ONLY and STRICT are always in it, so that a node's own environment decides nothing.
+        a new dictionary. DISABLE, ONLY, PLUGINS and STRICT are always in it: a node's own environment decides nothing.
 
     Raises:
         SettingsError: a variable of this process or of ``base`` is wrong or switches the hook off, or both choose
@@ -58,7 +58,13 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     for where, variables in (("this process", inherited), ("the runtime environment", own)):
         _check(where, variables, asked.names, asked.hint)
 
-    wanted = {PREFIX + "STRICT": "", **inherited, **_choice(asked.names, asked.chosen), PREFIX + "AUTOLOAD": "1"}
+    wanted = {
+        PREFIX + "STRICT": "",
+        PREFIX + "PLUGINS": "",
+        **inherited,
+        **_choice(asked.names, asked.chosen),
+        PREFIX + "AUTOLOAD": "1",
+    }
     if asked.strict is not None:
         wanted[PREFIX + "STRICT"] = str(int(asked.strict))
     if wanted.get(PREFIX + "REPORT"):

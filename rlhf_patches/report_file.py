@@ -17,6 +17,9 @@ How many writers share one file, with nobody in charge:
   replaced, the line is appended anew; nothing is ever written to a place in a file that was not measured.
 - A line that outgrows its room is appended anew, and blanks take its old place.
 
+A variable can name the wrong file, and a folder can be everybody's. So nothing is appended to a file that holds
+something else, no link is followed, and in a folder such as /tmp the file must be our user's, by this name only.
+
 Nothing here raises, and a failure is said once: a report is not worth a training run.
 """
 
@@ -29,6 +32,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import socket
 import stat
 import sys
@@ -41,12 +45,16 @@ from typing import Any
 
 from . import __version__, ranks
 from .log import logger, speaks
-from .reporting import Report, Status
+from .reporting import Report, Status, printable
 
 _PAGE = 4096
 _SPARE = 1.25  # room for what an applied patch comes to say of itself
 _PATIENCE = 5.0  # seconds
-_MODE = 0o644
+_MODE = 0o644  # less the umask
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+# What every version's lines begin with, `_content` and json.dumps having put it in this order.
+_BEGINNING = re.compile(rb'\{"host": "(?:[^"\\]|\\.)*", "pid": \d+, "')
+_HEAD = 16 * 1024  # bytes that are looked at
 # What a framework stands on; said when it is imported already, beside the versions of the frameworks themselves.
 _ALSO = ("torch", "transformers", "transformer_engine", "deepspeed", "ray", "vllm")
 _SETTLED = (Status.APPLIED, Status.UNAFFECTED, Status.REFUSED, Status.FAILED)
@@ -72,6 +80,15 @@ def keep(path: str, report: Callable[[], Report]) -> Callable[[], None]:
         atexit.register(_line.end)
         os.register_at_fork(after_in_child=_line.start_anew)
     return _line.update
+
+
+def try_out(path: str) -> None:
+    """Make the file where there is none, and find out whether a process could write its line there.
+
+    Raises:
+        OSError: it could not; the text says why.
+    """
+    os.close(_open(path))
 
 
 @dataclass(frozen=True)
@@ -154,7 +171,8 @@ class _Line:
             self._complained = True
             with contextlib.suppress(Exception):  # at exit, standard error may be closed
                 if speaks():
-                    logger.warning("cannot write the report (RLHF_PATCHES_REPORT=%s): %s", self.path, error)
+                    said = f"cannot write the report (RLHF_PATCHES_REPORT={self.path}): {error}"
+                    logger.warning("%s", printable(said))
 
 
 _line: _Line | None = None
@@ -221,13 +239,50 @@ def _filled(text: bytes, size: int) -> bytes:
 # ------------------------------------------------------------------------------------------ the file
 
 
-def _append(path: str, data: bytes) -> int:
-    """Append in one write; returns where it begins."""
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, _MODE)
+def _open(path: str) -> int:
+    """Open the file for appending, if it is one of ours or can become one."""
     try:
-        found = os.fstat(file)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, _MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise OSError("it is a symbolic link: name the file itself (its folder may be a link)") from None
+        raise
+    try:
+        found, folder = os.fstat(file), os.stat(os.path.dirname(path) or ".")
         if not stat.S_ISREG(found.st_mode):
             raise OSError("it is no regular file")
+        # What Linux calls protected_regular and protected_hardlinks, which are not switched on everywhere.
+        everybodys = stat.S_ISVTX | stat.S_IWOTH
+        if folder.st_mode & everybodys == everybodys:
+            if found.st_uid not in (os.geteuid(), folder.st_uid):
+                raise OSError("it belongs to somebody else, and anybody may put files into this folder")
+            if found.st_nlink > 1:
+                raise OSError("it has another name, too, and anybody may put links into this folder")
+        if not _ours(os.pread(file, _HEAD, 0)):
+            raise OSError("it holds something else, to which nothing was added: name a file of its own")
+        return file
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _ours(head: bytes) -> bool:
+    """Whether a file that begins like this is a report, as far as that can be said.
+
+    Its first lines may be blank, where one has moved, or torn, where a process was killed or the disk full.
+    """
+    for line in head.split(b"\n"):
+        torn = b'{"host": "'.startswith(line[:10]) and not line.rstrip(b" ").endswith(b"}")
+        if line.strip(b" ") and not torn:
+            return _BEGINNING.match(line) is not None
+    return True
+
+
+def _append(path: str, data: bytes) -> int:
+    """Append in one write; returns where it begins."""
+    file = _open(path)
+    try:
+        found = os.fstat(file)
         with _locked(file):
             size = os.fstat(file).st_size
             # Somebody was killed in the middle of a line: it must not swallow ours.
@@ -245,7 +300,7 @@ def _append(path: str, data: bytes) -> int:
 def _blank(path: str, found: os.stat_result, offset: int, size: int) -> None:
     """Put blanks where a line was begun and could not be finished."""
     # Opened again: on Linux, a file opened with O_APPEND is appended to whatever offset pwrite is given.
-    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.open(path, os.O_WRONLY | _FLAGS)
     try:
         if os.path.samestat(found, os.fstat(file)) and size:
             os.pwrite(file, _filled(b"", size), offset)
@@ -256,9 +311,9 @@ def _blank(path: str, found: os.stat_result, offset: int, size: int) -> None:
 def _rewrite(path: str, old: _Written, data: bytes) -> bool:
     """Put ``data`` in the place of what was written last; False when that is not there any more."""
     try:
-        file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDWR | _FLAGS)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESTALE):
+        if error.errno in (errno.ENOENT, errno.ESTALE, errno.ELOOP):
             return False
         raise
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .plugins import PluginFailure
+from .plugins import PluginFailure, credit
 from .vocabulary import Patch
 
 
@@ -42,6 +42,11 @@ class Status(str, enum.Enum):
         return self in (Status.REFUSED, Status.FAILED)
 
 
+def printable(text: str) -> str:
+    """Text from outside as one line: it must not move the cursor, nor be what no terminal can encode."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class PatchError(RuntimeError):
     """Strict mode: a patch was refused or failed. Not an ImportError, which frameworks like to swallow."""
 
@@ -66,6 +71,11 @@ class PatchReport:
     def needs_attention(self) -> bool:
         """Whether the log says it as a warning: the bug may be there, and it is not repaired."""
         return self.status.is_problem or self.unread
+
+    @property
+    def why(self) -> str:
+        """The reason, and the plugin that brings the patch where it is not built-in: a line for people."""
+        return printable(f"{' '.join(self.reason.split())}{credit(self.plugin)}".lstrip())
 
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
@@ -150,7 +160,7 @@ class Report:
 
 def table(patches: tuple[PatchReport, ...], failures: tuple[PluginFailure, ...] = (), width: int = 130) -> str:
     """A readable table of fixed width, for logs and terminals alike."""
-    rows = [(p.name, p.status.value, f"{p.distribution} {p.version or '-'}", p.reason) for p in patches]
+    rows = [(p.name, p.status.value, printable(f"{p.distribution} {p.version or '-'}"), p.why) for p in patches]
     heads = ("PATCH", "STATUS", "FRAMEWORK", "REASON")
     columns = [max(len(row[i]) for row in [heads, *rows]) for i in range(3)]
     indent = sum(columns) + 6
@@ -160,5 +170,5 @@ def table(patches: tuple[PatchReport, ...], failures: tuple[PluginFailure, ...] 
         reason = textwrap.wrap(row[3], max(width - indent, 40), break_long_words=False, break_on_hyphens=False) or [""]
         lines.append((start + reason[0]).rstrip())
         lines += [" " * indent + more for more in reason[1:]]
-    lines += [str(failure) for failure in failures]
+    lines += [printable(str(failure)) for failure in failures]
     return "\n".join(lines)

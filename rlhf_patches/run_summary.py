@@ -2,22 +2,41 @@
 
 ``pending`` and ``absent`` say that a process has not imported the framework (a launcher, a data loader, a driver). That
 is no difference to processes that have.
+
+The files are text that others have written, perhaps on purpose: what is read is checked, made one line and short, and
+has limits, so that nothing in it costs a traceback, a terminal or much memory.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain, islice, pairwise
+from typing import Any, Union
 
-from .ranks import ranks_text
-from .reporting import Status
+from .plugins import BUILT_IN, credit
+from .reporting import Status, printable
 
 _NOT_IMPORTED = (Status.PENDING.value, Status.ABSENT.value)
 _PROBLEMS = (Status.REFUSED.value, Status.FAILED.value)
 _SHOWN = 8  # processes named in a line of text; JSON has all
+_MOST_RUNS = 50  # of missing ranks, or of versions and statuses that differ, in a line of text
+_MOST_PROBLEMS = 1000
+_MOST_RANKS = 100_000  # missing ones, in JSON
+# Of what is read. A real line has 8 KB, 25 patches and a few versions.
+_LARGEST_FILE = 1 << 30
+_LONGEST_LINE = 1 << 20
+_LONGEST_REASON = 2000
+_MOST_DIGITS = 20
+_MOST_ENTRIES = 2_000_000  # patches, versions and failures, of all processes together
+_MOST_DISTINCT = 500_000  # texts
+_MOST_UNREADABLE = 100  # lines that are named
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 class ReportFileError(Exception):
@@ -37,8 +56,9 @@ class Process:
     versions: Mapping[str, str]
     """Of frameworks that are installed in its environment, of Python and of rlhf_patches."""
     patches: Mapping[str, tuple[str, str]]
-    """Status and reason of each patch."""
-    unread: frozenset[str]
+    """Status, or ``unread``, and reason of each patch."""
+    plugins: Mapping[str, str]
+    """What brings those patches that are not built-in."""
     plugin_failures: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -69,6 +89,13 @@ class Subject:
     name: str
     groups: tuple[Group, ...]
     not_imported: int = 0
+    plugins: tuple[str, ...] = ()
+    """What brings a patch that is not built-in."""
+
+    @property
+    def title(self) -> str:
+        """Its name, and who brings it."""
+        return self.name + (credit(", ".join(self.plugins[:_SHOWN])) if self.plugins else "")
 
     @property
     def differs(self) -> bool:
@@ -81,6 +108,7 @@ class Subject:
             "name": self.name,
             "differs": self.differs,
             "not_imported": self.not_imported,
+            "plugins": list(self.plugins),
             "groups": [group.to_dict() for group in self.groups],
         }
 
@@ -94,7 +122,7 @@ class Summary:
     patches: tuple[Subject, ...] = field(default=())
     versions: tuple[Subject, ...] = field(default=())
     plugin_failures: tuple[Group, ...] = field(default=())
-    missing_ranks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    missing_ranks: Mapping[int, tuple[range, ...]] = field(default_factory=dict)
 
     @property
     def not_ended(self) -> tuple[Process, ...]:
@@ -104,27 +132,34 @@ class Summary:
     @property
     def problems(self) -> list[str]:
         """What somebody has to look at, a line each; none means that all processes are the same and all is well."""
-        found = []
+        found = list(islice(self._problems(), _MOST_PROBLEMS + 1))
+        return found if len(found) <= _MOST_PROBLEMS else [*found[:-1], "and more"]
+
+    def _problems(self) -> Iterator[str]:
         for patch in self.patches:
-            bad = [group for group in patch.groups if group.what in (*_PROBLEMS, "unread")]
-            found += [f"{patch.name} {_count(group)} ({_names(group.processes)}): {group.reason}" for group in bad]
-            found += [_deviation(patch)] if patch.differs else []
-        found += [_deviation(version) for version in self.versions if version.differs]
-        found += [f"{group.what} ({_names(group.processes)})" for group in self.plugin_failures]
-        for size, ranks in self.missing_ranks.items():
-            found.append(f"no line from {ranks_text(ranks)} of {size}")
-        found += [f"unreadable: {line}" for line in self.unreadable]
-        return found
+            for group in patch.groups:
+                if group.what in (*_PROBLEMS, "unread"):
+                    yield f"{patch.title} {_count(group)} ({_names(group.processes)}): {group.reason}"
+            if patch.differs:
+                yield _deviation(patch)
+        yield from (_deviation(version) for version in self.versions if version.differs)
+        yield from (f"{group.what} ({_names(group.processes)})" for group in self.plugin_failures)
+        yield from (f"no line from {_ranks_text(runs)} of {size}" for size, runs in self.missing_ranks.items())
+        yield from (f"unreadable: {line}" for line in self.unreadable)
 
     def to_dict(self) -> dict[str, Any]:
         """In values that JSON has."""
+        problems, missing, room = self.problems, {}, _MOST_RANKS
+        for size, runs in self.missing_ranks.items():
+            missing[str(size)] = list(islice(chain.from_iterable(runs), room))
+            room -= len(missing[str(size)])
         return {
-            "same": not self.problems,
-            "problems": self.problems,
+            "same": not problems,
+            "problems": problems,
             "processes": len(self.processes),
             "hosts": dict(Counter(each.host for each in self.processes)),
             "not_ended": [each.to_dict() for each in self.not_ended],
-            "missing_ranks": {str(size): list(ranks) for size, ranks in self.missing_ranks.items()},
+            "missing_ranks": missing,
             "unreadable": list(self.unreadable),
             "patches": [patch.to_dict() for patch in self.patches],
             "versions": [version.to_dict() for version in self.versions],
@@ -151,12 +186,12 @@ class Summary:
 
     def _patch_lines(self) -> list[str]:
         known = [patch for patch in self.patches if patch.groups]
-        width = max((len(patch.name) for patch in known), default=0)
+        width = min(max((len(patch.title) for patch in known), default=0), 80)
         lines = []
         for patch in known:
             said = [_count(group) for group in patch.groups]
             said += [f"not imported in {patch.not_imported}"] if patch.not_imported else []
-            lines.append(f"{patch.name.ljust(width)}  {', '.join(said)}")
+            lines.append(f"{patch.title.ljust(width)}  {', '.join(said)}")
         nowhere = len(self.patches) - len(known)
         return lines + (
             [f"{_plural(nowhere, 'patch', 'patches')} of frameworks that no process imported"] * bool(nowhere)
@@ -170,99 +205,163 @@ def summarise(files: Sequence[str]) -> Summary:
     """Read the files of one run.
 
     Raises:
-        ReportFileError: a file cannot be read, is empty, or has no line of ours.
+        ReportFileError: a file cannot be read, is a pipe or a device, is empty, has no line of ours, or is too large.
     """
-    processes: dict[tuple[str, int, Any], Process] = {}
+    processes: dict[_Identity, Process] = {}
     unreadable: list[str] = []
+    more, entries = 0, 0
+    known: dict[Any, Any] = {}  # thousands of processes say the same
     for file in files:
-        found = _read(file, unreadable)
-        for identity, process in found:
+        begun, ours = False, False
+        for number, line in _lines(file):
+            begun = True
+            if entries > _MOST_ENTRIES or len(known) > _MOST_DISTINCT:
+                raise ReportFileError(f"{file} is too much: expected a run of at most some 50,000 processes")
+            try:
+                identity, process = _process(_parsed(line), known)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                if len(unreadable) < _MOST_UNREADABLE:
+                    unreadable.append(f"line {number} of {printable(file)} ({len(line)} bytes)")
+                else:
+                    more += 1
+                continue
+            ours = True
             # What comes later is what the process said last; it may have become another program since (exec).
             processes[identity] = process
+            entries += len(process.patches) + len(process.versions) + len(process.plugin_failures)
+        if not begun:
+            raise ReportFileError(f"{file} is empty: no process has written to it yet")
+        if not ours:
+            raise ReportFileError(f"{file} has no line that RLHF_PATCHES_REPORT could have written")
+    unreadable += [f"{more} more lines"] if more else []
     return _summary(tuple(processes.values()), tuple(unreadable))
 
 
-def _read(file: str, unreadable: list[str]) -> list[tuple[tuple[str, int, Any], Process]]:
+_Identity = tuple[str, int, Union[str, None]]
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, and their numbers; of one that is too long, the beginning."""
     try:
-        with open(file, "rb") as opened:
-            data = opened.read()
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ReportFileError(f"cannot read {path}: it is a pipe or a device, expected a regular file")
+            if found.st_size > _LARGEST_FILE:
+                raise ReportFileError(f"cannot read {path}: it has more than {_LARGEST_FILE >> 20} MiB")
+            number = 0
+            while line := file.readline(_LONGEST_LINE + 1):
+                number += 1
+                rest = line
+                while len(rest) > _LONGEST_LINE and not rest.endswith(b"\n"):
+                    rest = file.readline(_LONGEST_LINE + 1)
+                if line.strip():
+                    yield number, line.rstrip(b"\n")
     except OSError as error:
-        raise ReportFileError(f"cannot read {file}: {error.strerror}") from error
-    if not data.strip():
-        raise ReportFileError(f"{file} is empty: no process has written to it yet")
-    found, bad = [], []
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            found.append(_process(json.loads(line)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            bad.append(f"line {number} of {file} ({len(line)} bytes)")
-    if not found:
-        raise ReportFileError(f"{file} has no line that RLHF_PATCHES_REPORT could have written")
-    unreadable += bad
+        raise ReportFileError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    if len(line) > _LONGEST_LINE:
+        raise ValueError("too long")
+    found = json.loads(line, parse_int=_integer)
+    if not isinstance(found, dict):
+        raise TypeError("expected an object")
     return found
 
 
-def _process(line: dict[str, Any]) -> tuple[tuple[str, int, Any], Process]:
-    patches = line["patches"]
-    versions = {str(name): str(version) for name, version in line.get("versions", {}).items()}
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:  # they take time that is quadratic in their number
+        raise ValueError("too many digits")
+    return int(text)
+
+
+def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Process]:
+    """Raises one of several exceptions where the line is none of ours."""
+
+    def shared(value: Any) -> Any:
+        return known.setdefault(value, value)
+
+    versions = {shared(_text(name)): shared(_text(version)) for name, version in line.get("versions", {}).items()}
     for name, version in (("Python", line.get("python")), ("rlhf-patches", line.get("rlhf_patches"))):
         if version is not None:
-            versions[name] = str(version)
-    process = Process(
-        host=str(line["host"]),
-        pid=int(line["pid"]),
-        rank=_text(line.get("rank")),
-        world_size=_text(line.get("world_size")),
-        started=_text(line.get("started")),
-        ended=_text(line.get("ended")),
-        versions=versions,
-        patches={str(row["name"]): (str(row["status"]), str(row["reason"])) for row in patches},
-        unread=frozenset(str(row["name"]) for row in patches if row.get("unread")),
-        plugin_failures=tuple(f"plugin {row['plugin']}: {row['reason']}" for row in line.get("plugin_failures", ())),
+            versions[name] = shared(_text(version))
+    patches, plugins = {}, {}
+    for row in line["patches"]:
+        name, status, plugin = _text(row["name"]), _text(row["status"]), _text(row.get("plugin", BUILT_IN))
+        what = "unread" if row.get("unread") and status not in _NOT_IMPORTED else status
+        patches[shared(name)] = shared((shared(what), shared(_text(row["reason"], _LONGEST_REASON))))
+        if plugin != BUILT_IN:
+            plugins[shared(name)] = shared(plugin)
+    failures = tuple(
+        shared(f"plugin {_text(row['plugin'])}: {_text(row['reason'], _LONGEST_REASON)}")
+        for row in line.get("plugin_failures", ())
     )
-    return (process.host, process.pid, _text(line.get("process"))), process
+    pid = line["pid"]
+    if type(pid) is not int:
+        raise TypeError("pid")
+    process = Process(
+        host=shared(_text(line["host"])),
+        pid=pid,
+        rank=_optional(line.get("rank")),
+        world_size=_optional(line.get("world_size")),
+        started=_optional(line.get("started")),
+        ended=_optional(line.get("ended")),
+        versions=versions,
+        patches=patches,
+        plugins=plugins,
+        plugin_failures=failures,
+    )
+    return (process.host, process.pid, _optional(line.get("process"))), process
 
 
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+def _text(value: object, longest: int = 200) -> str:
+    """Text of one line, no longer than what we write ever is."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return printable(" ".join(value[:longest].split()))
+
+
+def _optional(value: object) -> str | None:
+    return None if value is None else _text(value)
 
 
 # ------------------------------------------------------------------------------------------ comparing
 
 
 def _summary(processes: tuple[Process, ...], unreadable: tuple[str, ...]) -> Summary:
+    patches: dict[str, list[_Said]] = {}
+    not_imported: Counter[str] = Counter()
+    plugins: dict[str, dict[str, None]] = {}
+    versions: dict[str, list[_Said]] = {}
+    for process in processes:
+        for name, (what, reason) in process.patches.items():
+            said = patches.setdefault(name, [])
+            if what in _NOT_IMPORTED:
+                not_imported[name] += 1
+            else:
+                said.append((what, reason, process))
+        for name, plugin in process.plugins.items():
+            plugins.setdefault(name, {})[plugin] = None
+        for name, version in process.versions.items():
+            versions.setdefault(name, []).append((version, "", process))
     return Summary(
         processes,
         unreadable,
-        patches=tuple(_patch(name, processes) for name in _names_in(each.patches for each in processes)),
-        versions=tuple(
-            Subject(name, _groups((each.versions[name], "", each) for each in processes if name in each.versions))
-            for name in _names_in(each.versions for each in processes)
+        patches=tuple(
+            Subject(name, _groups(said), not_imported[name], tuple(plugins.get(name, ())))
+            for name, said in patches.items()
         ),
+        versions=tuple(Subject(name, _groups(said)) for name, said in versions.items()),
         plugin_failures=_groups((text, "", each) for each in processes for text in each.plugin_failures),
         missing_ranks=_missing_ranks(processes),
     )
 
 
-def _names_in(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for mapping in mappings for name in mapping))
+_Said = tuple[str, str, Process]
 
 
-def _patch(name: str, processes: Sequence[Process]) -> Subject:
-    said = []
-    not_imported = 0
-    for process in processes:
-        status, reason = process.patches.get(name, (None, ""))
-        if status in _NOT_IMPORTED:
-            not_imported += 1
-        elif status is not None:
-            said.append(("unread" if name in process.unread else status, reason, process))
-    return Subject(name, _groups(said), not_imported)
-
-
-def _groups(said: Iterable[tuple[str, str, Process]]) -> tuple[Group, ...]:
+def _groups(said: Iterable[_Said]) -> tuple[Group, ...]:
     """By what is said; refusals and failures by their reason too, since each needs its own cure."""
     found: dict[tuple[str, str], list[Process]] = {}
     first: dict[tuple[str, str], str] = {}
@@ -274,15 +373,20 @@ def _groups(said: Iterable[tuple[str, str, Process]]) -> tuple[Group, ...]:
     return tuple(sorted(groups, key=lambda group: -len(group.processes)))
 
 
-def _missing_ranks(processes: Sequence[Process]) -> dict[int, tuple[int, ...]]:
+def _missing_ranks(processes: Sequence[Process]) -> dict[int, tuple[range, ...]]:
     """Ranks of a world from which nothing was heard, by the world's size (a Ray job can have several worlds)."""
     worlds: dict[int, set[int]] = {}
     for process in processes:
-        if (process.rank or "").isdecimal() and (process.world_size or "").isdecimal():
+        if _NUMBER.fullmatch(process.rank or "") and _NUMBER.fullmatch(process.world_size or ""):
             worlds.setdefault(int(process.world_size or ""), set()).add(int(process.rank or ""))
-    # A size that nobody can mean must not make us count up to it.
-    missing = {size: tuple(sorted(set(range(min(size, 1_000_000))) - ranks)) for size, ranks in sorted(worlds.items())}
-    return {size: ranks for size, ranks in missing.items() if ranks}
+    # In runs: a size that nobody can mean must not make us count up to it.
+    missing = {}
+    for size, ranks in sorted(worlds.items()):
+        edges = [-1, *sorted(rank for rank in ranks if rank < size), size]
+        runs = tuple(range(low + 1, high) for low, high in pairwise(edges) if low + 1 < high)
+        if runs:
+            missing[size] = runs
+    return missing
 
 
 # ------------------------------------------------------------------------------------------ words
@@ -291,12 +395,15 @@ def _missing_ranks(processes: Sequence[Process]) -> dict[int, tuple[int, ...]]:
 def _deviation(subject: Subject) -> str:
     """The majority, and who is not of it."""
     most, *others = subject.groups
-    texts = []
+    texts: list[str] = []
     for group in others:
         if group.what != most.what:
             why = f" ({group.reason})" if group.reason and group.what not in _PROBLEMS else ""
             texts.append(f"{group.what} in {_names(group.processes)}{why}")
-    return f"{subject.name} differs: {_count(most)}, but {'; '.join(texts)}"
+        if len(texts) == _MOST_RUNS:
+            texts.append("and more")
+            break
+    return f"{subject.title} differs: {_count(most)}, but {'; '.join(texts)}"
 
 
 def _count(group: Group) -> str:
@@ -306,6 +413,13 @@ def _count(group: Group) -> str:
 def _names(processes: Sequence[Process]) -> str:
     shown = ", ".join(str(each) for each in processes[:_SHOWN])
     return shown + (f" and {len(processes) - _SHOWN} more" if len(processes) > _SHOWN else "")
+
+
+def _ranks_text(runs: Sequence[range]) -> str:
+    """``rank 7`` or ``ranks 0-6, 9``."""
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_MOST_RUNS])
+    more = f" and {len(runs) - _MOST_RUNS} more such" if len(runs) > _MOST_RUNS else ""
+    return f"rank{'s' * (len(runs) > 1 or len(runs[0]) > 1)} {text}{more}"
 
 
 def _plural(count: int, one: str, many: str) -> str:

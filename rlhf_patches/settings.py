@@ -5,6 +5,7 @@ RLHF_PATCHES_AUTOLOAD     1 patches this environment's processes without an impo
 RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose first import loads the engine
 RLHF_PATCHES_DISABLE      names or globs, comma-separated: never apply these
 RLHF_PATCHES_ONLY         names or globs, comma-separated: apply nothing else
+RLHF_PATCHES_PLUGINS      distributions, comma-separated, whose patches may be used beside the built-in ones; or none
 RLHF_PATCHES_STRICT       1 raises where a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
                           unset: one line, the first problem
@@ -18,11 +19,12 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 PREFIX = "RLHF_PATCHES_"
-KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "STRICT", "LOG", "REPORT", "VERIFY")
+KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LEVELS = ("debug", "info", "warning", "error", "off")
@@ -88,6 +90,32 @@ def log_level(environment: Mapping[str, str] = os.environ) -> tuple[str | None, 
     if value and (level not in LEVELS or ranks not in ("", "all")):
         raise SettingsError(f"{PREFIX}LOG is {value!r}: expected {', '.join(LEVELS)}, or one of them with ':all'")
     return level or None, ranks == "all"
+
+
+def plugins(known: Iterable[str], environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Those of the ``known`` distributions that RLHF_PATCHES_PLUGINS allows; unset or empty, it allows all.
+
+    Raises:
+        SettingsError: it names one that is not known.
+    """
+    value = environment.get(PREFIX + "PLUGINS", "").strip()
+    if not value or value.lower() == "none":
+        return frozenset() if value else frozenset(known)
+    by_name: dict[str, list[str]] = {}
+    for name in sorted(known):
+        by_name.setdefault(canonical(name), []).append(name)
+    for name in split(value) or [value]:
+        if canonical(name) not in by_name:
+            raise SettingsError(
+                f"{PREFIX}PLUGINS names {name!r}, which brings no patches here{nearest(name, list(by_name))}; "
+                "expected names of distributions, or none"
+            )
+    return frozenset(each for name in split(value) for each in by_name[canonical(name)])
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def expand(patterns: Iterable[str] | str | None, names: Sequence[str], what: str, hint: str = "") -> tuple[str, ...]:

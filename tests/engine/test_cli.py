@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import toy_slime
 
+from rlhf_patches import cli as command_line
 from rlhf_patches import pages
 from rlhf_patches.patches import plugin
 
@@ -144,6 +145,45 @@ def test_help_has_an_example(cli, command):
     done = cli(*command, "--help")
     assert done.returncode == 0
     assert "example" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["list"], ["doctor"], ["check", "[/x]:smile:\x1b[2J\n"], ["report", "\x1b[2J\n[/x]"]]
+)
+def test_names_and_values_from_outside(capsys, monkeypatch, command):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("RLHF_PATCHES_REPORT", "[/x]:smile:\x1b[2J")
+    status = command_line.main(command)
+    out, err = capsys.readouterr()
+    assert status == (2 if len(command) > 1 else 0)
+    assert "\x1b[2J" not in out + err
+    assert (r"[/x]:smile:\x1b[2J" in out) is (command == ["doctor"])
+    assert err.count("\n") == (len(command) > 1)
+
+
+def test_a_folder_with_a_name_from_outside(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    folder = toy_slime.write(tmp_path / "[bold]:smile:\x1b[2J")
+    assert command_line.main(["check", str(folder)]) == 0
+    out, _ = capsys.readouterr()
+    assert r"[bold]:smile:\x1b[2J" in out
+    assert "\x1b[2J" not in out
+
+
+def test_an_output_that_knows_ascii_only(installed):
+    done = installed.run(installed.command, "doctor", PYTHONIOENCODING="ascii", RLHF_PATCHES_REPORT="\xfcber")
+    assert done.returncode == 0, done.stderr
+    assert r"RLHF_PATCHES_REPORT=\xfcber" in done.stdout
+
+
+def test_a_diff_is_never_written_as_something_else(cli, slime):
+    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
+    model.write_text(model.read_text().replace("When overlap", "Wh\xebn overlap"), encoding="utf-8")
+    done = cli("diff", toy_slime.PATCH, PYTHONPATH=str(slime), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "set PYTHONIOENCODING=utf-8" in done.stderr
+    done = cli("diff", toy_slime.PATCH, PYTHONPATH=str(slime), PYTHONIOENCODING="utf-8")
+    assert "Wh\xebn overlap" in done.stdout
 
 
 def test_every_package_folder_is_in_setup_cfg():

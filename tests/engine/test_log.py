@@ -72,6 +72,35 @@ def test_only_the_first_problem_is_a_warning(framework, engine, patches, said):
     assert rest["applied x-good"] == rest["refused x-worse"] == "DEBUG"
 
 
+@pytest.mark.parametrize("level", [None, "info"])
+def test_text_from_outside_is_one_line_that_cannot_move_the_cursor(said, monkeypatch, level):
+    if level:
+        monkeypatch.setenv("RLHF_PATCHES_LOG", level)
+    log.announce([row("one\ntwo \x1b[2J")], [PluginFailure("plug", "three\r\nfour\x07")])
+    assert all(text.isprintable() for _, text in said())
+    text = "; ".join(text for _, text in said())
+    for part in (r"refused x-bug: one two \x1b[2J (plugin tests)", r"three four\x07"):
+        assert part in text
+
+
+def test_what_goes_to_a_terminal_by_our_own_handler(monkeypatch, capfd):
+    """An exception's traceback keeps its lines."""
+    monkeypatch.setattr(log.logger, "handlers", [])
+    monkeypatch.setattr(log.logger, "propagate", True)
+    level = log.logger.level
+    log.configure("debug")
+    try:
+        raise ValueError("\x1b[2J")
+    except ValueError:
+        log.logger.debug("text \x1b]0;title\x07", exc_info=True)
+    finally:
+        log.logger.setLevel(level)
+    err = capfd.readouterr().err
+    assert "\x1b" not in err
+    assert err.count("\n") > 3
+    assert r"ValueError: \x1b[2J" in err
+
+
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "off"])
 def test_asked_for_each_thing_is_said_once_at_its_own_level(framework, engine, patches, said, monkeypatch, level):
     monkeypatch.setenv("RLHF_PATCHES_LOG", level)

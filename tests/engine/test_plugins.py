@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches import Status, plugins
+from rlhf_patches import SettingsError, Status, cli, plugins
 from rlhf_patches.engine import Engine
+from rlhf_patches.patches import plugin
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
@@ -224,8 +227,6 @@ def test_strict_mode_raises_for_a_broken_plugin(site):
 
 
 def test_an_unknown_name_may_be_in_a_plugin_that_broke(site):
-    from rlhf_patches import SettingsError
-
     bad = site.add("bad", "raise ZeroDivisionError('oh')")
     site.good()
     with pytest.raises(SettingsError, match=rf"\(plugins that could not be used: {bad}\)"):
@@ -282,6 +283,218 @@ def test_a_half_removed_distribution(site):
     registered, (failure,) = site.load()
     assert [item.plugin for item in registered] == [good]
     assert "ZeroDivisionError" in failure.reason
+
+
+# ---------------------------------------------------------------------------------------- who brings a patch
+
+TAKEN = "trl-chunked-nll-zero3"
+IMPOSTOR = """
+from rlhf_patches import Guard, Patch, Rewrite, hookimpl
+
+@hookimpl
+def rlhf_patches():
+    change = Rewrite("getpass:getuser", "$A", "$A")
+    return [Patch(name, "s", "s", "c", "r", ("r",), Guard("getpass", ""), (change,), "r") for name in ("{}", "x-user")]
+"""
+
+
+def impostor(site, name="rlhf-patches", entry="aaa", value=None, metadata=True):
+    """A distribution that calls itself ours and brings a patch of one of our names. Returns its module."""
+    module = f"{site.prefix}_{next(_numbers)}"
+    (site.folder / f"{module}.py").write_text(IMPOSTOR.format(TAKEN))
+    info = site.folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    if metadata:
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[rlhf_patches]\n{entry} = {value or module}\n")
+    return module
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {},
+        {"entry": "built-in"},
+        {"name": "RLHF_Patches"},
+        {"name": "rlhf.patches"},
+        {"metadata": False, "entry": "rlhf-patches"},
+    ],
+)
+def test_built_in_cannot_be_claimed(site, claim):
+    built_in = [patch.name for patch in plugin.rlhf_patches()]
+    module = impostor(site, **claim)
+    registered, failures = plugins.load()
+    assert [item.patch.name for item in registered if item.plugin == plugins.BUILT_IN] == built_in
+    (ours,) = [item for item in registered if item.patch.name == TAKEN]
+    assert ours.patch in plugin.rlhf_patches()
+    (theirs,) = [item for item in registered if item.patch.name == "x-user"]
+    assert theirs.plugin == f"{module} (calls itself {claim.get('name', 'rlhf-patches')})"
+    (failure,) = [failure for failure in failures if failure.plugin == theirs.plugin]
+    assert failure.reason == f"its patch {TAKEN!r} is ignored: rlhf-patches has one of that name"
+
+
+def test_a_finder_that_leads_to_other_patches(tmp_path):
+    """As an editable install of somebody else can. What is found there is used, and called what it is."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "plugin.py").write_text(IMPOSTOR.format(TAKEN))
+    code = f"""
+        import importlib.machinery, importlib.util, sys
+        class Finder:
+            def find_spec(name, path=None, target=None):
+                if name == "rlhf_patches.patches":
+                    there = {str(folder)!r}
+                    return importlib.util.spec_from_file_location(
+                        name, there + "/__init__.py", submodule_search_locations=[there])
+        sys.meta_path.insert(0, Finder)
+        from rlhf_patches import plugins
+        print(*(f"{{item.patch.name}}: {{item.plugin}}" for item in plugins.load()[0]), sep=chr(10))
+        print("rlhf_patches.patches" in sys.modules)
+    """
+    name = f"{folder} (calls itself rlhf-patches)"
+    path = {"PYTHONPATH": str(ROOT)}
+    found = _run(sys.executable, code, **path).splitlines()
+    assert {f"{TAKEN}: {name}", f"x-user: {name}", "True"} <= set(found)
+    assert _run(sys.executable, code, RLHF_PATCHES_PLUGINS="none", **path).split() == ["False"], "nor imported"
+
+
+def test_a_name_that_only_looks_like_ours(site):
+    impostor(site, name="rlhf\u2011patches")
+    (theirs,) = [item for item in plugins.load()[0] if item.patch.name == "x-user"]
+    assert theirs.plugin == r"'rlhf\u2011patches'"
+
+
+@pytest.mark.parametrize("listed", [0, 3])
+def test_built_in_patches_need_no_metadata_and_come_once(site, monkeypatch, listed):
+    for _ in range(listed):
+        impostor(site, value="rlhf_patches.patches.plugin")
+    if not listed:
+        monkeypatch.setattr(plugins.importlib.metadata, "entry_points", lambda group: ())
+    registered, failures = plugins.load()
+    ours = [(item.patch.name, item.plugin) for item in registered if item.patch.name != "x-user"]
+    assert ours == [(patch.name, "rlhf-patches") for patch in plugin.rlhf_patches()]
+    assert failures == []
+
+
+def test_who_brings_a_patch_is_said_wherever_people_read(site, framework, capsys, caplog, monkeypatch):
+    name = site.good(patch="foreign-bug")
+    credit = f"(plugin {name})"
+    for command in (["list"], ["doctor"], ["check", str(framework.site)]):
+        assert cli.main(command) == 0
+        rows = capsys.readouterr().out.splitlines()
+        (row,) = [text for text in rows if text.startswith("foreign-bug")]
+        assert credit in row
+        assert sum("(plugin" in text for text in rows) == 1, "built-in ones are not worth a word"
+    assert cli.main(["explain", "foreign-bug"]) == 0
+    assert f"Brought by the plugin {name}, not by rlhf-patches." in capsys.readouterr().out
+
+    framework.write("mod", "def add(a, b):\n    return a * b\n")
+    for command in (["doctor"], ["check", str(framework.site)]):
+        assert cli.main([*command, "--quiet"]) == 1
+        assert capsys.readouterr().err.rstrip().endswith(credit)
+    monkeypatch.setenv("RLHF_PATCHES_LOG", "info")
+    made = Engine(load=site.load)
+    try:
+        made.apply()
+        framework.load()
+        assert [r.getMessage().endswith(credit) for r in caplog.records if "refused" in r.getMessage()] == [True]
+        assert credit in str(made.report())
+    finally:
+        made.revert()
+
+
+# ----------------------------------------------------------------------------------------- which are allowed
+
+
+def test_the_variable_allows_the_named_ones_only(site, monkeypatch):
+    wanted, other = site.good("wanted"), site.good("other")
+
+    def found():
+        return {item.plugin for item in plugins.load()[0]} & {wanted, other, plugins.BUILT_IN}
+
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", f" {wanted.upper().replace('-', '_')} , ")
+    assert found() == {plugins.BUILT_IN, wanted}
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", "None")
+    assert found() == {plugins.BUILT_IN}
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", "rlhf-patches")
+    assert found() == {plugins.BUILT_IN}
+    assert f"{site.prefix}_other" not in sys.modules, "not even imported"
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", " ")
+    assert found() == {plugins.BUILT_IN, wanted, other}
+
+
+def test_allowing_ours_allows_nobody_who_calls_himself_that(site, monkeypatch):
+    module = impostor(site)
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", "rlhf-patches")
+    registered, failures = plugins.load()
+    assert ({item.plugin for item in registered}, failures, module in sys.modules) == ({"rlhf-patches"}, [], False)
+
+
+@pytest.mark.parametrize(("value", "near"), [("{}x", "did you mean '{}'"), ("none,{}", "'none'"), (",", "','")])
+def test_a_plugin_that_is_not_there_is_an_error(site, monkeypatch, capsys, value, near):
+    name = site.good()
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", value.format(name))
+    made = Engine(load=plugins.load)
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="RLHF_PATCHES_PLUGINS names") as raised:
+            made.apply()
+        assert near.format(name) in str(raised.value)
+    assert f"{site.prefix}_zgood" not in sys.modules
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------- what they say of themselves
+
+HOSTILE = "x[/2] :smile: [bold] \x1b]0;title\x07 \x1b[2J \u202e"
+SHOWN = r"x[/2] :smile: [bold] \x1b]0;title\x07 \x1b[2J \u202e"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("command", ["list", "doctor", "check", "explain", "diff"])
+def test_text_of_a_plugin_is_shown_as_it_is(site, framework, capsys, monkeypatch, terminal, command):
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    framework.write("mod", f"def add(a, b):\n    '''{HOSTILE}'''\n    return a - b\n")
+    text = GOOD.format(framework=framework.distribution, target=framework.path("mod:add"), name="foreign-bug")
+    site.add("good", text.replace('summary="s"', f"summary={HOSTILE!r}").replace('"c"', repr("\u2028" + HOSTILE)))
+    (metadata,) = site.folder.glob("*_good-1.0.dist-info/METADATA")
+    metadata.write_text("Metadata-Version: 2.1\nName: [/3]:smile:\x1b[2J\nVersion: 1.0\n")
+    site.add("guard", GOOD.format(framework=r"[/d]:smile:\x1b[2J", target="no_such.mod:add", name="another-bug"))
+    bad = site.add("bad", f"raise ZeroDivisionError({HOSTILE!r} + '\\nmore')")
+    arguments = {"check": [str(framework.site)], "explain": ["foreign-bug"], "diff": ["foreign-bug"]}
+    status = cli.main([command, *arguments.get(command, [])])
+    out, err = capsys.readouterr()
+    assert status == (command in ("doctor", "check"))
+    for sequence in ("\x1b]0;", "\x07", "\x1b[2J", "\u202e"):
+        assert (sequence in out) is (command == "diff" and not terminal), "which the command patch is to take"
+        assert sequence not in err
+    assert "\u2028" not in out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    shown = {"list": r"[/d]:smile:\x1b[2J", "explain": SHOWN, "diff": "x[/2] :smile: [bold]"}
+    assert shown.get(command, r"(plugin '[/3]:smile:\x1b[2J')") in plain
+    if command in ("list", "doctor", "check"):
+        (line,) = [text for text in err.splitlines() if bad in text]
+        assert rf"{SHOWN}\nmore" in line
+
+
+def test_a_real_terminal(installed):
+    """rich reads markup and emoji names where it writes colours, too."""
+    here, there = os.openpty()
+    environment = installed.environment(
+        {"RLHF_PATCHES_REPORT": "[/x]:smile:\x1b[2J", "TERM": "xterm", "COLUMNS": "120"}
+    )
+    process = subprocess.Popen([installed.command, "doctor"], stdout=there, stderr=there, env=environment)
+    os.close(there)
+    said = b""
+    with os.fdopen(here, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # the other end is closed
+        while piece := terminal.read(4096):
+            said += piece
+    assert process.wait(timeout=60) == 0, said
+    assert b"\x1b[" in said, "colours"
+    assert b"RLHF_PATCHES_REPORT=[/x]:smile:\\x1b[2J\r\n" in said
+    assert b"\x1b[2J" not in said
 
 
 def test_a_malformed_entry_points_file_of_anybody_stops_nobody_else(installed, tmp_path):

@@ -18,6 +18,7 @@ BARE = {
     "RLHF_PATCHES_AUTOLOAD": "1",
     "RLHF_PATCHES_DISABLE": "",
     "RLHF_PATCHES_ONLY": "",
+    "RLHF_PATCHES_PLUGINS": "",
     "RLHF_PATCHES_STRICT": "",
 }
 
@@ -52,7 +53,14 @@ def test_the_base_is_merged_and_left_alone():
 
 def test_every_variable_of_the_driver(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    driver = {"DISABLE": "trl-*", "STRICT": "1", "LOG": "warning:all", "WATCH": "mine", "REPORT": "r.jsonl"}
+    driver = {
+        "DISABLE": "trl-*",
+        "STRICT": "1",
+        "LOG": "warning:all",
+        "WATCH": "mine",
+        "REPORT": "r.jsonl",
+        "PLUGINS": "none",
+    }
     for name, value in driver.items():
         monkeypatch.setenv(f"RLHF_PATCHES_{name}", value)
     found = runtime_env()["env_vars"]

@@ -17,7 +17,7 @@ import pytest
 import toy_slime
 from effort import SHARE
 
-from rlhf_patches import PatchReport, Report, Status, report_file, run_summary
+from rlhf_patches import PatchReport, Report, Status, cli, report_file, run_summary
 from rlhf_patches.plugins import PluginFailure
 
 APPLY = "import rlhf_patches; rlhf_patches.apply()"
@@ -334,6 +334,9 @@ def test_a_line_that_outgrows_its_room_moves(file, line, said):
     assert reasons(file) == ["other", "short"]
 
 
+THEIRS = b'{"host": "else", "pid": 1, "rank": null}\n' * 1000
+
+
 def _remove(file):
     file.unlink()
 
@@ -345,14 +348,14 @@ def _empty(file):
 def _replace(file):
     """By another of the same length or more, as a copy of it would be."""
     file.unlink()
-    file.write_bytes(b'{"someone": "else"}\n' * 1000)
+    file.write_bytes(THEIRS)
 
 
 def _empty_and_refill(file):
     """The same file with the same inode and other content."""
     with open(file, "r+b") as opened:
         opened.truncate(0)
-        opened.write(b'{"someone": "else"}\n' * 1000)
+        opened.write(THEIRS)
 
 
 @pytest.mark.parametrize("happening", [_remove, _empty, _replace, _empty_and_refill])
@@ -426,6 +429,148 @@ def test_a_report_that_fails_is_no_exception(file, caplog):
 
 
 # ----------------------------------------------------------------------------- places that cannot be written
+
+
+PAGE = b" " * 4095 + b"\n"
+LINE = b'{"host": "node-\\u00e9 \\"a\\"", "pid": 4711, "rank": null, "patches": []}'
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        b"",
+        LINE + b"\n",
+        LINE.ljust(20_000) + b"\n",
+        PAGE + LINE,
+        b" " * 30_000 + b"\n" + LINE,  # where a line of several pages has moved
+        PAGE * 9,
+        LINE[:1],
+        LINE[:4] + b"\n" + LINE,
+        LINE[:13],
+        LINE[:40] + b"\n",
+        LINE[:40] + b"\n" + PAGE + LINE[:9] + b"\n" + LINE + b"\n",
+        LINE + b"\nanything",
+    ],
+)
+def test_what_is_ours_is_added_to(file, line, begins):
+    """Whole lines, blanks where one has moved, and what a killed process or a full disk has left of one."""
+    file.write_bytes(begins)
+    report_file.try_out(str(file))
+    assert file.read_bytes() == begins
+    line.end()
+    data = file.read_bytes()
+    assert data.startswith(begins)
+    assert json.loads(data.splitlines()[-1])["ended"] == "exit"
+
+
+FOREIGN = {
+    "a script": b"import torch\n",
+    "a script after blank lines": b"\n\n   \n#!/bin/sh\n",
+    "lines of Windows": b"\r\n\r\nkey: value\r\n",
+    "JSON": b'{"lr": 1e-5}',
+    "JSON over many lines": b'{\n  "lr": 1e-5\n}\n',
+    "JSON that begins as ours": b'{"host": "a", "method": "GET"}\n',
+    "JSON over many lines that begins as ours": b'{"host": "a",\n "pid": 1, "rank": null}\n',
+    "zeros": b"\0" * 8192,
+    "a program": b"\x7fELF\x02\x01\x01",
+    "one letter": b"x",
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_file_of_something_else_stays_as_it_is(file, line, caplog, what):
+    file.write_bytes(FOREIGN[what])
+    line.update()
+    line.end()
+    assert file.read_bytes() == FOREIGN[what]
+    (record,) = caplog.records
+    assert "it holds something else" in record.getMessage()
+    with pytest.raises(OSError, match="it holds something else"):
+        report_file.try_out(str(file))
+
+
+def test_a_variable_that_names_the_script(slime):
+    """RLHF_PATCHES_REPORT=train.py, where the line would make a syntax error of the script."""
+    code = f"{APPLY}\n{IMPORT}\nprint('trained')"
+    done = run(code, slime, slime / "job.py")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "trained\n", 1)
+    assert (slime / "job.py").read_text() == code
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_not_followed_and_a_folder_that_is_one_is(tmp_path, said, caplog, exists):
+    target, link = tmp_path / "target", tmp_path / "link.jsonl"
+    link.symlink_to(target)
+    if exists:
+        target.touch()
+    line = report_file._Line(str(link), lambda: said[0])
+    line.end()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{PROBLEM}{link}): it is a symbolic link: name the file itself (its folder may be a link)"
+    ]
+    assert target.exists() is exists
+    assert not exists or target.read_bytes() == b""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "alias").symlink_to(tmp_path / "real")
+    report_file._Line(str(tmp_path / "alias" / "run.jsonl"), lambda: said[0]).end()
+    assert len(read(tmp_path / "real" / "run.jsonl")) == 1
+
+
+def test_a_link_put_in_its_place_meanwhile(tmp_path, file, line, said, caplog):
+    line.update()
+    other = tmp_path / "other"
+    file.rename(other)
+    file.symlink_to(other)
+    before = other.read_bytes()
+    said[0] = _report("second")
+    line.update()
+    assert other.read_bytes() == before
+    assert "it is a symbolic link" in caplog.text
+
+
+def test_somebody_elses_file_in_a_folder_for_everybody(tmp_path, said, caplog, monkeypatch):
+    """As /tmp is. What the kernel allows there depends on its settings."""
+    shared, other = tmp_path / "shared", tmp_path / "other.jsonl"
+    shared.mkdir()
+    other.touch()
+    file = shared / "run.jsonl"
+    os.link(other, file)  # of a file that is ours, by somebody who may not write to it
+    line = report_file._Line(str(file), lambda: said[0])
+    line.update()
+    assert (len(read(file)), caplog.text) == (1, ""), "in a folder of one's own it is one's own business"
+    before = file.read_bytes()
+    shared.chmod(0o1777)
+    report_file._Line(str(file), lambda: said[0]).update()
+    assert "it has another name, too" in caplog.text
+    other.unlink()
+    report_file.try_out(str(file))
+    # The folder and the file are of another user than this process; then the folder is, too, which is /tmp's case.
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    report_file.try_out(str(file))
+    if own == 0:
+        os.chown(shared, 4711, -1)
+        with pytest.raises(OSError, match="it belongs to somebody else"):
+            report_file.try_out(str(file))
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0, 0o644), (0o002, 0o644)])
+def test_the_mode_is_the_same_whoever_makes_the_file(tmp_path, said, mask, mode):
+    """A process, or `rlhf-patches run --report` before it."""
+    old = os.umask(mask)
+    try:
+        report_file._Line(str(tmp_path / "line"), lambda: said[0]).end()
+        cli._writable(str(tmp_path / "run"))
+    finally:
+        os.umask(old)
+    assert [(tmp_path / name).stat().st_mode & 0o7777 for name in ("line", "run")] == [mode, mode]
+
+
+def test_what_names_the_file_cannot_move_the_cursor(tmp_path, said, caplog):
+    report_file._Line(str(tmp_path / "no" / "\x1b[2J\nfolder"), lambda: said[0]).end()
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
 
 
 def _a_folder(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -84,6 +85,17 @@ def test_table():
     assert lines[1][column:].startswith("some-dist 1.0 is affected")
     assert lines[3][:column].strip() == ""
     assert not any(line != line.rstrip() for line in lines)
+
+
+def test_text_from_outside_stays_in_its_cell():
+    reason, shown = "a\nb \x1b[2J\u202e :smile: [/x]", r"a b \x1b[2J\u202e :smile: [/x]"
+    row = PatchReport("d-bug", Status.FAILED, reason, "di\nst", "1\x1b[2J", "", "plug\nin")
+    assert row.why == rf"{shown} (plugin plug\nin)"
+    assert dataclasses.replace(row, plugin="rlhf-patches").why == shown
+    assert row.to_dict()["reason"] == reason
+    lines = str(Report((row,), (PluginFailure("bad\n", "x\ny\x07"),))).splitlines()
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
 
 
 def test_a_narrow_table_keeps_words_whole():

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
+import resource
 
 import pytest
 
-from rlhf_patches import cli
+from rlhf_patches import cli, run_summary
 
 
 def line(pid, status="applied", *, host="node-a", reason="dist 1.0 is affected", version="1.0", world=None, **more):
     """What a process of rank ``pid`` writes."""
     row = {"name": "a-bug", "status": status, "reason": reason, "distribution": "dist", "version": version}
-    row |= {"guard": "", "plugin": "tests"}
+    row |= {"guard": "", "plugin": "rlhf-patches"}
     return {
         "host": host,
         "pid": pid,
@@ -134,7 +138,7 @@ def test_ranks_that_left_no_line(report):
     assert (status, "no line from ranks 2-4, 6 of 8" in out) == (1, True)
     status, out, _ = report([line(0, world=2), line(0, world=1, process="2-0-99")])
     assert "no line from rank 1 of 2" in out
-    assert report([line(0, world="many"), line(1, world=10**12)])[0] == 1, "whatever a variable holds"
+    assert report([line(0, world="many"), line(1, world="-1"), line(2, world="\u0663")])[0] == 0, "no number"
 
 
 def test_the_last_line_of_a_process_counts(report):
@@ -230,6 +234,185 @@ def test_files_that_are_no_reports(tmp_path, capsys, content, said):
 def test_text_from_a_file_cannot_move_the_cursor(report):
     _, out, _ = report([line(0, "refused", host="\x1b[2Jnode", reason="a\x1b[31m\nb")])
     assert "\x1b" not in out
+
+
+def test_a_reason_prints_no_lines_of_its_own(report):
+    reason = "a\nNo differences, nothing refused or failed.\r\x85\u2028b \x1b]0;title\x07\u202e[/red] :smile:"
+    failures = [{"plugin": "plug\n- x", "reason": reason}]
+    forged = line(0, "refused", host="node\nx", reason=reason, version="1\n0", plugin_failures=failures)
+    status, out, _ = report([forged, line(1, rank="1\n2", started="yesterday\nx", python="3\n4", ended=None)])
+    assert status == 1
+    assert all(text.isprintable() for text in out.split("\n"))
+    assert [text for text in out.splitlines() if text.startswith(("No diff", "x", "-"))] == [
+        text for text in out.splitlines() if text.startswith(("- a-bug", "- dist", "- Python", "- plugin plug - x:"))
+    ]
+    status, out, err = report([forged], "--quiet")
+    assert (status, out) == (1, "")
+    assert all(text.startswith("rlhf-patches: ") for text in err.splitlines())
+    assert "[/red] :smile:" in err
+
+
+def test_who_brings_a_patch(report):
+    rows = line(0)["patches"]
+    theirs = [{**rows[0], "name": "their-bug", "plugin": "their-plugin", "status": "refused", "reason": "why"}]
+    status, out, _ = report([line(0, patches=rows + theirs), line(1, patches=rows + theirs)])
+    assert status == 1
+    assert "\na-bug                            applied in 2\n" in out
+    assert "\ntheir-bug (plugin their-plugin)  refused in 2\n" in out
+    assert "- their-bug (plugin their-plugin) refused in 2 (" in out
+    found = json.loads(report([line(0, patches=rows + theirs)], "--json")[1])
+    assert [patch["plugins"] for patch in found["patches"]] == [[], ["their-plugin"]]
+
+
+@pytest.mark.parametrize("size", [10**12, 10**18 - 1])
+def test_worlds_that_nobody_can_mean_cost_no_memory(report, size):
+    lines = [line(0, world=size), line(2, world=size), line(7, world=10**30), line(5, world="9" * 5000)]
+    with _memory(100):
+        status, out, _ = report(lines)
+    assert (status, f"- no line from ranks 1, 3-{size - 1} of {size}\n" in out) == (1, True)
+    found = json.loads(report(lines, "--json")[1])
+    assert found["missing_ranks"][str(size)][:3] == [1, 3, 4]
+    assert len(found["missing_ranks"][str(size)]) == 100_000
+    _, out, _ = report([line(2 * pid, world=1000) for pid in range(300)])
+    assert "no line from ranks 1, 3, 5, " in out
+    assert ", 99 and 250 more such of 1000\n" in out
+
+
+@contextlib.contextmanager
+def _memory(megabytes):
+    """So much more than what this process has now; beyond it is a MemoryError."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + (megabytes << 20), old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, old)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        json.dumps(line(0)).replace('"pid": 0', '"pid": 1e999'),
+        json.dumps(line(0)).replace('"pid": 0', '"pid": NaN'),
+        json.dumps(line(0)).replace('"pid": 0', '"pid": ' + "9" * 5000),
+        json.dumps(line(0)).replace('"pid": 0', '"pid": ' + "9" * 900_000),
+        json.dumps(line(True)).replace('"pid": 1', '"pid": true'),
+        json.dumps(line(0, observations=1)).replace('"observations": 1', '"observations": ' + "[" * 100_000),
+        json.dumps(line(0, host={"a": 1})),
+        json.dumps(line(0, rank=["0"])),
+        json.dumps(line(0, versions=[1])),
+        json.dumps(line(0, plugin_failures=[1])),
+        json.dumps(line(0, plugin_failures="x")),
+        json.dumps(line(0, patches={"a": 1})),
+        json.dumps(line(0)).ljust(1 << 20) + "x",
+        "x" * (3 << 20),
+    ],
+    ids=lambda hostile: hostile[:60] + str(len(hostile)),
+)
+def test_a_hostile_line_is_unreadable_and_the_next_is_read(report, hostile):
+    status, out, err = report([line(8), hostile, line(9)])
+    assert (status, err) == (1, "")
+    assert "2 processes on node-a 2" in out
+    assert out.count("unreadable: line 2 of") == out.count("unreadable") == 1
+
+
+def test_random_lines(report):
+    """What is valid, with values in wrong places: no exception, and every line of the answer is ours."""
+    chance = random.Random(22)
+    odd = [
+        None,
+        True,
+        -1,
+        0.5,
+        10**19,
+        float("inf"),
+        float("nan"),
+        "",
+        *["a\nFORGED"] * 5,
+        "\x1b[2J",
+        "9" * 5000,
+        "\ud800",
+        [],
+        {},
+    ]
+    odd += [[[]], {"a": {"b": []}}, "applied", "refused", "unread", "x" * 5000, "rlhf-patches", "[/b]", "\0", "\u0663"]
+
+    def spoilt(value):
+        if chance.random() < 0.03:
+            return chance.choice(odd)
+        if isinstance(value, dict):
+            return {chance.choice([k] * 100 + ["\n", "x"]): spoilt(v) for k, v in value.items()}
+        return [spoilt(each) for each in value] if isinstance(value, list) else value
+
+    read = 0
+    for _ in range(150):
+        lines = [line(1)]
+        for number in range(chance.randrange(12)):
+            text = json.dumps(spoilt(line(number, chance.choice(["applied", "refused"]), world=8, ended=None)))
+            if chance.random() < 0.1:
+                place = chance.randrange(len(text))
+                text = text[:place] + chance.choice(['"', "{", "]", "9" * 30, "\0", ""]) + text[place + 1 :]
+            lines.append(text)
+        status, out, err = report(lines, *chance.choice([[], ["--json"], ["--quiet"]]))
+        assert status in (0, 1), err
+        assert all(each.isprintable() and not each.startswith("FORGED") for each in (out + err).split("\n"))
+        read += int(out.partition(" process")[0]) if "process" in out.partition("\n")[0] else 0
+    assert read > 150, "not all of it is unreadable"
+
+
+def _a_pipe(file):
+    os.mkfifo(file)
+
+
+def _a_device(file):
+    file.symlink_to("/dev/zero")
+
+
+def _a_sparse_file(file):
+    file.touch()
+    os.truncate(file, 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(_a_pipe, "a pipe or a device"), (_a_device, "a pipe or a device"), (_a_sparse_file, "more than 1024 MiB")],
+)
+def test_files_that_never_end(tmp_path, capsys, make, said):
+    file = tmp_path / "run\x1b[2J.jsonl"
+    make(file)
+    with _memory(100):
+        assert cli.main(["report", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), said in err, "\x1b" in err) == ("", 1, True, False)
+
+
+def test_a_file_of_zeros_is_read_in_pieces(tmp_path, capsys):
+    file = tmp_path / "run.jsonl"
+    file.touch()
+    os.truncate(file, 200 << 20)
+    with _memory(100):
+        assert cli.main(["report", str(file)]) == 2
+    assert "has no line that" in capsys.readouterr().err
+
+
+def test_limits_on_what_a_run_can_say(report, monkeypatch):
+    rows = [{**line(0)["patches"][0], "name": f"bug-{n}", "status": "refused", "reason": str(n)} for n in range(50)]
+    assert report([line(pid, patches=rows) for pid in range(9)])[0] == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(run_summary, "_MOST_ENTRIES", 400)
+        status, out, err = report([line(pid, patches=rows) for pid in range(9)])
+        assert (status, out, "is too much" in err) == (2, "", True)
+        patched.undo()
+        patched.setattr(run_summary, "_MOST_DISTINCT", 100)
+        assert report([line(pid, patches=rows) for pid in range(9)])[0] == 2
+    monkeypatch.setattr(run_summary, "_MOST_PROBLEMS", 20)
+    monkeypatch.setattr(run_summary, "_MOST_UNREADABLE", 5)
+    _, _, err = report([line(0, patches=rows)], "--quiet")
+    assert (err.count("\n"), err.splitlines()[-1]) == (21, "rlhf-patches: and more")
+    _, _, err = report([line(0), *["torn"] * 8], "--quiet")
+    assert (err.count("unreadable"), err.splitlines()[-1]) == (6, "rlhf-patches: unreadable: 3 more lines")
 
 
 def test_a_thousand_processes(report):

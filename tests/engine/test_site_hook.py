@@ -259,7 +259,8 @@ def test_run_hands_through_exit_status_and_signals(installed):
         (("run", "--log", "loud", "--", "true"), 2, "RLHF_PATCHES_LOG is 'loud'"),
         (("run", "--log", "info", "--quiet", "--", "true"), 2, "not allowed with"),
         (("run", "--report", "missing/run.jsonl", "--", "true"), 2, "cannot be written: No such file or directory"),
-        (("run", "--report", "/dev/full", "--", "true"), 2, "expected a file, found something else"),
+        (("run", "--report", "/dev/full", "--", "true"), 2, "cannot be written: it is no regular file"),
+        (("run", "--report", "bin/rlhf-patches", "--", "true"), 2, "cannot be written: it holds something else"),
         (("autoload", "maybe"), 2, "maybe"),
     ],
 )
