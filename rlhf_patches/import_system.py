@@ -123,6 +123,9 @@ class loading:
     def __enter__(self) -> None:
         thread = get_ident()
         _threads[thread] = _threads.get(thread, 0) + 1
+        # From Python 3.13 on it replaces itself in sys.modules, and `from collections.abc import ...`, with which all
+        # of our modules begin, fails where another thread is importing it; this waits for that thread.
+        import collections.abc  # noqa: F401
 
     def __exit__(self, *_: object) -> None:
         thread = get_ident()

@@ -67,26 +67,26 @@ def ask(installed, tmp_path):
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("shared", ["importlib.metadata", "logging", "json"])
+@pytest.mark.parametrize("shared", ["importlib.metadata", "logging", "json", "collections.abc"])
 def test_another_thread_is_importing_what_the_engine_needs(ask, start, shared):
-    """That thread is in the middle of the module when we come to need it, and has yet to import more."""
+    """That thread is in the middle of the module, and has yet to import more, when we come to wait for it."""
     code = f"""
-        if {shared!r} in sys.modules: print("applied"), os._exit(0)
-        START
-        inside, wanted = threading.Event(), threading.Event()
-        def other():
-            __import__({shared!r})
-        # Its first import of something else: from then on it holds the module's lock.
+        def waits(thread):  # for the lock of a module
+            frame = sys._current_frames()[thread.ident]
+            return frame.f_code.co_name == "acquire" and "importlib" in frame.f_code.co_filename
+        inside = threading.Event()
         def hook(event, arguments):
-            if event == "import" and threading.current_thread() is thread and arguments[0] != {shared!r}:
-                if not inside.is_set():
-                    inside.set(); wanted.wait(1)
-        sys.addaudithook(hook)
-        at_import(threading.main_thread().ident.__int__, {shared!r}, wanted.set)
-        thread = threading.Thread(target=other)
-        thread.start(); inside.wait(2)
+            # Where it runs the code of that module's file: then it holds the module's lock.
+            if event == "exec" and {shared.replace(".", "/")!r} in getattr(arguments[0], "co_filename", ""):
+                inside.set()
+                until = time.monotonic() + 1
+                while not waits(threading.main_thread()) and time.monotonic() < until: time.sleep(0.001)
+        START
+        if {shared!r} not in sys.modules:
+            thread = threading.Thread(target=__import__, args=({shared!r},))
+            sys.addaudithook(hook)
+            thread.start(); assert inside.wait(20)
         look()
-        thread.join()
     """
     assert ask(code, start) == ["applied"]
 
