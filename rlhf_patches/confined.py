@@ -9,6 +9,7 @@ The process is a fork: the plugins are loaded already, and nothing of them is im
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import resource
@@ -108,6 +109,7 @@ def _child(pipe: int, path: str, registered: Sequence[Registered]) -> NoReturn:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nowhere, standard)
+        faulthandler.disable()  # which may write elsewhere
         _limit()
         with open(pipe, "wb") as stream:
             stream.write(json.dumps(_answer(path, registered)).encode())
