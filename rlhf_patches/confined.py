@@ -25,9 +25,9 @@ from .releases import ReleaseError
 from .reporting import PatchReport, Report, Status
 
 CPU_SECONDS = 10
-"""A release of any framework takes 0.3, with the release that it is slow to read on a machine that is slow 2."""
+"""A release of a framework takes 0.2, torch's wheel 0.7; on a slow machine five times that."""
 MEMORY = 448 * 2**20
-"""Bytes beyond what the process has when it begins. A release of any framework takes 60 MiB, torch's wheel 150."""
+"""Bytes beyond what the process has when it begins. A release of a framework takes 20 MiB, torch's wheel 60."""
 SECONDS = 300
 """By the clock: a network file system may be slow, and this is for one that does not answer at all."""
 MAX_REASON = 2000
