@@ -9,7 +9,9 @@ The process is a fork: the plugins are loaded already, and nothing of them is im
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import fcntl
 import json
 import os
 import resource
@@ -78,7 +80,7 @@ def check(path: str, registered: Sequence[Registered], failures: Iterable[Plugin
         answer = json.loads(said)
     except ValueError:
         raise ReleaseError(
-            f"{path} is not judged: reading it {_why(status)}. It is built to do harm, or no release"
+            f"{path} is not judged: reading it {_why(status)}, which no release does that is known"
         ) from None
     if "error" in answer:
         raise ReleaseError(answer["error"])
@@ -106,6 +108,7 @@ def _why(status: int | None) -> str:
 def _child(pipe: int, path: str, registered: Sequence[Registered]) -> NoReturn:
     # What this process says to anybody but its parent would be a traceback, or that of a crash.
     try:
+        pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD, 3)  # a closed standard output has left its number to it
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nowhere, standard)
@@ -126,7 +129,8 @@ def _answer(path: str, registered: Sequence[Registered]) -> dict[str, Any]:
     except ReleaseError as error:
         return {"error": _short(str(error))}
     except MemoryError:
-        return {"error": f"{path} is not judged: reading it takes more than {MEMORY // 2**20} MiB of memory"}
+        much = f"more than {MEMORY // 2**20} MiB of memory"
+        return {"error": f"{path} is not judged: reading it takes {much}, which no release does that is known"}
     except Exception as error:
         return {"error": _short(f"{path} is not judged: {type(error).__name__}: {error}")}
 
@@ -154,4 +158,5 @@ def _limit() -> None:
 def _lower(limit: int, value: int) -> None:
     soft, hard = resource.getrlimit(limit)
     bounds = [value, *(bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY)]
-    resource.setrlimit(limit, (min(bounds), hard))
+    with contextlib.suppress(OSError, ValueError):  # a system may have its own mind: then without
+        resource.setrlimit(limit, (min(bounds), hard))

@@ -12,6 +12,7 @@ import resource
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 
@@ -19,7 +20,7 @@ import pytest
 import toy_slime
 from test_releases import END, FILES, METADATA, WHOLE, extended, make_directory, make_tar, make_wheel, member, record
 
-from rlhf_patches import Status, cli, confined, inspection, plugins, recognition, releases, rewriting, sources
+from rlhf_patches import Rewrite, Status, cli, confined, inspection, plugins, recognition, releases, rewriting, sources
 from rlhf_patches.plugins import Registered
 from rlhf_patches.releases import ReleaseError, read
 
@@ -89,6 +90,18 @@ def fill(*_):
         taken.append(bytearray(2**20))
 
 
+def wait(*_):
+    time.sleep(60)
+
+
+def test_a_limit_by_the_clock(toy, monkeypatch):
+    """A network file system that does not answer takes no processor time."""
+    monkeypatch.setattr(confined, "SECONDS", 1)
+    monkeypatch.setattr(inspection, "_judge", wait)
+    with pytest.raises(ReleaseError, match=r"reading it took more than 1 seconds,"):
+        confined.check(toy(), plugins.load()[0])
+
+
 @pytest.mark.parametrize(("harm", "says"), [(spin, "1 seconds of processor time"), (fill, "64 MiB of memory")])
 def test_limits_on_time_and_memory(toy, monkeypatch, harm, says):
     monkeypatch.setattr(confined, "CPU_SECONDS", 1)
@@ -118,7 +131,9 @@ def test_a_result_is_what_it_is_in_this_process(toy):
     assert checked.report[toy_slime.PATCH].status is Status.APPLIES
 
 
-def test_the_process_leaves_nothing_behind(toy, tmp_path):
+def test_the_process_leaves_nothing_behind(toy, tmp_path, monkeypatch):
+    fork, children = os.fork, []
+    monkeypatch.setattr(os, "fork", lambda: children.append(fork()) or children[-1])
     before = sorted(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     limits = [resource.getrlimit(limit) for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_CORE)]
     for path in (toy(), str(tmp_path / "missing.whl")):
@@ -126,11 +141,19 @@ def test_the_process_leaves_nothing_behind(toy, tmp_path):
             confined.check(path, plugins.load()[0])
         except ReleaseError:
             pass
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(children) == 2
+    for child in children:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(child, os.WNOHANG)
     assert before is None or sorted(os.listdir("/proc/self/fd")) == before
     after = [resource.getrlimit(limit) for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_CORE)]
     assert after == limits
+
+
+def test_without_standard_streams(toy):
+    """The pipe to the other process then gets one of their numbers."""
+    code = "import os, sys; os.closerange(0, 3); from rlhf_patches import cli; os._exit(cli.main(sys.argv[1:]))"
+    assert subprocess.run([sys.executable, "-c", code, "check", "--quiet", toy()]).returncode == 0
 
 
 def test_a_version_of_a_megabyte_is_no_megabyte_of_output(tmp_path):
@@ -196,16 +219,25 @@ def test_little_is_remembered_and_only_within(monkeypatch):
     assert sources.remembered("k", lambda: next(made)) == 4
 
 
-def test_applying_remembers_nothing(framework, engine):
+def test_applying_parses_once_too_and_keeps_nothing(framework, engine, monkeypatch):
     """Trees and code of a module are many megabytes, and a training run is long."""
-    from rlhf_patches import Rewrite
-
-    framework.write("mod", "def add(a, b):\n    return a - b\n")
-    made = engine(framework.patch(Rewrite(framework.path("mod:add"), "$A - $B", "$A + $B")))
+    framework.write("mod", "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a + b\n")
+    patches = [
+        framework.patch(Rewrite(framework.path("mod:add"), "$A - $B", "$A + $B"), name="one"),
+        framework.patch(Rewrite(framework.path("mod:sub"), "$A + $B", "$A - $B"), name="two"),
+    ]
+    parsed, parse = [], sources._parse
+    monkeypatch.setattr(sources, "_parse", lambda source: parsed.append(source) or parse(source))
+    made = engine(*patches)
     made.apply()
     module = framework.load()
-    assert module.add(1, 2) == 3
+    assert (module.add(5, 2), module.sub(5, 2)) == (7, 3)
+    assert len(parsed) == 1
+    assert sources._memory.made is None
+    made.revert()
     made.apply()
+    assert (module.add(5, 2), module.sub(5, 2)) == (7, 3)
+    assert len(parsed) == 2
     assert sources._memory.made is None
 
 
@@ -365,7 +397,7 @@ def test_the_same_metadata_as_the_engine_sees(tmp_path, monkeypatch, files, clai
     found = []
     for one in distributions(path=[str(folder)]):
         try:
-            found.append((one.metadata["Name"], one.metadata["Version"]))
+            found.append((one.metadata.get("Name"), one.metadata.get("Version")))
         except UnicodeDecodeError:
             continue
     assert tuple(claim for claim in found if claim[0]) == claims
