@@ -223,8 +223,8 @@ def test_applying_parses_once_too_and_keeps_nothing(framework, engine, monkeypat
     """Trees and code of a module are many megabytes, and a training run is long."""
     framework.write("mod", "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a + b\n")
     patches = [
-        framework.patch(Rewrite(framework.path("mod:add"), "$A - $B", "$A + $B"), name="one"),
-        framework.patch(Rewrite(framework.path("mod:sub"), "$A + $B", "$A - $B"), name="two"),
+        framework.patch(Rewrite(framework.path("mod:add"), "$A - $B", "$A + $B"), name="framework-one"),
+        framework.patch(Rewrite(framework.path("mod:sub"), "$A + $B", "$A - $B"), name="framework-two"),
     ]
     parsed, parse = [], sources._parse
     monkeypatch.setattr(sources, "_parse", lambda source: parsed.append(source) or parse(source))
