@@ -65,8 +65,7 @@ def check(path: str, registered: Sequence[Registered], failures: Iterable[Plugin
         os.close(other)
         raise ReleaseError(f"{path} is not read: there is no process to do it in ({error})") from error
     if not child:
-        os.close(end)
-        _child(other, path, registered)
+        _child(end, other, path, registered)
     os.close(other)
     with open(end, "rb") as stream:
         try:
@@ -105,10 +104,12 @@ def _why(status: int | None) -> str:
     return "ended without a result"
 
 
-def _child(pipe: int, path: str, registered: Sequence[Registered]) -> NoReturn:
+def _child(parents: int, pipe: int, path: str, registered: Sequence[Registered]) -> NoReturn:
     # What this process says to anybody but its parent would be a traceback, or that of a crash.
     try:
-        pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD, 3)  # a closed standard output has left its number to it
+        os.close(parents)
+        # A closed standard output has left its number to the pipe.
+        pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD, 3)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nowhere, standard)
