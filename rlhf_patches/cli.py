@@ -147,7 +147,7 @@ def _print_checked(console: Console, source: str, report: Report) -> None:
     absent = len(report.patches) - len(there)
     if absent:
         other = "other modules" if there else "modules that it does not have"
-        console.print(f"[dim]{absent} patches of {other}: absent[/]", highlight=False)
+        console.print(f"{absent} patches of {other}: absent", style="dim")
     console.print()
 
 
