@@ -21,7 +21,19 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from . import __version__, autoload, download, inspection, pages, plugins, releases, report_file, run_summary, settings
+from . import (
+    __version__,
+    autoload,
+    confined,
+    download,
+    inspection,
+    pages,
+    plugins,
+    releases,
+    report_file,
+    run_summary,
+    settings,
+)
 from .plugins import PluginFailure, Registered
 from .reporting import PatchReport, Report, Status
 from .reporting import printable as _printable
@@ -110,23 +122,33 @@ def _check(options: argparse.Namespace) -> int:
         try:
             # What exists on disk is never looked for on an index.
             path = (
-                source if os.path.exists(source) or _looks_like_a_path(source) else str(download.fetch(source, cache))
+                source if os.path.lexists(source) or _looks_like_a_path(source) else str(download.fetch(source, cache))
             )
-            report = inspection.check(releases.read(path), registered, failures)
+            checked = confined.check(path, registered, failures)
         except (download.DownloadError, releases.ReleaseError) as error:
             print(f"rlhf-patches: {_printable(str(error))}", file=sys.stderr)
             unreadable = True
             continue
+        report = checked.report
+        if not checked.is_patched:
+            print(f"rlhf-patches: {_printable(source)} {_NOTHING_FOUND}", file=sys.stderr)
+            unreadable = True
         bad = bad or bool(report.problems)
         rows += [{**row.to_dict(), "source": source} for row in report]
         if options.quiet:
             _complain_of_patches(report, f"{_printable(source)}: ")
-        elif not options.json:
+        elif not options.json and checked.is_patched:
             _print_checked(console, source, report)
     if options.json:
         print(json.dumps(rows, indent=2))
     _complain_of(failures)
     return 2 if unreadable else int(bad)
+
+
+_NOTHING_FOUND = (
+    "has no package of any framework that a patch is for. A directory must be the one that holds the packages: the "
+    "root of a checkout, or site-packages"
+)
 
 
 def _looks_like_a_path(source: str) -> bool:
@@ -138,14 +160,10 @@ def _print_checked(console: Console, source: str, report: Report) -> None:
     there = [row for row in report if row.status is not Status.ABSENT]
     if there:
         console.print(_judgements(there))
-    else:
-        console.print(
-            "No module of any patched framework is in it. A directory must be the one that holds the packages: "
-            "the root of a checkout, or site-packages."
-        )
     absent = len(report.patches) - len(there)
-    if there and absent:
-        console.print(f"{absent} patches of other modules: absent", style="dim")
+    if absent:
+        other = "other modules" if there else "modules that it does not have"
+        console.print(f"{absent} patches of {other}: absent", style="dim")
     console.print()
 
 

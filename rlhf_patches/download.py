@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -56,7 +57,18 @@ def fetch(text: str, cache: Path) -> Path:
 
 
 def _fetch(name: str, version: str, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    new = [made for made in (folder, *folder.parents) if not made.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _fetch_into(folder, name, version)
+    except BaseException:
+        for made in new:
+            with contextlib.suppress(OSError):  # somebody else may have put something there
+                made.rmdir()
+        raise
+
+
+def _fetch_into(folder: Path, name: str, version: str) -> Path:
     # Beside its place, then renamed: a run that is interrupted leaves no half a wheel that looks like one.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
         said = _pip(f"{name}=={version}", incoming)

@@ -112,6 +112,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------- public calls
 
+    @sources.parsed_once()
     def apply(self, only: Names = None, exclude: Names = None, strict: bool | None = None) -> Report:
         """See `rlhf_patches.apply`."""
         entries = self._registered()
@@ -244,6 +245,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------ one patch's turn
 
+    @sources.parsed_once()
     def _imported(self, module_name: str, module: ModuleType) -> None:
         """Called when a watched module has been imported or reloaded. Raises only in strict mode."""
         entries = [e for e in (self._entries or {}).values() if e.requested and module_name in e.patch.modules]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from . import recognition, rewriting, settings, sources, versions
 from .plugins import PluginFailure, Registered
-from .releases import Release
+from .releases import Release, ReleaseError
 from .reporting import Report, Status, patch_report
 from .rewriting import NoEffect, Unrecognised
 from .sources import NotFound, Source, Unreadable
@@ -28,12 +28,13 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
     registered = list(registered)
     environment = settings.read([item.patch.name for item in registered])
     rows = []
-    for item in registered:
-        found = _judge(item.patch, _Installed())
-        off = environment.switched_off(item.patch.name)
-        if off:
-            found = _Judgement(Status.DISABLED, off, found.version)
-        rows.append(patch_report(item.patch, item.plugin, *found))
+    with sources.parsed_once():
+        for item in registered:
+            found = _judge(item.patch, _Installed())
+            off = environment.switched_off(item.patch.name)
+            if off:
+                found = _Judgement(Status.DISABLED, off, found.version)
+            rows.append(patch_report(item.patch, item.plugin, *found))
     return Report(tuple(rows), tuple(failures))
 
 
@@ -41,9 +42,23 @@ def check(release: Release, registered: Iterable[Registered], failures: Iterable
     """The same of one release, whatever is installed here and whatever the environment variables say.
 
     Thorough: that edits leave every line where it is, which the rules of `rewriting` promise, is checked too.
+
+    Raises:
+        ReleaseError: something of the release is there and cannot be read.
     """
-    rows = [patch_report(item.patch, item.plugin, *_judge(item.patch, _Released(release))) for item in registered]
+    with sources.parsed_once():
+        rows = [patch_report(item.patch, item.plugin, *_judge(item.patch, _Released(release))) for item in registered]
     return Report(tuple(rows), tuple(failures))
+
+
+def is_patched(release: Release, registered: Iterable[Registered]) -> bool:
+    """Whether the release has a package that any patch is for; if not, nothing has been found out about it.
+
+    Raises:
+        ReleaseError: something of the release is there and cannot be read.
+    """
+    packages = {module.partition(".")[0] for item in registered for module in item.patch.modules}
+    return any(map(release.has_package, packages))
 
 
 class _Judgement(NamedTuple):
@@ -57,6 +72,7 @@ class _Installed:
     """The running environment, as `_judge` asks for it."""
 
     thorough = False
+    fatal: tuple[type[Exception], ...] = ()
 
     def read(self, patch: Patch) -> tuple[Finding, Callable[[], dict[str, Source]]]:
         """The version guard's finding, and a function that reads the text of each module."""
@@ -73,6 +89,7 @@ class _Released:
     """A release, as `_judge` asks for it."""
 
     thorough = True
+    fatal: tuple[type[Exception], ...] = (ReleaseError, MemoryError)
 
     def __init__(self, release: Release) -> None:
         self._release = release
@@ -101,6 +118,8 @@ def _judge(patch: Patch, world: _Installed | _Released) -> _Judgement:
     except (NoEffect, Unrecognised, Unreadable) as error:
         assert finding is not None
         return _Judgement(*recognition.refusal(finding, error), finding.version)
+    except world.fatal:
+        raise
     except Exception as error:
         return _Judgement(Status.FAILED, f"{type(error).__name__}: {error}", finding.version if finding else None)
     return _Judgement(Status.APPLIES, f"{finding.reason}, and the code is recognised", finding.version)

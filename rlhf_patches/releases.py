@@ -7,39 +7,63 @@ end, is refused as a whole: half an archive proves nothing about a release.
 
 from __future__ import annotations
 
+import codecs
 import email.parser
-import gzip
+import functools
 import importlib.util
+import io
 import itertools
 import os
 import posixpath
 import re
 import stat
 import tarfile
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
 from . import versions
 from .sources import NotFound, Source, Unreadable
-from .versions import Finding
+from .versions import MAX_METADATA, Finding
 from .vocabulary import Guard
 
-MAX_FILE = 16 * 2**20
-"""Bytes of one source or metadata file. The largest module of any framework read so far has 0.5 MiB."""
-MAX_TEXT = 256 * 2**20
-"""Bytes of all such files of one archive together."""
-MAX_UNPACKED = 2 * 2**30
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+# Beside each limit, in brackets, the most that was seen in the wheels of the frameworks that patches are for, and in
+# some eighty others, torch's and transformers' among them.
+
+MAX_FILE = 2 * 2**20
+"""Bytes of one source file (1.3 MiB in torch, 0.2 MiB in a framework)."""
+MAX_TEXT = 128 * 2**20
+"""Bytes of all source and metadata of one archive together (52 MiB)."""
+MAX_UNPACKED = 2**30
 """Bytes of a whole sdist, unpacked: it has to be decompressed from its beginning to find anything in it."""
-MAX_MEMBERS = 200_000
+MAX_MEMBERS = 30_000
+"""Files and folders of one archive (15,586)."""
 MAX_NAME = 4096
-MAX_HEADERS = 64 * 2**10
+MAX_NAMES = 16 * 2**20
+"""Characters of all members' names together (1 MiB)."""
+MAX_DIRECTORY = 8 * 2**20
+"""Bytes of a zip's directory (1.7 MiB): zipfile reads it whole, before it can be asked how many entries it has."""
+MAX_HEADERS = 32 * 2**10
 """Bytes of headers before one member of an sdist: tarfile reads them whole, and keeps what they say."""
+MAX_RECORDS = 10 * MAX_MEMBERS
+"""Keys in all extended headers of an sdist together (setuptools writes one or two for a member)."""
+MAX_GLOBALS = 100
+"""Keys in its global headers, which tarfile copies for every member (git writes one)."""
+MAX_STREAMS = 100
+"""Compressed streams, one after the other, in an sdist (1)."""
 
 KINDS = "a wheel (.whl), an sdist (.tar.gz, .tgz, .zip) or a directory"
+
+# What frameworks are written in. Others take minutes for a few bytes (punycode), or give no text at all (hex).
+_ENCODINGS = ("utf-8", "utf-8-sig", "iso8859-1", "ascii")
 
 # Where a distribution keeps its packages, seen from its root; a wheel's data folders are added to these.
 _FOLDERS = ("", "src/")
@@ -64,12 +88,17 @@ class Release:
     _names: Callable[[str], Iterable[str]]  # a folder -> the names in it
     _read: Callable[[str], bytes]
 
+    def has_package(self, name: str) -> bool:
+        """Whether there is a package or a module ``name`` at the top."""
+        return any(found == name or found.startswith(f"{name}.") for root in self._roots for found in self._names(root))
+
     def source(self, module: str) -> Source:
         """The text of a module.
 
         Raises:
             NotFound: there is no such module.
             Unreadable: it is not there as text, or cannot be decoded.
+            ReleaseError: it is in a directory, and a file or folder that is there cannot be read.
         """
         parent, _, last = module.replace(".", "/").rpartition("/")
         for root in self._roots:
@@ -93,8 +122,8 @@ class Release:
         path = f"{folder}{stem}.py"
         if f"{stem}.py" in names:
             try:
-                text = importlib.util.decode_source(self._read(path))
-            except (SyntaxError, UnicodeError, LookupError) as error:  # LookupError: a codec that gives no text
+                text = _decode(self._read(path))
+            except (SyntaxError, UnicodeError) as error:
                 raise Unreadable(
                     f"the source of {module} cannot be decoded: {error} ({path} in {self.label})"
                 ) from error
@@ -123,28 +152,41 @@ def read(path: str) -> Release:
     Raises:
         ReleaseError: it is none of these, is damaged, or is built to do harm.
     """
-    if not os.path.exists(path):
-        raise ReleaseError(f"{path} does not exist; expected {KINDS}")
-    if not os.path.isdir(path) and not os.path.isfile(path):
-        raise ReleaseError(f"{path} is no regular file; expected {KINDS}")
     name = path.lower()
     try:
-        if os.path.isdir(path):
+        state = os.stat(path)
+        if stat.S_ISDIR(state.st_mode):
             return _directory(path)
+        if not stat.S_ISREG(state.st_mode):
+            raise ReleaseError(f"{path} is no regular file; expected {KINDS}")
         if name.endswith((".whl", ".zip")):
             return _zip(path)
         if name.endswith((".tar.gz", ".tgz")):
             return _tar(path)
-    except ReleaseError:
+    except (ReleaseError, MemoryError):
         raise
+    except FileNotFoundError as error:
+        raise ReleaseError(f"{path} does not exist; expected {KINDS}") from error
     except Unreadable as error:  # the metadata
         raise ReleaseError(str(error)) from error
     # Bad bytes show as anything: zipfile and tarfile let ValueError, struct.error, RecursionError and more through.
     except Exception as error:
-        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+        if isinstance(error, OSError):
             raise ReleaseError(f"{path} cannot be read: {error}") from error
         raise ReleaseError(f"{path} is damaged or truncated ({error}); get it again") from error
     raise ReleaseError(f"{path} is of an unknown kind; expected {KINDS}")
+
+
+def _decode(data: bytes) -> str:
+    # A text as Python decodes it; SyntaxError or UnicodeDecodeError where it does not, or where we do not let it.
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    if codecs.lookup(encoding).name not in _ENCODINGS:
+        raise SyntaxError(f"it is in the encoding {encoding!r}, expected UTF-8, Latin-1 or ASCII")
+    return importlib.util.decode_source(data)
+
+
+def _too_large(size: int, limit: int) -> str:
+    return f"has {size / 2**20:.1f} MiB, more than the {limit / 2**20:.0f} MiB that such a file may have"
 
 
 def _same(name: str, other: str) -> bool:
@@ -155,55 +197,96 @@ def _same(name: str, other: str) -> bool:
 
 
 def _directory(path: str) -> Release:
-    base = Path(path)
-    folders = [folder for folder in (base, base / "src") if folder.is_dir()]
-    for folder in folders:
-        for pattern in ("*.dist-info/METADATA", "*.egg-info/PKG-INFO", "*.egg-info"):
-            for metadata in folder.glob(pattern):
-                if metadata.exists() and not metadata.is_dir():
-                    _check_file(str(metadata))  # importlib.metadata would read a pipe or a device for ever
-    claims = versions.claims([str(folder) for folder in folders])
-    if not claims and (base / "PKG-INFO").is_file():
-        claims = [_claim(_read_file(str(base), "PKG-INFO"))]
-
     def names(folder: str) -> list[str]:
+        return _list(os.path.join(path, folder))
+
+    def content(name: str) -> bytes:
+        file = os.path.join(path, name)
         try:
-            return os.listdir(base / folder)
-        except OSError:
-            return []
+            return _read_file(file, MAX_FILE)
+        except OSError as error:
+            raise ReleaseError(f"{file} cannot be read: {error}") from error
 
-    return Release(path, tuple(dict.fromkeys(claims)), _FOLDERS, names, lambda name: _read_file(path, name))
+    claims = [
+        claim
+        for folder in _FOLDERS
+        for name in names(folder)
+        if _is_metadata(path, folder, name)
+        for claim in _metadata(os.path.join(path, folder, name))
+    ]
+    if not claims:
+        claims = _metadata(path, ("PKG-INFO",))
+    return Release(path, tuple(dict.fromkeys(claims)), _FOLDERS, names, content)
 
 
-def _read_file(base: str, name: str) -> bytes:
-    file = os.path.join(base, name)
+def _list(folder: str) -> list[str]:
     try:
-        _check_file(file)
-        with open(file, "rb") as stream:
-            return stream.read(MAX_FILE)
+        return os.listdir(folder)
+    # Nothing else counts as absent: what is there and cannot be read may be what is looked for.
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     except OSError as error:
-        raise Unreadable(f"{file} cannot be read: {error}") from error
+        raise ReleaseError(f"{folder} cannot be read: {error}") from error
 
 
-def _check_file(file: str) -> None:
+def _is_metadata(path: str, folder: str, name: str) -> bool:
+    """As importlib.metadata, which the engine asks, sees it."""
+    name = name.lower()
+    in_egg = not folder and os.path.basename(os.path.normpath(path)).lower().endswith(".egg")
+    return name.endswith((".dist-info", ".egg-info")) or (in_egg and name == "egg-info")
+
+
+def _metadata(folder: str, files: tuple[str, ...] = ("METADATA", "PKG-INFO", "")) -> list[tuple[str, str | None]]:
+    """What the first of these files that there is says; the folder may be a file itself."""
+    for name in files:
+        file = os.path.join(folder, name) if name else folder
+        if os.path.isdir(file):
+            continue
+        try:
+            data = _read_file(file, MAX_METADATA)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ReleaseError(f"{file} cannot be read: {error}") from error
+        if data:
+            try:
+                data.decode()
+            except UnicodeDecodeError:  # nothing, for the engine
+                return []
+            claim = _claim(data)
+            return [claim] if claim[0] else []
+    return []
+
+
+def _read_file(file: str, limit: int) -> bytes:
     # A link is followed: uv's environments consist of them. A device or a pipe would never end.
-    state = os.stat(file)
+    _check_regular(file, os.stat(file), limit)  # before it is opened: opening a device may do something
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
+        _check_regular(file, os.fstat(stream.fileno()), limit)
+        data = stream.read(limit + 1)
+    if len(data) > limit:  # those of /proc state none
+        raise Unreadable(f"{file} {_too_large(len(data), limit)}")
+    return data
+
+
+def _check_regular(file: str, state: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(state.st_mode):
         raise Unreadable(f"{file} is no regular file")
-    if state.st_size > MAX_FILE:
-        raise Unreadable(_too_large(file, state.st_size))
+    if state.st_size > limit:
+        raise Unreadable(f"{file} {_too_large(state.st_size, limit)}")
 
 
 # ------------------------------------------------------------------------------------------- archives
 
 
-class _Files(dict[str, "bytes | None"]):
-    """The files of an archive that matter, by name; None stands for a link, and for what hides a module's text."""
+class _Files(dict[str, "bytes | str"]):
+    """The files of an archive that matter, by name; text instead of bytes says why one is not read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._seen: set[str] = set()
         self._members = 0
+        self._characters = 0
         self._bytes = 0
 
     def name(self, stated: str) -> str:
@@ -217,6 +300,9 @@ class _Files(dict[str, "bytes | None"]):
         if name in self._seen:
             raise ReleaseError(f"{self.path} has the member {name!r} twice, so what an installer takes cannot be told")
         self._seen.add(name)
+        self._characters += len(stated)
+        if self._characters > MAX_NAMES:
+            raise ReleaseError(f"{self.path} has names of more than {MAX_NAMES} characters: too many for a release")
         return name
 
     def count(self) -> None:
@@ -225,22 +311,32 @@ class _Files(dict[str, "bytes | None"]):
         if self._members > MAX_MEMBERS:
             raise ReleaseError(f"{self.path} has more than {MAX_MEMBERS} members: too many for a release")
 
-    def make_room(self, name: str, size: int) -> None:
-        """Called before ``size`` bytes of text are read."""
-        if size > MAX_FILE:
-            raise ReleaseError(f"{self.path}: {_too_large(name, size)}")
-        self._bytes += size
-        if self._bytes > MAX_TEXT:
-            raise ReleaseError(f"{self.path} has more than {MAX_TEXT // 2**20} MiB of source: too much for a release")
+    def takes(self, name: str, size: int) -> bool:
+        """Whether a file is one that matters, and is to be read; called before ``size`` bytes of it are."""
+        if name.endswith((".so", ".pyd", ".pyc")):
+            self[name] = "hides a module's text"
+        elif name.endswith(".py") or posixpath.basename(name) in ("METADATA", "PKG-INFO"):
+            limit = MAX_FILE if name.endswith(".py") else MAX_METADATA
+            if size > limit:
+                self[name] = _too_large(size, limit)
+                return False
+            self._bytes += size
+            if self._bytes > MAX_TEXT:
+                raise ReleaseError(
+                    f"{self.path} has more than {MAX_TEXT // 2**20} MiB of source: too much for a release"
+                )
+            return True
+        return False
 
 
 def _in_memory(files: _Files, metadata: Iterable[str], roots: tuple[str, ...]) -> Release:
     def content(name: str) -> bytes:
         data = files[name]
-        if data is None:
-            raise Unreadable(f"{name} in {files.path} is a link, and links are not followed")
+        if isinstance(data, str):
+            raise Unreadable(f"{name} in {files.path} {data}")
         return data
 
+    @functools.cache
     def names(folder: str) -> set[str]:
         # A package that is a link would otherwise count as not there.
         for parent in itertools.accumulate(folder.split("/")[:-1], "{}/{}".format):
@@ -256,22 +352,32 @@ def _claim(metadata: bytes) -> tuple[str, str | None]:
     return str(fields["Name"] or ""), str(fields["Version"]) if fields["Version"] else None
 
 
-def _too_large(name: str, size: int) -> str:
-    return f"{name} has {size / 2**20:.0f} MiB, more than the {MAX_FILE / 2**20:.0f} MiB that a source file may have"
+_LINK = "is a link, and links are not followed"
 
 
-def _wanted(name: str) -> bool:
-    return name.endswith(".py") or posixpath.basename(name) in ("METADATA", "PKG-INFO")
+class _Directory(io.BufferedReader):
+    """What zipfile reads from. While it opens the archive, it reads no directory that no release has."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__(io.FileIO(path))
+        self._path = path
+        self.opening = True
 
-def _hides(name: str) -> bool:
-    """Whether a file stands in for a module's text without being text."""
-    return name.endswith((".so", ".pyd", ".pyc"))
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As a file's."""
+        if self.opening and size is not None and size > MAX_DIRECTORY:
+            raise ReleaseError(f"{self._path} has a directory of {size / 2**20:.0f} MiB: too large for a release")
+        data = super().read(size)
+        # Every entry begins with this, whatever number of entries is stated.
+        if self.opening and data.count(b"PK\1\2") > MAX_MEMBERS:
+            raise ReleaseError(f"{self._path} has more than {MAX_MEMBERS} members: too many for a release")
+        return data
 
 
 def _zip(path: str) -> Release:
     files = _Files(path)
-    with zipfile.ZipFile(path) as archive:
+    with _Directory(path) as stream, zipfile.ZipFile(stream) as archive:
+        stream.opening = False
         for member in archive.infolist():
             files.count()
             _check_entry(path, archive, member)
@@ -279,13 +385,13 @@ def _zip(path: str) -> Release:
                 continue
             # Not `filename`, which zipfile cuts at a NUL.
             name = files.name(member.orig_filename)
-            if _hides(name) or (_wanted(name) and stat.S_ISLNK(member.external_attr >> 16)):
-                files[name] = None
-            elif _wanted(name):
-                files.make_room(name, member.file_size)
-                with archive.open(member) as stream:
+            if files.takes(name, member.file_size):
+                if stat.S_ISLNK(member.external_attr >> 16):
+                    files[name] = _LINK
+                    continue
+                with archive.open(member) as text:
                     # Never more than was stated; zipfile compares the checksum at the end.
-                    files[name] = stream.read(member.file_size + 1)
+                    files[name] = text.read(member.file_size + 1)
     if path.lower().endswith(".zip"):
         return _sdist(files)
     metadata = [name for name in files if name.endswith(".dist-info/METADATA") and name.count("/") == 1]
@@ -312,13 +418,15 @@ def _check_entry(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -
 
 def _tar(path: str) -> Release:
     files = _Files(path)
-    with gzip.open(path) as unpacked:
-        limited = _Limited(path, unpacked)
+    with open(path, "rb") as packed:
+        limited = _Limited(path, io.BufferedReader(_Gunzip(path, packed), _CHUNK))
         limited.allow(MAX_HEADERS)
         with tarfile.open(fileobj=limited, mode="r:") as archive:  # type: ignore[call-overload]
             for member in archive:
                 archive.members = []  # tarfile keeps them all, with their headers
                 files.count()
+                if len(archive.pax_headers) > MAX_GLOBALS:
+                    raise ReleaseError(f"{path} has more than {MAX_GLOBALS} global headers: it is built to do harm")
                 if member.size < 0:
                     raise ReleaseError(f"{path}: {member.name!r} has a negative size: it is built to do harm")
                 if not member.isdir():
@@ -334,13 +442,10 @@ def _add(files: _Files, archive: tarfile.TarFile, member: tarfile.TarInfo) -> No
     name = files.name(member.name)
     if member.issym() or member.islnk():
         _check_link(files.path, name, member)
-        files[name] = None
+        files[name] = _LINK
     elif not member.isreg() or member.issparse():
         raise ReleaseError(f"{files.path}: {name} is a device, a pipe or a sparse file, which no release has")
-    elif _hides(name):
-        files[name] = None
-    elif _wanted(name):
-        files.make_room(name, member.size)
+    elif files.takes(name, member.size):
         stream = archive.extractfile(member)
         assert stream is not None
         files[name] = stream.read()
@@ -368,15 +473,63 @@ def _sdist(files: _Files) -> Release:
     return _in_memory(files, metadata, tuple(f"{top}/{folder}" for folder in _FOLDERS))
 
 
+_CHUNK = 2**18
+
+
+class _Gunzip(io.RawIOBase):
+    """A gzip file, unpacked. Python's own reads the name in its header byte by byte, however long it is."""
+
+    def __init__(self, path: str, packed: IO[bytes]) -> None:
+        self._path = path
+        self._packed = packed
+        self._rest = b""
+        self._unzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        self._streams = 1
+
+    def readable(self) -> bool:
+        """As a file's."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """As a file's; an error of zlib's if a checksum is wrong."""
+        view = memoryview(buffer).cast("B")
+        while not self._unzip.eof or self._goes_on():
+            packed = self._rest or self._unzip.unconsumed_tail or self._packed.read(_CHUNK)
+            self._rest = b""
+            data = self._unzip.decompress(packed, len(view))
+            if data:
+                view[: len(data)] = data
+                return len(data)
+            if not packed and not self._unzip.eof:
+                raise EOFError("it ends before its end marker")
+        return 0
+
+    def _goes_on(self) -> bool:
+        """Whether another stream follows; zeros may."""
+        self._rest = self._unzip.unused_data.lstrip(b"\0")
+        while not self._rest:
+            packed = self._packed.read(_CHUNK)
+            if not packed:
+                return False
+            self._rest = packed.lstrip(b"\0")
+        self._streams += 1
+        if self._streams > MAX_STREAMS:
+            raise ReleaseError(f"{self._path} has more than {MAX_STREAMS} gzip streams: it is built to do harm")
+        self._unzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        return True
+
+
 class _Limited:
     """What tarfile reads from: a decompressed stream that only goes forward, and not for ever."""
 
-    def __init__(self, path: str, stream: gzip.GzipFile) -> None:
+    def __init__(self, path: str, stream: io.BufferedReader) -> None:
         self._path = path
         self._stream = stream
+        self._position = 0
         self._last = b""
         self._left: int | None = None
         self._headers = True
+        self._records = 0
 
     def allow(self, size: int | None, headers: bool = True) -> None:
         """How many bytes may be read until the next call (None: any), and whether they are headers."""
@@ -394,31 +547,38 @@ class _Limited:
         # tarfile's regular expressions take the square of the time (CVE-2024-6232, Pythons before the fix).
         if self._headers and re.search(rb"\d{256}", self._last):
             raise ReleaseError(f"{self._path} has a header that is no header: it is built to do harm")
-        self._check(self._stream.tell())
+        self._records += self._last.count(b"\n") if self._headers else 0
+        if self._records > MAX_RECORDS:
+            raise ReleaseError(f"{self._path} has more than {MAX_RECORDS} extended headers: it is built to do harm")
+        self._position += len(self._last)
+        self._check(self._position)
         return self._last
 
     def seek(self, position: int) -> int:
         """As a file's."""
         # A negative size leads back, and would have tarfile read the same member for ever.
-        if position < self._stream.tell():
+        if position < self._position:
             raise ReleaseError(f"{self._path} has a member of negative size: it is built to do harm")
         self._check(position)
-        return self._stream.seek(position)
+        while self._position < position and (skipped := self._stream.read(min(position - self._position, _CHUNK))):
+            self._position += len(skipped)
+        return self._position
 
     def tell(self) -> int:
         """As a file's."""
-        return self._stream.tell()
+        return self._position
 
     def check_end(self) -> None:
         """Check that the archive is whole: tarfile takes a damaged header for the end, without a word.
 
         Raises:
             ReleaseError: what was read last is no end marker.
-            EOFError, OSError: the checksum is wrong, or there is none.
+            EOFError, zlib.error: the checksum is wrong, or there is none.
         """
         if self._last != bytes(tarfile.BLOCKSIZE):
             raise ReleaseError(f"{self._path} is damaged or truncated: it has no end marker; get it again")
-        while self.read(2**20):  # gzip compares its checksum at the end
+        self._headers = False
+        while self.read(2**20):  # zlib compares its checksum at the end
             pass
 
     def _check(self, position: int) -> None:

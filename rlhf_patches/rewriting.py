@@ -72,11 +72,18 @@ def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> 
 
 
 def _function_node(source: Source, node: sources.FunctionNode) -> SgNode:
-    for candidate in SgRoot(source.text, "python").root().find_all(kind="function_definition"):
+    for candidate in sources.remembered(("nodes", source.text), lambda: _by_line(source.text)).get(node.lineno, ()):
         name = candidate.field("name")
-        if candidate.range().start.line + 1 == node.lineno and name is not None and name.text() == node.name:
+        if name is not None and name.text() == node.name:
             return candidate
     raise Unrecognised(f"ast-grep and Python disagree on where {node.name} is in {source.filename}")
+
+
+def _by_line(text: str) -> dict[int, list[SgNode]]:
+    found: dict[int, list[SgNode]] = {}
+    for function in SgRoot(text, "python").root().find_all(kind="function_definition"):
+        found.setdefault(function.range().start.line + 1, []).append(function)
+    return found
 
 
 def _edit(rewrite: Rewrite, match: SgNode, module_text: str) -> Edit:
@@ -156,6 +163,10 @@ def compile_module(text: str, filename: str) -> CodeType:
     Raises:
         Unrecognised: it does not compile.
     """
+    return sources.remembered(("code", text, filename), lambda: _compile(text, filename))
+
+
+def _compile(text: str, filename: str) -> CodeType:
     try:
         # dont_inherit: this file's own future imports must not leak into the framework's code.
         with sources.no_warnings():

@@ -10,14 +10,17 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+_Made = TypeVar("_Made")
 
 
 class Unreadable(Exception):
@@ -148,17 +151,67 @@ def no_warnings() -> Iterator[None]:
         yield
 
 
+class _Memory(threading.local):
+    made: dict[Hashable, tuple[Any, Exception | None]] | None = None
+
+
+_memory = _Memory()
+_REMEMBERED = 12
+
+
+@contextlib.contextmanager
+def parsed_once() -> Iterator[None]:
+    """Within it this thread parses and compiles a text once, however many patches look at it.
+
+    At its end all is forgotten: syntax trees are large, and a training run is long.
+    """
+    if _memory.made is not None:
+        yield
+        return
+    _memory.made = {}
+    try:
+        yield
+    finally:
+        _memory.made = None
+
+
+def remembered(key: Hashable, make: Callable[[], _Made]) -> _Made:
+    """What ``make()`` returns or raises, made anew unless `parsed_once` has that of an equal key."""
+    made = _memory.made
+    if made is None:
+        return make()
+    if key in made:
+        made[key] = made.pop(key)  # the one that was used last comes last
+    else:
+        try:
+            found: tuple[Any, Exception | None] = make(), None
+        except Exception as error:
+            found = None, error
+        while len(made) >= _REMEMBERED:
+            del made[next(iter(made))]
+        made[key] = found
+    result, raised = made[key]
+    if raised is not None:
+        raise raised.with_traceback(None)
+    return result  # type: ignore[no-any-return]
+
+
 def parse(source: Source) -> ast.Module:
-    """The module's syntax tree.
+    """The module's syntax tree, not to be changed.
 
     Raises:
         Unreadable: the text is not valid for this Python.
     """
+    return remembered(("tree", source), lambda: _parse(source))
+
+
+def _parse(source: Source) -> ast.Module:
     try:
         with no_warnings():
             return ast.parse(source.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"the source of {source.module} does not parse: {error} ({source.filename})") from error
+        why = str(error) or "it is nested too deeply, or takes too much memory"
+        raise Unreadable(f"the source of {source.module} does not parse: {why} ({source.filename})") from error
 
 
 def find_function(source: Source, qualname: str) -> FunctionNode:

@@ -101,7 +101,8 @@ def test_json_in_all_four_states(cli, slime, tmp_path):
     applies, unaffected = slime(), slime("99.0", repaired)
     refused = slime("0.3.0", repaired)
     done = cli("check", "--json", applies, unaffected, other)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"{other} has no package of any framework" in done.stderr
     found = json.loads(done.stdout)
     assert [row["name"] for row in found] == NAMES * 3
     assert [row["source"] for row in found] == [source for source in (applies, unaffected, other) for _ in NAMES]
@@ -129,15 +130,32 @@ def make_other(folder):
     return str(path)
 
 
-def test_text(cli, slime, tmp_path):
-    done = cli("check", slime(), make_other(tmp_path))
-    assert done.returncode == 0
-    first, second = done.stdout.split(make_other(tmp_path))
-    assert slime() in first
-    assert f"{toy_slime.PATCH}  applies" in first
-    assert f"{len(NAMES) - 1} patches of other modules: absent" in first
-    assert "verl-no-sync-reentry" not in first
-    assert "No module of any patched framework is in it" in second
+def test_text(cli, slime):
+    done = cli("check", slime())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert slime() in done.stdout
+    assert f"{toy_slime.PATCH}  applies" in done.stdout
+    assert f"{len(NAMES) - 1} patches of other modules: absent" in done.stdout
+    assert "verl-no-sync-reentry" not in done.stdout
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--quiet"]])
+def test_nothing_found_is_no_success(cli, tmp_path, flags):
+    """A wheel of something else, or a folder above the one that holds the packages."""
+    (tmp_path / "above" / "checkout" / "slime").mkdir(parents=True)
+    for source in (make_other(tmp_path), str(tmp_path / "above")):
+        done = cli("check", *flags, source)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"rlhf-patches: {source} has no package of any framework")
+        assert json.loads(done.stdout) if flags == ["--json"] else not done.stdout
+
+
+def test_a_framework_without_the_patched_modules_is_an_answer(cli, tmp_path):
+    (tmp_path / "old" / "slime").mkdir(parents=True)
+    done = cli("check", str(tmp_path / "old"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{len(NAMES)} patches of modules that it does not have: absent" in done.stdout
 
 
 def test_a_bad_source_does_not_hide_the_others(cli, slime, tmp_path):
@@ -459,7 +477,7 @@ def test_an_index_with_an_sdist_only_runs_nothing_of_it(tmp_path, index, monkeyp
     with pytest.raises(DownloadError, match=r"no wheel of slime==0.3.1.*give its path.*No matching distribution"):
         fetch("slime==0.3.1", tmp_path / "cache")
     assert not marker.exists()
-    assert cached(tmp_path) == []
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("ending", ["sys.exit('ERROR: no space left')", "os.kill(os.getpid(), 9)"])
@@ -472,8 +490,15 @@ def test_a_pip_that_fails_half_way_leaves_no_wheel(tmp_path, monkeypatch, ending
     monkeypatch.setenv("PYTHONPATH", broken_pip(tmp_path, text))
     with pytest.raises(DownloadError, match=r"slime==0\.3\.1"):
         fetch("slime==0.3.1", tmp_path / "cache")
-    assert cached(tmp_path) == []
-    assert not list((tmp_path / "cache").rglob(".incoming-*"))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_fetch_that_fails_leaves_the_folders_of_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", broken_pip(tmp_path))
+    (tmp_path / "cache" / "wheels").mkdir(parents=True)
+    with pytest.raises(DownloadError):
+        fetch("slime==0.3.1", tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["wheels"]
 
 
 def test_a_python_without_pip(tmp_path, monkeypatch):

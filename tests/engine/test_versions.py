@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
 from rlhf_patches import Guard, Rewrite, Status
@@ -50,6 +53,63 @@ def test_metadata_that_does_not_own_the_file(framework, origin):
     finding = check(Guard(framework.distribution, ""), origin)
     assert (finding.verdict, finding.version) == (Verdict.UNKNOWN, None)
     assert f"(1.0) does not belong to {origin}" in finding.reason
+
+
+def editable(folder):
+    return {"url": f"file://{folder}", "dir_info": {"editable": True}}
+
+
+def test_an_editable_install_owns_the_folder_that_it_names(framework, tmp_path):
+    metadata = framework.site / f"{framework.distribution.replace('-', '_')}-1.0.dist-info"
+    (metadata / "direct_url.json").write_text(json.dumps(editable(tmp_path / "checkout")))
+    finding = check(Guard(framework.distribution, "==1.0"), str(tmp_path / "checkout" / "mod.py"))
+    assert (finding.verdict, finding.version) == (Verdict.AFFECTED, "1.0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"url": ' * 100_000,
+        json.dumps(editable("/a%00b")),
+        json.dumps(editable("/a\0b")),
+        json.dumps(editable("/\udcff\ud800")),
+        json.dumps(editable("/%ff")),
+        json.dumps({"url": ["file:///"], "dir_info": {"editable": True}}),
+        json.dumps({"url": "file://[", "dir_info": {"editable": True}}),
+        json.dumps({"url": "file:///", "dir_info": 1}),
+        "1" * 5000,
+        "null",
+        "{",
+        b"\xff",
+        "[" + " " * 2**20 + "]",
+        None,
+    ],
+)
+def test_a_damaged_direct_url_names_no_folder(framework, text):
+    """It is metadata of something installed: no exception of its may reach a training run."""
+    metadata = framework.site / f"{framework.distribution.replace('-', '_')}-1.0.dist-info"
+    if text is None:
+        os.mkfifo(metadata / "direct_url.json")
+    else:
+        (metadata / "direct_url.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    finding = check(Guard(framework.distribution, ""), "/elsewhere/mod.py")
+    assert (finding.verdict, finding.version) == (Verdict.UNKNOWN, None)
+    own = check(Guard(framework.distribution, ""), str(framework.write("mod", "")))
+    assert (own.verdict, own.version) == (Verdict.AFFECTED, "1.0")
+
+
+@pytest.mark.parametrize("name", ["METADATA", "PKG-INFO"])
+@pytest.mark.parametrize("special", ["fifo", "large"])
+def test_installed_metadata_that_never_ends_counts_as_damaged(framework, name, special):
+    (folder,) = framework.site.glob("*.dist-info")
+    (folder / "METADATA").unlink()
+    if special == "fifo":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).write_text(f"Name: {framework.distribution}\nVersion: 1.0\n" + "X: y\n" * 2**18)
+    finding = check(Guard(framework.distribution, ""), str(framework.write("mod", "")))
+    assert finding == Finding(Verdict.UNKNOWN, None, f"no metadata of {framework.distribution} is installed")
 
 
 def test_a_folder_with_the_same_beginning_does_not_own_the_file(framework):
