@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
+import gc
 import importlib
 import inspect
 import itertools
@@ -26,6 +27,7 @@ import signal
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -566,21 +568,23 @@ def two_models() -> list[str]:
         return [kind for kind, value in flags(policies(one)).items() if value != before[kind]]
 
 
-def an_abandoned_context() -> list[str]:
-    """What is left behind by one that nobody leaves, once it is collected."""
+def an_abandoned_context() -> dict[str, Any]:
+    """One that nobody leaves: what it leaves behind once it is gone, and whether it keeps the model alive."""
     trainer = lora_trainer()
-
-    def abandon() -> None:
-        policies(trainer)[0].context = context = reference(trainer)
-        context.__enter__()
-
-    def collect() -> None:
-        abandon()
-        with reference(trainer):
-            pass
-        del policies(trainer)[0].context
-
-    return left_behind(trainer, collect)
+    (model,) = policies(trainer)
+    before = flags([model])
+    model.context = reference(trainer)
+    model.context.__enter__()
+    with reference(trainer):
+        pass
+    del model.context
+    left = [kind for kind, value in flags([model]).items() if value != before[kind]]
+    model.context = reference(trainer)
+    model.context.__enter__()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    return {"left behind": left, "keeps the model": alive() is not None}
 
 
 def forked_while_another_thread_enters() -> int:
