@@ -19,7 +19,7 @@ is not."""
 
 _OVERLAP = """\
 Contexts of one model may be nested or overlap, in several threads too: all of this is put back when the last of them
-is left."""
+is left. Of two that want different adapters, the one that was entered last has its own."""
 
 
 def _patch(
