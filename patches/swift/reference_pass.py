@@ -100,7 +100,8 @@ class _Shared:
         for module in _modules(in_eval_mode(yielded)):
             # Flag by flag, not by `eval()` and `train()`: that would put modules into training that were kept out of
             # it (a frozen vision tower), and run what a model does in `train` besides (transformers exchanges kernels).
-            if self.training.setdefault(module, module.training) or module.training:
+            self.training.setdefault(module, module.training)
+            if module.training:
                 _set_training(module, False)
         return yielded
 
@@ -110,13 +111,12 @@ class _Shared:
         if self.wanted:
             self.adapters.set_state(next(reversed(self.wanted.values())))
             return
-        try:
-            self.contexts.close()
-        finally:
+        with ExitStack() as whatever_fails:
+            whatever_fails.callback(self.adapters.restore)
+            whatever_fails.callback(self.contexts.close)
             for module, training in self.training.items():
                 if module.training != training:
                     _set_training(module, training)
-            self.adapters.restore()
 
 
 _lock = threading.RLock()  # of one thread more than once: the garbage collector may close an abandoned context anywhere
