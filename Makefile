@@ -2,13 +2,16 @@
 TOOLS := .cache/tools
 NOX := $(TOOLS)/bin/nox
 
-.PHONY: demo test docs releases benchmarks format clean
+.PHONY: demo test fuzz docs releases benchmarks format clean
 
 demo: $(NOX)
 	@$(NOX) -s demo
 
 test: $(NOX)
 	@$(NOX)
+
+fuzz: $(NOX)
+	@$(NOX) -s fuzz
 
 docs: $(NOX)
 	@$(NOX) -s docs

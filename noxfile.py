@@ -132,6 +132,12 @@ def frameworks(session: nox.Session) -> None:
     pytest(session, "tests/frameworks", [*with_torch, *BY_FILE], python=PYTHON)
 
 
+@nox.session(**SHARED)
+def fuzz(session: nox.Session) -> None:
+    """Random programs against the in-place gradient, for a minute (``nox -s fuzz -- --seed 1 --seconds 600``)."""
+    session.run(PYTHON, "tests/vocab_parallel/fuzz_ownership.py", *session.posargs)
+
+
 @nox.session(**BOTH)
 def demo(session: nox.Session) -> None:
     """Before and after, on the real frameworks."""

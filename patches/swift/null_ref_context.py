@@ -17,6 +17,10 @@ With a reference adapter (`--ref_adapters`), an exception inside the context (ou
 batch) that somebody catches leaves the reference adapter active: from then on it is trained, and the policy's adapter
 is not."""
 
+_OVERLAP = """\
+Contexts of one model may be nested or overlap, in several threads too: all of this is put back when the last of them
+is left. Of two that want different adapters, the one that was entered last has its own."""
+
 
 def _patch(
     name: str, target: str, versions: str, fingerprints: tuple[str, ...], around: str, texts: dict[str, str]
@@ -50,12 +54,13 @@ although nothing is to be recomputed. TransformerEngine was reported to stop in 
     "cause": """\
 `null_ref_context` switches adapters and leaves the mode alone: the policy is in training mode, and so is its
 reference pass. `set_adapter('ref_adapter')` is undone after the `yield`, outside a `finally`.""",
-    "repair": """\
+    "repair": f"""\
 The release's own context runs inside ours. While it is open, every module of the reference models (each pipeline
 chunk's) is in eval mode. When it is left, normally or by an exception, even one while it is entered, every module has
 the `training` flag that it had (`train()` on the whole model would put frozen parts that were kept in eval mode into
-training); the adapters that were active are active, those that were disabled disabled (contexts may be nested), and
-each of their parameters is as trainable as it was.
+training); the adapters that were active are active, those that were disabled disabled, and each of their parameters is
+as trainable as it was.
+{_OVERLAP}
 
 Full fine-tuning has reference models of its own, in eval mode already: nothing changes.
 
@@ -74,11 +79,15 @@ With `disable_dropout` false (the default for GRPO, not for DPO and KTO): {_DROP
     "cause": """\
 A reference model of its own is put into eval mode when it is prepared. An adapter has no such moment: the policy is
 in training mode, and so is its reference pass. `set_adapter` is undone after the `yield`, outside a `finally`.""",
-    "repair": """\
-The release's own context runs inside ours. While it is open, every module of the model is in eval mode. When it is
-left, normally or by an exception, even one while it is entered, every module has the `training` flag that it had; the
-adapters that were active are active, those that were disabled disabled (contexts may be nested), and each of their
-parameters is as trainable as it was. With `disable_dropout` there was no noise, and there is none.""",
+    "repair": f"""\
+The release's own context runs inside ours. While it is open, every module within the trainer's model (PEFT's wrapper)
+is in eval mode. The wrapper's own flag, which computes nothing, stays: by it GRPO's trainer chooses, within the
+context, between the batch size of training and that of evaluation. When the context is left, normally or by an
+exception, even one while it is entered, every module has the `training` flag that it had; the adapters that were
+active are active, those that were disabled disabled, and each of their parameters is as trainable as it was.
+{_OVERLAP}
+
+With `disable_dropout` there was no noise, and there is none.""",
 }
 
 PATCH = _patch(

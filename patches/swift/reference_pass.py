@@ -4,14 +4,21 @@ The context itself is the release's: it disables the adapter, or switches to the
 what it lacks. While it is open, every module of the reference model is in eval mode: no dropout, and no activation
 checkpointing, which megatron-core and transformers do for modules in training mode only. When it is left, however
 that happens, every module, adapter and parameter has the flags that it had before.
+
+Contexts of one model may overlap, in one thread or in several. The flags are those before the first, and are put back
+after the last; until then the release's own contexts stay open too, because leaving one would switch adapters back in
+the middle of another's pass.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
@@ -25,32 +32,105 @@ _ADAPTER_LAYERS = (BaseTunerLayer, getattr(other, "AuxiliaryTrainingWrapper", ot
 
 def of_megatron(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
     """Around ``MegatronRLHFTrainer.null_ref_context`` (3.9 and later), which yields a model a pipeline chunk."""
-    with (
-        _adapters_kept(trainer.peft_models),
-        contextmanager(wrapped)(*args, **kwargs) as reference_models,
-        _in_eval_mode(reference_models),
-    ):
+    own = contextmanager(wrapped)(*args, **kwargs)
+    with _reference_pass(trainer.peft_models, own, lambda reference_models: reference_models) as reference_models:
         yield reference_models
 
 
 def of_megatron_dpo(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
     """Around ``MegatronDPOTrainer.null_ref_context`` (before 3.9), which yields one model."""
-    with (
-        _adapters_kept([trainer.peft_model]),
-        contextmanager(wrapped)(*args, **kwargs) as reference_model,
-        _in_eval_mode([reference_model]),
-    ):
+    own = contextmanager(wrapped)(*args, **kwargs)
+    with _reference_pass([trainer.peft_model], own, lambda reference_model: [reference_model]) as reference_model:
         yield reference_model
 
 
 def of_transformers(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
-    """Around the ``null_ref_context`` of the trainers without Megatron: the policy's own model is the reference."""
-    with (
-        _adapters_kept([trainer.model]),
-        contextmanager(wrapped)(*args, **kwargs) as nothing,
-        _in_eval_mode([trainer.model]),
-    ):
+    """Around the ``null_ref_context`` of the trainers without Megatron: the policy's own model is the reference.
+
+    The flag of that model itself stays: within the context, GRPO's trainer chooses by ``self.model.training`` between
+    the batch size of training and that of evaluation. PEFT's model does not look at it, and what is around it (FSDP,
+    torch.compile) may show its flag as that model's.
+    """
+    outermost = [module for module in _modules([trainer.model]) if isinstance(module, PeftModel)] or [trainer.model]
+    below = [child for model in outermost for child in model.children()]
+    own = contextmanager(wrapped)(*args, **kwargs)
+    with _reference_pass(outermost, own, lambda nothing: below) as nothing:
         yield nothing
+
+
+# -- what passes of one model share ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _reference_pass(models: list[Module], own: Any, in_eval_mode: Callable[[Any], Iterable[Module]]) -> Iterator[Any]:
+    """The release's context within ours.
+
+    Args:
+        models: the models whose adapters are switched. Passes that overlap are known by them.
+        own: the release's context manager.
+        in_eval_mode: which models have to be in eval mode, given what the release's context yields.
+    """
+    with _lock:
+        shared = _open.setdefault(tuple(map(id, models)), _Shared(models))
+    this = object()
+    try:
+        with _lock:
+            yielded = shared.enter(this, own, in_eval_mode)
+        yield yielded
+    finally:
+        with _lock:
+            shared.leave(this)
+
+
+class _Shared:
+    """What the passes that are open on the same models share. All of it is to be used under the lock."""
+
+    def __init__(self, models: list[Module]) -> None:
+        self.models = models  # held, so that their ids stay theirs
+        self.wanted: dict[object, _State] = {}  # of each pass that is open, in the order in which they were entered
+
+    def enter(self, this: object, own: Any, in_eval_mode: Callable[[Any], Iterable[Module]]) -> Any:
+        if not self.wanted:
+            self.contexts = ExitStack()
+            self.training: dict[Module, bool] = {}
+            self.adapters = _Adapters(self.models)
+        before = self.wanted[this] = self.adapters.state()
+        yielded = self.contexts.enter_context(own)
+        self.wanted[this] = self.adapters.entered(before)
+        for module in _modules(in_eval_mode(yielded)):
+            # Flag by flag, not by `eval()` and `train()`: that would put modules into training that were kept out of
+            # it (a frozen vision tower), and run what a model does in `train` besides (transformers exchanges kernels).
+            self.training.setdefault(module, module.training)
+            if module.training:
+                _set_training(module, False)
+        return yielded
+
+    def leave(self, this: object) -> None:
+        if self.wanted.pop(this, None) is None:
+            return
+        if self.wanted:
+            self.adapters.set_state(next(reversed(self.wanted.values())))
+            return
+        with ExitStack() as whatever_fails:
+            whatever_fails.callback(self.adapters.restore)
+            whatever_fails.callback(self.contexts.close)
+            for module, training in self.training.items():
+                if module.training != training:
+                    _set_training(module, training)
+
+
+_lock = threading.RLock()  # of one thread more than once: the garbage collector may close an abandoned context anywhere
+# Weakly: it is the passes that are open which hold what they share.
+_open: weakref.WeakValueDictionary[tuple[int, ...], _Shared] = weakref.WeakValueDictionary()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# A child must not inherit a lock that another thread of the parent held while it forked.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _modules(models: Iterable[Module]) -> list[Module]:
@@ -74,61 +154,65 @@ def _set_training(module: Module, training: bool) -> None:
         module.training = training
 
 
-@contextmanager
-def _in_eval_mode(models: Iterable[Module]) -> Iterator[None]:
-    """Every module of these models in eval mode; afterwards every one as it was.
-
-    Flag by flag, not by ``model.eval()`` and ``model.train()``: that would put modules into training that were kept
-    out of it (a frozen vision tower), and run what a model does in ``train`` besides (transformers exchanges kernels).
-    """
-    modules = _modules(models)
-    flags = [module.training for module in modules]
-    try:
-        for module in modules:
-            if module.training:
-                _set_training(module, False)
-        yield
-    finally:
-        for module, training in zip(modules, flags, strict=True):
-            if module.training != training:
-                _set_training(module, training)
-
-
 @functools.cache
 def _has_adapters(kind: type) -> bool:
     """`issubclass`, which takes its time with abstract classes such as PEFT's, remembered."""
     return issubclass(kind, (*_TUNERS, *_ADAPTER_LAYERS))
 
 
-@contextmanager
-def _adapters_kept(models: Iterable[Module]) -> Iterator[None]:
-    """Afterwards the same adapters are active, enabled and trainable in these models, also after an exception.
+class _State(NamedTuple):
+    """Which adapters are active and which are disabled, of every tuner and of every layer."""
 
-    PEFT's ``disable_adapter`` and ``set_adapter`` make every parameter of the active adapter trainable when they come
-    back to it, those that were frozen too.
-    """
-    # mypy holds that classes cannot be hashed.
-    modules = [module for module in _modules(models) if _has_adapters(type(module))]  # type: ignore[arg-type]
-    tuners = [(tuner, tuner.active_adapter) for tuner in modules if isinstance(tuner, _TUNERS)]
-    layers = [
-        (layer, layer.active_adapter, layer.disable_adapters) for layer in modules if isinstance(layer, _ADAPTER_LAYERS)
-    ]
-    parameters = [
-        parameter
-        for module in _modules(layer for layer, *_ in layers)
-        for parameter in module._parameters.values()
-        if parameter is not None
-    ]
-    trainable = [parameter.requires_grad for parameter in parameters]
-    try:
-        yield
-    finally:
-        for layer, active, disabled in layers:
+    of_tuners: list[Any]
+    of_layers: list[Any]
+    disabled: list[bool]
+
+
+class _Adapters:
+    """The adapters of some models, as they are when this is made."""
+
+    def __init__(self, models: Iterable[Module]) -> None:
+        # mypy holds that classes cannot be hashed.
+        modules = [module for module in _modules(models) if _has_adapters(type(module))]  # type: ignore[arg-type]
+        self.tuners: list[Any] = [module for module in modules if isinstance(module, _TUNERS)]
+        self.layers: list[Any] = [module for module in modules if isinstance(module, _ADAPTER_LAYERS)]
+        self.first = self.state()
+        self.trainable = [
+            (parameter, parameter.requires_grad)
+            for module in _modules(self.layers)
+            for parameter in module._parameters.values()
+            if parameter is not None
+        ]
+
+    def state(self) -> _State:
+        return _State(
+            [tuner.active_adapter for tuner in self.tuners],
+            [layer.active_adapter for layer in self.layers],
+            [layer.disable_adapters for layer in self.layers],
+        )
+
+    def entered(self, before: _State) -> _State:
+        """What the release's context has made of the state, and had to: it cannot know that another is open.
+
+        To switch to the reference adapter does nothing where another pass has all adapters disabled.
+        """
+        state = self.state()
+        if state.of_layers != before.of_layers:
+            state = state._replace(disabled=self.first.disabled)
+            self.set_state(state)
+        return state
+
+    def set_state(self, state: _State) -> None:
+        for layer, active, disabled in zip(self.layers, state.of_layers, state.disabled, strict=True):
             if (layer.active_adapter, layer.disable_adapters) != (active, disabled):
                 layer.set_adapter(active)
                 layer.enable_adapters(not disabled)
-        for tuner, active in tuners:
+        for tuner, active in zip(self.tuners, state.of_tuners, strict=True):
             tuner.active_adapter = active
-        for parameter, flag in zip(parameters, trainable, strict=True):
+
+    def restore(self) -> None:
+        """Let all be as it was, and trainable what was: PEFT makes every parameter of an active adapter trainable."""
+        self.set_state(self.first)
+        for parameter, flag in self.trainable:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)

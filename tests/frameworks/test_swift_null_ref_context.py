@@ -124,6 +124,42 @@ def test_a_nested_context_leaves_the_outer_one_as_it_was(released, patched):
     assert patched["within_nested_contexts"]["off float64 by"] < ROUNDING
 
 
+def test_contexts_may_overlap(released, patched):
+    """Enter A, enter B, leave A, leave B, in one thread or two: the last one puts everything back, and none before."""
+    assert len(patched["overlapping"]) == 8
+    for how, after in patched["overlapping"].items():
+        assert after["off float64 by"] < ROUNDING, how
+        assert after["left behind"] == [], how
+        assert after["gradients"] == released["overlapping"][how]["gradients"] >= 16, how
+    for kind, off in patched["an_inner_context_of_another_kind"].items():
+        assert off < ROUNDING, kind
+    inner = patched["an_inner_context_that_fails"]
+    assert inner["failed"]
+    assert inner["off float64 by"] < ROUNDING
+    assert inner["left behind"] == []
+
+
+def test_contexts_of_other_models_and_threads_do_not_matter(patched):
+    assert patched["two_models"] == []
+    assert patched["an_abandoned_context"] == {"left behind": [], "keeps the model": False}
+    assert patched["forked_while_another_thread_enters"] == 0
+
+
+def test_grpo_chooses_the_batch_size_as_released(case, released, patched):
+    """Of as many rows as before at a time: `self.model.training` is what the trainer chooses by."""
+    if case[0] in MEGATRON:
+        pytest.skip("a batch size is all that Megatron's trainers have")
+    before, after = released["rows_at_once"], patched["rows_at_once"]
+    for observed in (before, after):
+        assert observed["in training"] == [1] * 6
+        assert observed["in evaluation"] == [6]
+    assert before["off float64 by"] > 1e-2
+    assert after["passes differ by"] == 0
+    assert after["off float64 by"] < ROUNDING
+    # One row at a time against six: no more than rounding.
+    assert after["KL of the policy against itself"] < ROUNDING**2
+
+
 def test_reverted_it_is_as_released(case):
     observed = case[2]
     for name in ("traces", "modes_within", "checkpointed_forwards"):

@@ -17,12 +17,19 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
+import gc
 import importlib
+import inspect
+import itertools
 import json
 import os
+import signal
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -245,14 +252,15 @@ def reference(trainer: Any) -> Iterator[list[Any]]:
 # -- measuring ---------------------------------------------------------------------------------------------------
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(7))
-    return tokens[:, :-1], tokens[:, 1:]
+def batch(rows: int | None = None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(VOCABULARY, (rows or BATCH, SEQUENCE + 1), generator=generator)
 
 
-def logps(model: Any) -> torch.Tensor:
+def logps(model: Any, rows: int | None = None) -> torch.Tensor:
     """Token log-probabilities [batch, sequence] of one fixed batch."""
-    inputs, targets = batch()
+    tokens = batch(rows)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
     return functional.log_softmax(family.logits(model, inputs), dim=-1).gather(-1, targets[..., None]).squeeze(-1)
 
 
@@ -261,7 +269,7 @@ def reference_logps(trainer: Any) -> torch.Tensor:
         return logps(models[0])
 
 
-def in_float64(peft_model: Any, adapter: str | None) -> torch.Tensor:
+def in_float64(peft_model: Any, adapter: str | None, rows: int | None = None) -> torch.Tensor:
     """What the reference has to be, from the weights: no adapter layers, no dropout, float64.
 
     The adapter is merged into the weights, ``W + 2 B A`` (alpha 8 over rank 4).
@@ -280,7 +288,7 @@ def in_float64(peft_model: Any, adapter: str | None) -> torch.Tensor:
     assert not unexpected
     assert all(name.endswith("_extra_state") for name in missing), missing
     with torch.no_grad():
-        return logps(plain)
+        return logps(plain, rows)
 
 
 def far(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -454,7 +462,10 @@ def within_nested_contexts() -> dict[str, Any]:
 
 
 def modes_within() -> dict[str, list[int]]:
-    """How many modules are in training mode within the context: of the reference models, and of the others."""
+    """How many modules are in training mode within the context: of the reference models, and of the others.
+
+    Without Megatron, the trainer's own model (PEFT's, around the rest) is one of the others.
+    """
     megatron = isinstance(family, Megatron)
     chunks = 2 if megatron else 1
     trainers = {
@@ -469,10 +480,191 @@ def modes_within() -> dict[str, list[int]]:
     for kind, trainer in trainers.items():
         with reference(trainer) as models:
             inside = {id(module) for model in models for module in model.modules()}
+            inside -= {id(getattr(trainer, "model", None))}
             everything = [*policies(trainer), *(trainer.ref_models if megatron else [])]
             training = [id(module) for model in everything for module in model.modules() if module.training]
             found[kind] = [sum(m in inside for m in training), sum(m not in inside for m in training)]
     return found
+
+
+# -- contexts that overlap -------------------------------------------------------------------------------------------
+
+
+def overlapping() -> dict[str, dict[str, Any]]:
+    """Enter A, enter B, leave A, leave B, in one thread and in two; then a step of training."""
+    found = {}
+    for kinds in itertools.product((False, True), repeat=2):
+        for number in (1, 2):
+            models = policies(lora_trainer(ref_adapter=True))
+            for name, parameter in models[0].named_parameters():
+                if ".lora_B.default." in name:
+                    torch.nn.init.normal_(parameter, std=0.1)  # a policy that has moved away from its reference
+            a, b = (reference(family.trainer(models, kind)) for kind in kinds)
+            before = flags(models)
+            with contextlib.ExitStack() as stack:
+                threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(number)]
+                first, last = threads[0], threads[-1]
+                first.submit(a.__enter__).result()
+                (model, *_) = last.submit(b.__enter__).result()
+                with torch.no_grad():
+                    both = logps(model)
+                    first.submit(a.__exit__, None, None, None).result()
+                    one = logps(model)
+                last.submit(b.__exit__, None, None, None).result()
+            wanted = in_float64(models[0], "ref_adapter" if kinds[1] else None)
+            observed = {
+                "off float64 by": max(far(both, wanted), far(one, wanted)),
+                "left behind": [kind for kind, value in flags(models).items() if value != before[kind]],
+            }
+            loss = logps(models[0]).sum()
+            if loss.requires_grad:
+                loss.backward()
+            observed["gradients"] = sum(parameter.grad is not None for parameter in models[0].parameters())
+            names = " then ".join("reference adapter" if kind else "adapter disabled" for kind in kinds)
+            found[f"{names}, {number} threads"] = observed
+    return found
+
+
+def an_inner_context_of_another_kind() -> dict[str, float]:
+    """The pass in the outer context, once the inner one was left."""
+    found = {}
+    for outer in (False, True):
+        models = policies(lora_trainer(ref_adapter=True))
+        with torch.no_grad(), reference(family.trainer(models, outer)) as (model, *_):
+            with reference(family.trainer(models, not outer)):
+                pass
+            after_inner = logps(model)
+        wanted = in_float64(models[0], "ref_adapter" if outer else None)
+        found["reference adapter" if outer else "adapter disabled"] = far(after_inner, wanted)
+    return found
+
+
+def an_inner_context_that_fails() -> dict[str, Any]:
+    """There is no reference adapter; the outer context does without."""
+    trainer = lora_trainer()
+    models = policies(trainer)
+    before, failed = flags(models), False
+    with torch.no_grad(), reference(trainer) as (model, *_):
+        try:
+            with reference(family.trainer(models, True)):
+                pass
+        except ValueError:
+            failed = True
+        after_inner = logps(model)
+    return {
+        "failed": failed,
+        "off float64 by": far(after_inner, in_float64(models[0], None)),
+        "left behind": [kind for kind, value in flags(models).items() if value != before[kind]],
+    }
+
+
+def two_models() -> list[str]:
+    """What is left behind in one model while the context of another is open still."""
+    one, other = lora_trainer(), lora_trainer()
+    before, context = flags(policies(one)), reference(one)
+    context.__enter__()
+    with reference(other):
+        context.__exit__(None, None, None)
+        return [kind for kind, value in flags(policies(one)).items() if value != before[kind]]
+
+
+def an_abandoned_context() -> dict[str, Any]:
+    """One that nobody leaves: what it leaves behind once it is gone, and whether it keeps the model alive."""
+    trainer = lora_trainer()
+    (model,) = policies(trainer)
+    before = flags([model])
+    model.context = reference(trainer)
+    model.context.__enter__()
+    with reference(trainer):
+        pass
+    del model.context
+    left = [kind for kind, value in flags([model]).items() if value != before[kind]]
+    model.context = reference(trainer)
+    model.context.__enter__()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    return {"left behind": left, "keeps the model": alive() is not None}
+
+
+def forked_while_another_thread_enters() -> int:
+    """The exit status of a child that enters a context of its own."""
+    trainer, other = lora_trainer(), lora_trainer()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(self: Any, name: str, value: Any) -> None:
+        if name == "training" and not reached.is_set():
+            reached.set()
+            go_on.wait()
+        torch.nn.Module.__setattr__(self, name, value)
+
+    dropout = next(module for module in policies(other)[0].modules() if isinstance(module, torch.nn.Dropout))
+    dropout.__class__ = type("Waiting", (type(dropout),), {"__setattr__": wait})
+
+    def enter_other() -> None:
+        with reference(other):
+            reached.set()  # as released, nothing sets the mode
+
+    thread = threading.Thread(target=enter_other)
+    thread.start()
+    reached.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        with reference(trainer):
+            os._exit(0)
+    go_on.set()
+    thread.join()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# -- the trainer's own use of it, without Megatron -------------------------------------------------------------------
+
+
+def rows_at_once() -> dict[str, Any]:
+    """GRPO's reference pass by the trainer's own method: batches of 1 in training and of 8 in evaluation, 6 rows."""
+    rows = 6
+    trainer = lora_trainer()
+    (model,) = policies(trainer)
+    trainer.__class__ = importlib.import_module(trainer.__module__.replace("dpo_trainer", "grpo_trainer")).GRPOTrainer
+    trainer.args = types.SimpleNamespace(per_device_train_batch_size=1, per_device_eval_batch_size=8, report_to=[])
+    trainer.template = types.SimpleNamespace(padding_free=False, sequence_parallel_size=1)
+    trainer.dynamic_num_samples, trainer.is_multimodal, trainer.temperature = True, False, 1.0
+    trainer.model_kwarg_keys = ["logits_to_keep"]
+    tokens = batch(rows)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    method = trainer._get_per_token_logps_and_entropies
+    if "grpo_batch" in inspect.signature(method).parameters:  # since 4.5
+        from swift.rl_core.data import GRPOBatch
+
+        nothing = torch.zeros(rows, SEQUENCE)
+        signals = GRPOBatch(nothing, nothing, torch.full((rows,), SEQUENCE), logits_to_keep=SEQUENCE)
+        arguments: tuple[Any, ...] = (inputs, signals)
+    else:
+        arguments = ({**inputs, "logits_to_keep": SEQUENCE},)
+    calls: list[int] = []
+    model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+
+    def run(*, in_context: bool) -> tuple[torch.Tensor, list[int]]:
+        calls.clear()
+        with torch.no_grad(), reference(trainer) if in_context else contextlib.nullcontext():
+            found = method(model, *arguments)[0]
+        return found, list(calls)
+
+    first, in_training = run(in_context=True)
+    second, _ = run(in_context=True)
+    model.eval()
+    policy, _ = run(in_context=False)
+    _, in_evaluation = run(in_context=True)
+    return {
+        "in training": in_training,
+        "in evaluation": in_evaluation,
+        "passes differ by": far(first, second),
+        "KL of the policy against itself": kl(policy, first),
+        "off float64 by": far(first, in_float64(model, None, rows)),
+    }
 
 
 OBSERVATIONS = (
@@ -482,6 +674,12 @@ OBSERVATIONS = (
     traces,
     within_nested_contexts,
     modes_within,
+    overlapping,
+    an_inner_context_of_another_kind,
+    an_inner_context_that_fails,
+    two_models,
+    an_abandoned_context,
+    forked_while_another_thread_enters,
 )
 
 
@@ -496,7 +694,7 @@ def prepare(trainer: str) -> None:
 def main(out: Path, trainer: str) -> None:
     torch.set_num_threads(1)
     prepare(trainer)
-    observations = [*OBSERVATIONS, checkpointed_forwards] if trainer == "megatron" else OBSERVATIONS
+    observations = [*OBSERVATIONS, checkpointed_forwards if trainer == "megatron" else rows_at_once]
 
     import rlhf_patches
 
