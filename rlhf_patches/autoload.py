@@ -98,7 +98,7 @@ def hook_file() -> Path | None:
 def watch_list(registered: Iterable[Registered]) -> tuple[str, ...]:
     """Top-level modules that installed plugins patch and the site hook does not know of."""
     tops = {module.partition(".")[0] for item in registered for module in item.patch.modules}
-    return tuple(sorted(tops - set(site_hook.WATCHED)))
+    return tuple(sorted(top for top in tops - set(site_hook.WATCHED) if settings.watchable(top)))
 
 
 def _write(file: Path, text: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_patches import SettingsError, public
 from rlhf_patches.engine import Engine
-from rlhf_patches.ray import runtime_env
+from rlhf_patches.ray import runtime_env, verify
 
 HOOK = "rlhf_patches.site_hook.setup_ray_worker"
 BARE = {
@@ -153,6 +153,8 @@ def test_other_variables_that_differ_are_a_warning(monkeypatch, caplog):
         ({"DISABEL": "x"}, None, "did you mean 'RLHF_PATCHES_DISABLE'"),
         ({"STRICT": "perhaps"}, None, "RLHF_PATCHES_STRICT is 'perhaps'"),
         ({"LOG": "loud"}, None, "RLHF_PATCHES_LOG is 'loud'"),
+        ({"WATCH": "json"}, None, "RLHF_PATCHES_WATCH names json"),
+        ({}, {"env_vars": {"RLHF_PATCHES_WATCH": 3}}, "no string"),
         ({"AUTOLOAD": "0"}, None, "this process has RLHF_PATCHES_AUTOLOAD=0.*DISABLE='[*]'"),
         ({}, {"env_vars": {"RLHF_PATCHES_AUTOLOAD": "off"}}, "the runtime environment has RLHF_PATCHES_AUTOLOAD=off"),
         ({}, {"env_vars": {"RLHF_PATCHES_ONLY": "nothing-like-it"}}, "is no patch.*in the runtime environment"),
@@ -186,6 +188,12 @@ def test_a_setup_hook_that_is_there_runs_after_ours(monkeypatch):
     assert order == ["ours", "theirs"]
     runtime_env({"worker_process_setup_hook": "os.getpid"})["worker_process_setup_hook"]()
     assert order == ["ours", "theirs", "ours"]
+
+
+def test_verify_does_not_wait_for_ever():
+    """Ray takes None for no limit."""
+    with pytest.raises(SettingsError, match="timeout is None: expected seconds"):
+        verify([], timeout=None)
 
 
 # ------------------------------------------------------------------------------------------ the command
