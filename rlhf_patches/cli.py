@@ -317,6 +317,9 @@ def _hook_state() -> str:
     file = autoload.hook_file()
     if file is None:
         return "site hook: none (editable install); `rlhf-patches autoload on` writes one"
+    problems = autoload.problems(file)
+    if problems:
+        return f"site hook: {file}, but {'; '.join(problems)}"
     if autoload.status().switched_on:
         return f"site hook: on for every process of this environment ({file})"
     return f"site hook: installed, active where RLHF_PATCHES_AUTOLOAD=1 ({file})"

@@ -106,7 +106,7 @@ def test_everything_else_can_be_watched(monkeypatch, value):
 
 @pytest.mark.parametrize("wrong", [None, "60", 0, -1, True, float("nan"), float("inf"), datetime.timedelta(0)])
 def test_seconds_that_cannot_be_meant(wrong):
-    with pytest.raises(SettingsError, match="^timeout is .*expected seconds, more than 0, or a datetime.timedelta$"):
+    with pytest.raises(SettingsError, match=r"^timeout is .*expected seconds, more than 0, or a datetime\.timedelta$"):
         settings.seconds(wrong)
 
 
