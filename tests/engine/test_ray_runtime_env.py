@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import subprocess
@@ -9,7 +10,7 @@ import sys
 
 import pytest
 
-from rlhf_patches import SettingsError, public
+from rlhf_patches import SettingsError, cli, public
 from rlhf_patches.engine import Engine
 from rlhf_patches.ray import runtime_env, verify
 
@@ -219,6 +220,7 @@ def test_the_command_prints_one_line_of_json(installed):
     ("argument", "message"),
     [
         ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[1]", "expected a dictionary"),
         ('{"worker_process_setup_hook": "mine.setup"}', "mine.setup"),
         ('{"env_vars": {"RLHF_PATCHES_ONLY": "trl-chunk-nll-zero3"}}', "did you mean 'trl-chunked-nll-zero3'"),
@@ -228,4 +230,11 @@ def test_the_command_refuses(installed, argument, message):
     done = installed.run(installed.command, "ray-env", argument)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) < 1000
+
+
+def test_bytes_that_are_no_text_are_no_json(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert cli.main(["ray-env", "-"]) == 2
+    assert "no JSON ('utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
