@@ -268,6 +268,29 @@ def test_only_then_all_then_exclude(framework, engine, changes):
     assert (statuses(made.apply()), f()) == (["applied"] * 3, new("a", "b", "c"))
 
 
+def test_what_cannot_be_taken_off_is_failed_and_says_so_until_it_is_off(framework, engine, changes, monkeypatch):
+    made = engine(framework.patch(changes("a"), name="fw-a"), framework.patch(changes("g", "g"), name="fw-b"))
+    f = framework.load().f
+    made.apply(only="fw-a")
+    patched, theirs = f.__code__, (lambda: "theirs").__code__
+    f.__code__ = theirs
+    stuck = f"but not taken off: somebody else has changed {framework.path('mod:f')} since it was patched"
+
+    def row(report):
+        return report["fw-a"].status.value, report["fw-a"].reason
+
+    with monkeypatch.context() as switched:
+        switched.setenv("RLHF_PATCHES_DISABLE", "fw-a")
+        assert row(made.apply()) == ("failed", f"disabled by RLHF_PATCHES_DISABLE, {stuck}")
+    assert row(made.revert()) == ("failed", f"reverted by revert(), {stuck}")
+    assert row(made.apply(only="fw-b")) == ("failed", f"not chosen by apply(only=...), {stuck}")
+    assert row(made.apply(exclude="fw-a")) == ("failed", f"excluded by apply(exclude=...), {stuck}")
+    assert f.__code__ is theirs
+    f.__code__ = patched
+    assert row(made.revert()) == ("disabled", "reverted by revert()")
+    assert f() == OLD
+
+
 @pytest.mark.parametrize("method", ["apply", "revert"])
 @pytest.mark.parametrize("argument", ["only", "exclude"])
 @pytest.mark.parametrize("wrong", ["fw-aa", ["fw-a", "nothing-*"], [None]])
