@@ -69,6 +69,11 @@ def test_listing_patches_imports_no_implementation(framework, engine, kinds):
     assert framework.path("fixes") not in sys.modules
 
 
+def test_no_test_of_ours_can_wait_for_ever(pytestconfig):
+    assert float(pytestconfig.getini("faulthandler_timeout")) > 0
+    assert pytestconfig.getini("faulthandler_exit_on_timeout")
+
+
 IN_A_SUBINTERPRETER = """
 import sys
 try:
