@@ -2,7 +2,8 @@
 
 ========================  ==============================================================================
 RLHF_PATCHES_AUTOLOAD     1 patches this environment's processes without an import (read by the site hook)
-RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose first import loads the engine
+RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose first import loads the engine; none of
+                          the standard library's
 RLHF_PATCHES_DISABLE      names or globs, comma-separated: never apply these
 RLHF_PATCHES_ONLY         names or globs, comma-separated: apply nothing else
 RLHF_PATCHES_STRICT       1 raises where a patch is refused or fails, instead of warning
