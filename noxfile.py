@@ -100,7 +100,7 @@ def format(session: nox.Session) -> None:
 def engine(session: nox.Session) -> None:
     """The engine's tests: no framework, every interpreter found."""
     provide(session)
-    pytest(session, "tests/engine", ["-n", "2"])
+    pytest(session, "tests/engine", ["-n", "2", "-o", "faulthandler_timeout=400"])
 
 
 @nox.session(python=FRAMEWORK_PYTHON)

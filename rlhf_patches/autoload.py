@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +16,40 @@ from .plugins import Registered
 
 # Sorts after an editable install's own .pth, which has to come first.
 _NAME = "rlhf_patches_autoload"
+_MODE = 0o644
+
+# A .pth file's code has to be one line. Nothing of it is compiled unless it is needed, for every interpreter reads it.
+# ``fullname`` is what `site` calls the file: its path now, wherever the environment was moved.
 _LINE = (
-    "import sys; exec(\"try:\\n from rlhf_patches.site_hook import install; install('1', {watch!r})\\n"
-    "except Exception as e:\\n sys.stderr.write('[rlhf_patches] NOT ACTIVE, although autoload is on: %s: %s\\\\n'"
-    ' % (type(e).__name__, e))")\n'
+    "import os; os.environ.get('RLHF_PATCHES_AUTOLOAD', {default!r}) in ('', '0') or "
+    "exec({start!r}, {{'file': locals().get('fullname', 'the .pth file')}})\n"
 )
+_START = """\
+try:
+ from rlhf_patches.site_hook import install
+ install({default!r}, {watch})
+except Exception as error:
+ exec({broken!r})"""
+# What has to be known without the package: it may be gone. An environment's .pth files can run twice.
+_BROKEN = """\
+import os, sys
+def given(name, default=''):
+ return os.environ.get('RLHF_PATCHES_' + name, default).strip().lower() not in ('', '0', 'false', 'no', 'off')
+if given('AUTOLOAD', {default!r}) and not hasattr(sys, '_rlhf_patches_not_active'):
+ text = '[rlhf_patches] NOT ACTIVE, although {although}: %s: %s. {remedy}' % (type(error).__name__, error, file)
+ sys._rlhf_patches_not_active = text
+ try:
+  sys.stderr.write(text + '\\n')
+ except Exception:
+  pass
+ if given('STRICT') or given('VERIFY'):
+  more = [name.strip().partition('.')[0] for name in os.environ.get('RLHF_PATCHES_WATCH', '').split(',')]
+  watched = {{*{watched}, *more}} - sys.stdlib_module_names
+  class Refuse:
+   def find_spec(name, path=None, target=None):
+    if name.partition('.')[0] in watched and 'rlhf_patches.engine' not in sys.modules:
+     raise RuntimeError(text + '. RLHF_PATCHES_STRICT or _VERIFY is set, so %s is not imported' % name)
+  sys.meta_path.insert(0, Refuse)"""
 
 
 class AutoloadError(RuntimeError):
@@ -32,21 +63,23 @@ class Autoload:
     switched_on: bool
     file: Path
     variable: str | None
+    problems: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         state = "on" if self.switched_on else "off"
         lines = [
             f"autoload is {state} for this environment ({self.file}{'' if self.switched_on else ' does not exist'})"
         ]
+        lines += [f"but {problem}" for problem in self.problems]
         if self.variable is not None:
             lines.append(f"RLHF_PATCHES_AUTOLOAD={self.variable} is set and decides for this process's children")
         return "\n".join(lines)
 
 
 def status() -> Autoload:
-    """Whether `on` was called for this environment."""
+    """Whether `on` was called for this environment, and whether that reaches everybody."""
     file = _folder() / f"{_NAME}.pth"
-    return Autoload(file.exists(), file, os.environ.get(settings.PREFIX + "AUTOLOAD"))
+    return Autoload(file.exists(), file, os.environ.get(settings.PREFIX + "AUTOLOAD"), tuple(problems(file)))
 
 
 def on() -> Autoload:
@@ -57,7 +90,7 @@ def on() -> Autoload:
     """
     file = _folder() / f"{_NAME}.pth"
     try:
-        _write(file, _LINE.format(watch=watch_list(plugins.load()[0])))
+        _write(file, line("1", watch_list(plugins.load()[0])))
         if sys.version_info >= (3, 15):  # PEP 829: where a .start file exists, import lines of the .pth are ignored
             _write(file.with_suffix(".start"), "rlhf_patches.site_hook:install_always\n")
     except OSError as error:
@@ -85,6 +118,42 @@ def off() -> Autoload:
     return status()
 
 
+def line(default: str, watch: tuple[str, ...] = ()) -> str:
+    """What a hook's .pth file has to say. ``site_hook/rlhf_patches.pth`` is ``line("0")``; a test compares.
+
+    Args:
+        default: what RLHF_PATCHES_AUTOLOAD is taken for where it is not set, "1" or "0".
+        watch: `watch_list`.
+    """
+    by_itself = default == "1"
+    broken = _BROKEN.format(
+        default=default,
+        although="autoload is on" if by_itself else "RLHF_PATCHES_AUTOLOAD is set",
+        remedy="Install rlhf-patches again, or delete %s"
+        if by_itself
+        else "Install rlhf-patches again (%s is left of it)",
+        watched=ascii((*site_hook.WATCHED, *watch)),
+    )
+    return _LINE.format(default=default, start=_START.format(default=default, watch=ascii(watch), broken=broken))
+
+
+def problems(file: Path) -> list[str]:
+    """Why a hook's file does not reach every user, or is not safe, each with what to do. Absent files have none."""
+    found = []
+    remedy = "`rlhf-patches autoload on` writes it anew" if file.stem == _NAME else "set its mode to 644 (chmod)"
+    for path in (file, file.with_suffix(".start")):
+        if not path.exists():
+            continue
+        state = path.stat()
+        if state.st_mode & 0o444 != 0o444:
+            found.append(f"not every user can read {path}; whoever cannot runs unpatched, without a word: {remedy}")
+        if state.st_mode & stat.S_IWOTH:
+            found.append(f"every user can write {path}, and so decide what the others' processes run: {remedy}")
+        if state.st_uid not in (0, path.parent.stat().st_uid):
+            found.append(f"{path} belongs to user {state.st_uid}, the environment does not: remove it, and {remedy}")
+    return found
+
+
 def hook_file() -> Path | None:
     """The hook of this environment, `on`'s before the wheel's; None in an editable install without `on`."""
     # Where `on` writes, or beside the package (a wheel, also one in the user's own site-packages).
@@ -98,17 +167,19 @@ def hook_file() -> Path | None:
 def watch_list(registered: Iterable[Registered]) -> tuple[str, ...]:
     """Top-level modules that installed plugins patch and the site hook does not know of."""
     tops = {module.partition(".")[0] for item in registered for module in item.patch.modules}
-    return tuple(sorted(tops - set(site_hook.WATCHED)))
+    return tuple(sorted(top for top in tops - set(site_hook.WATCHED) if settings.watchable(top)))
 
 
 def _write(file: Path, text: str) -> None:
-    # Replaced in one step: another interpreter may be starting.
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    # Replaced in one step: another interpreter may be starting. For all to read, whatever the umask.
+    handle, temporary = tempfile.mkstemp(".tmp", f"{file.name}.", file.parent)
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            os.fchmod(handle, _MODE)
+            stream.write(text)
+        os.replace(temporary, file)
     finally:
-        temporary.unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
 
 
 def _folder() -> Path:

@@ -262,11 +262,13 @@ def _autoload(options: argparse.Namespace) -> int:
 def _ray_env(options: argparse.Namespace) -> int:
     from . import ray
 
-    text = sys.stdin.read() if options.base == "-" else options.base
+    text = options.base
     try:
+        if text == "-":
+            text = sys.stdin.read()
         base = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"the runtime environment is no JSON ({error}): {text!r}") from error
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        raise UsageError(f"the runtime environment is no JSON ({error}): {text[:200]!r}") from error
     made = ray.runtime_env(base)
     if callable(made.get("worker_process_setup_hook")):
         raise UsageError(
@@ -343,6 +345,9 @@ def _hook_state() -> str:
     file = autoload.hook_file()
     if file is None:
         return "site hook: none (editable install); `rlhf-patches autoload on` writes one"
+    problems = autoload.problems(file)
+    if problems:
+        return f"site hook: {file}, but {'; '.join(problems)}"
     if autoload.status().switched_on:
         return f"site hook: on for every process of this environment ({file})"
     return f"site hook: installed, active where RLHF_PATCHES_AUTOLOAD=1 ({file})"

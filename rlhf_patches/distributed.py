@@ -20,7 +20,7 @@ from datetime import timedelta
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from . import functions, imports, public, sources, trampolines
+from . import functions, imports, public, settings, sources, trampolines
 from .agreement import Process, VerifyError, differences, where
 from .log import logger, speaks
 from .ranks import ranks_text
@@ -55,20 +55,13 @@ def verify(group: ProcessGroup | None = None, timeout: float | timedelta = TIMEO
         VerifyError: on every rank, naming ranks, hosts and differences; or the ranks that did not come in time.
         SettingsError: an argument is wrong. The other ranks wait for this one then.
     """
-    limit = _seconds(timeout)
+    limit = settings.seconds(timeout)
     found = _look_up(group)
     if found is not None and len(found.ranks) > 1:
         own = Process.own(found.rank, public.engine.effects)
         error = _Exchange(found, limit).run(own)
         if error is not None:
             raise VerifyError(error)
-
-
-def _seconds(timeout: float | timedelta) -> float:
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-        raise SettingsError(f"timeout is {timeout!r}: expected seconds, more than 0, or a datetime.timedelta")
-    return float(seconds)
 
 
 # ------------------------------------------------------------------------------------- what is torch's
@@ -208,7 +201,8 @@ class _Exchange:
         """Whether the key is there after that time at most."""
         started = time.monotonic()
         try:
-            self._group.store.wait([self._key(name)], timedelta(seconds=seconds))
+            # Stores count whole milliseconds, and to most of them 0 is no limit at all.
+            self._group.store.wait([self._key(name)], timedelta(milliseconds=math.ceil(seconds * 1000)))
         except RuntimeError:
             # Only some stores have a type of their own for a timeout. What comes too early is something else.
             if time.monotonic() - started < 0.9 * seconds:
@@ -296,9 +290,10 @@ def _initialise_and_verify(
     wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     result = wrapped(*args, **kwargs)
-    # As init_process_group(backend, init_method, timeout, ...) is told, but no longer than by default.
+    # As init_process_group(backend, init_method, timeout, ...) is told, but no longer than by default. 0 is no limit.
     given = args[2] if len(args) > 2 else kwargs.get("timeout")
-    _verify_default(min(TIMEOUT, given.total_seconds()) if isinstance(given, timedelta) else TIMEOUT)
+    told = given.total_seconds() if isinstance(given, timedelta) else 0.0
+    _verify_default(min(TIMEOUT, told) if told > 0 else TIMEOUT)
     return result
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import functions, imports, plugins, recognition, rewriting, settings, sources, trampolines, versions
 from .log import announce, logger
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .agreement import Effect
 
 Names = Iterable[str] | str | None
-_FRESH_REASON = "apply() has not been called"
 
 
 class Conflict(Exception):
@@ -68,6 +67,17 @@ class _Swap:
     changes: list[Recognised]
 
 
+class _Outcome(NamedTuple):
+    """What has become of a patch. One value, so that a status never stands beside the reason of another."""
+
+    status: Status
+    reason: str
+    unread: bool = False
+
+
+_FRESH = _Outcome(Status.DISABLED, "apply() has not been called")
+
+
 @dataclass
 class _Entry:
     """A registered patch and what has become of it."""
@@ -75,10 +85,8 @@ class _Entry:
     patch: Patch
     plugin: str
     requested: bool = False
-    status: Status = Status.DISABLED
-    reason: str = _FRESH_REASON
+    outcome: _Outcome = _FRESH
     version: str | None = None
-    unread: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,8 @@ class Engine:
                 if name in selected and name not in excluded:
                     entry.requested = True
                 elif not entry.requested:
-                    entry.reason = (
-                        "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
-                    )
+                    why = "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
+                    entry.outcome = self._switch_off(name, why)
         for module in dict.fromkeys(m for e in entries.values() if e.requested for m in e.patch.modules):
             imports.watch(module, self._imported)
         for entry in entries.values():
@@ -148,14 +155,9 @@ class Engine:
         with self._lock:
             for name in chosen:
                 entry = entries[name]
-                if not entry.requested:
-                    continue
-                entry.requested = False
-                lost = self._remove(name)
-                entry.status, entry.reason = Status.DISABLED, "reverted by revert()"
-                if lost:
-                    entry.status = Status.FAILED
-                    entry.reason = f"not reverted: somebody else has changed {', '.join(lost)} since it was patched"
+                if entry.requested or self._carrying(name):  # an earlier call may not have got it off
+                    entry.requested = False
+                    entry.outcome = self._switch_off(name, "reverted by revert()")
             still_needed = {m for e in entries.values() if e.requested for m in e.patch.modules}
             for module in {m for name in chosen for m in entries[name].patch.modules} - still_needed:
                 imports.unwatch(module, self._imported)
@@ -264,22 +266,20 @@ class Engine:
             if not entry.requested:
                 return
             try:
-                entry.status, entry.reason = self._outcome(entry, announced)
+                entry.outcome = self._outcome(entry, announced)
             except (Exception, SystemExit) as error:  # the promise: never an exception from somebody's import
                 logger.debug("patch %s failed", entry.patch.name, exc_info=True)
-                entry.status, entry.reason = Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed"
+                entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
 
-    def _outcome(self, entry: _Entry, announced: ModuleType | None) -> tuple[Status, str]:
+    def _outcome(self, entry: _Entry, announced: ModuleType | None) -> _Outcome:
         patch = entry.patch
-        entry.unread = False
         off = self._switched_off(patch.name)
         if off:
-            self._remove(patch.name)
-            return Status.DISABLED, off
+            return self._switch_off(patch.name, off)
         if announced is None:
             self._verify(entry)
-            if entry.status is Status.APPLIED:
-                return entry.status, entry.reason
+            if entry.outcome.status is Status.APPLIED:
+                return entry.outcome
         modules: dict[str, ModuleType] = {}
         for name in patch.modules:
             module = sys.modules.get(name)
@@ -293,14 +293,14 @@ class Engine:
         try:
             texts = {name: _source(name, module) for name, module in modules.items()}
             if finding.verdict is Verdict.OUTSIDE:
-                reason, entry.unread = recognition.outside(patch, finding, texts)
-                return Status.UNAFFECTED, reason
+                return _Outcome(Status.UNAFFECTED, *recognition.outside(patch, finding, texts))
             recognised = recognition.recognise_all(patch, texts)
             applied = self._put_on(patch, recognised, modules)
         except (NoEffect, Unrecognised, Unreadable, Conflict, trampolines.Unsupported) as error:
             status, reason = recognition.refusal(finding, error)
-            return status, f"{reason}; {self._what_stays(patch.name)}" if status is Status.REFUSED else reason
-        return Status.APPLIED, f"{finding.reason}{applied}"
+            stays = f"; {self._what_stays(patch.name)}" if status is Status.REFUSED else ""
+            return _Outcome(status, reason + stays)
+        return _Outcome(Status.APPLIED, f"{finding.reason}{applied}")
 
     def _what_stays(self, name: str) -> str:
         return "functions from before a reload stay patched" if self._carrying(name) else "nothing was changed"
@@ -310,22 +310,25 @@ class Engine:
         assert self._entries is not None
         return settings.read(list(self._entries), self._hint()).switched_off(name)
 
-    def _before_import(self, entry: _Entry, missing: list[str]) -> tuple[Status, str]:
+    def _before_import(self, entry: _Entry, missing: list[str]) -> _Outcome:
         """Pending, or already known to be absent or unaffected; the hooks stay armed, since ``sys.path`` may change."""
         waiting = f"waiting for the import of {', '.join(missing)}"
         try:
             specs = {name: sources.locate(name) for name in missing}
         except NotFound as error:
             entry.version, reason = versions.why_absent(entry.patch.guard, error)
-            return Status.ABSENT, reason
+            return _Outcome(Status.ABSENT, reason)
         finding = versions.worst([versions.check(entry.patch.guard, spec.origin) for spec in specs.values()])
         entry.version = finding.version
         if finding.verdict is Verdict.OUTSIDE:
-            return Status.UNAFFECTED, finding.reason
+            return _Outcome(Status.UNAFFECTED, finding.reason)
         main = next((name for name, spec in specs.items() if _is_main(spec)), None)
         if main is not None:
-            return Status.REFUSED, f"{main} runs as __main__, whose functions cannot be patched: import it instead"
-        return Status.PENDING, f"{finding.reason}; {waiting}"
+            reason = f"{main} runs as __main__, whose functions cannot be patched: import it instead"
+            return _Outcome(Status.REFUSED, reason)
+        if any(isinstance(change, Rewrite) for change in entry.patch.changes):
+            rewriting.check_ast_grep()  # what will fail at the import is said before it
+        return _Outcome(Status.PENDING, f"{finding.reason}; {waiting}")
 
     # ------------------------------------------------------------------------------- changing functions
 
@@ -410,6 +413,14 @@ class Engine:
             by=patch.name,
         )
 
+    def _switch_off(self, name: str, why: str) -> _Outcome:
+        """Take a patch off every function, and what has become of it then."""
+        lost = self._remove(name)
+        if lost:
+            reason = f"{why}, but not taken off: somebody else has changed {', '.join(lost)} since it was patched"
+            return _Outcome(Status.FAILED, reason)
+        return _Outcome(Status.DISABLED, why)
+
     def _remove(self, name: str) -> list[str]:
         """Take a patch off every function that carries it; returns the targets that somebody else has changed."""
         lost = []
@@ -433,11 +444,11 @@ class Engine:
     def _verify(self, entry: _Entry) -> None:
         """Look whether an applied patch is still what runs, and whether a pending one has missed its import."""
         loaded = [sys.modules.get(module) for module in entry.patch.modules]
-        if entry.status is Status.PENDING and all(m is not None and imports.is_ready(m) for m in loaded):
-            names = ", ".join(entry.patch.modules)
-            entry.status = Status.FAILED
-            entry.reason = f"{names} was imported past the import hooks; call apply() again"
-        if entry.status is not Status.APPLIED:
+        status = entry.outcome.status
+        if status is Status.PENDING and all(m is not None and imports.is_ready(m) for m in loaded):
+            reason = f"{', '.join(entry.patch.modules)} was imported past the import hooks; call apply() again"
+            entry.outcome = _Outcome(Status.FAILED, reason)
+        if status is not Status.APPLIED:
             return
         mine = self._carrying(entry.patch.name)
         for target in dict.fromkeys(patched.target for patched in mine):
@@ -458,7 +469,7 @@ class Engine:
                     elif any(patched.function.__code__ is not patched.current for patched in here):
                         problem = f"the code of {target} was changed by somebody else after it was patched"
             if problem:
-                entry.status, entry.reason = Status.FAILED, problem
+                entry.outcome = _Outcome(Status.FAILED, problem)
                 return
 
     # ------------------------------------------------------------------------------------ saying so
@@ -478,7 +489,8 @@ def _nobody_listens() -> None:
 
 
 def _row(entry: _Entry) -> PatchReport:
-    return patch_report(entry.patch, entry.plugin, entry.status, entry.reason, entry.version, entry.unread)
+    outcome = entry.outcome
+    return patch_report(entry.patch, entry.plugin, outcome.status, outcome.reason, entry.version, outcome.unread)
 
 
 def _with_observations(row: PatchReport, patch: Patch) -> PatchReport:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from . import autoload, plugins, public, settings, site_hook
@@ -88,7 +89,7 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def verify(
-    actors: Mapping[str, Any] | Iterable[Any], timeout: float = 60.0, driver: bool = False
+    actors: Mapping[str, Any] | Iterable[Any], timeout: float | timedelta = 60.0, driver: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Check that a group of actors runs with the same patches. The actors' classes need not know of it.
 
@@ -97,7 +98,7 @@ def verify(
 
     Args:
         actors: actor handles, or a mapping from what to call them to the handles.
-        timeout: seconds for all of them together.
+        timeout: seconds, or a timedelta, for all of them together.
         driver: whether this process must have the same patches, too.
 
     Returns:
@@ -106,8 +107,9 @@ def verify(
     Raises:
         VerifyError: they differ; or one is dead, does not answer in time, has no rlhf_patches, or nothing has
             switched the patches on there. The message names every such actor, its host and its process.
-        SettingsError: ``actors`` is empty or holds something else.
+        SettingsError: ``actors`` is empty or holds something else, or ``timeout`` is none.
     """
+    limit = settings.seconds(timeout)
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
@@ -119,7 +121,7 @@ def verify(
             raise SettingsError(f"{label} is {handle!r}: expected the handle of a Ray actor")
     probe = _probe()
     answers = {label: handle.__ray_call__.remote(probe) for label, handle in handles.items()}
-    ray.wait(list(answers.values()), num_returns=len(answers), timeout=timeout)
+    ray.wait(list(answers.values()), num_returns=len(answers), timeout=limit)
     states: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
     for label, answer in answers.items():
@@ -127,7 +129,7 @@ def verify(
         try:
             state = ray.get(answer, timeout=0)
         except GetTimeoutError:
-            problems.append(f"{who} has not answered within {timeout:g} s: it is busy, or still starting")
+            problems.append(f"{who} has not answered within {limit:g} s: it is busy, or still starting")
         except RayActorError as error:
             problems.append(f"{who} cannot be asked: {type(error).__name__}: {error}")
         except RayError as error:

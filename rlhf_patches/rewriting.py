@@ -15,11 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
-from ast_grep_py import Config, Rule, SgNode, SgRoot
-
 from . import sources
 from .sources import Source
 from .vocabulary import Rewrite
+
+try:
+    from ast_grep_py import Config, Rule, SgNode, SgRoot
+except ImportError as error:  # a subinterpreter, or it is not installed
+    _without_ast_grep: str | None = f"ast_grep_py, which finds the code to rewrite, cannot be imported here: {error}"
+else:
+    _without_ast_grep = None
 
 
 class Unrecognised(Exception):
@@ -71,7 +76,18 @@ def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> 
     return edits
 
 
+def check_ast_grep() -> None:
+    """Check that patterns can be looked for in this process.
+
+    Raises:
+        ImportError: they cannot; every patch that rewrites fails with it, and nothing else does.
+    """
+    if _without_ast_grep is not None:
+        raise ImportError(_without_ast_grep)
+
+
 def _function_node(source: Source, node: sources.FunctionNode) -> SgNode:
+    check_ast_grep()
     for candidate in sources.remembered(("nodes", source.text), lambda: _by_line(source.text)).get(node.lineno, ()):
         name = candidate.field("name")
         if name is not None and name.text() == node.name:

@@ -2,7 +2,8 @@
 
 ========================  ==============================================================================
 RLHF_PATCHES_AUTOLOAD     1 patches this environment's processes without an import (read by the site hook)
-RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose first import loads the engine
+RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose first import loads the engine; none of
+                          the standard library's
 RLHF_PATCHES_DISABLE      names or globs, comma-separated: never apply these
 RLHF_PATCHES_ONLY         names or globs, comma-separated: apply nothing else
 RLHF_PATCHES_PLUGINS      distributions, comma-separated, whose patches may be used beside the built-in ones; or none
@@ -18,10 +19,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 PREFIX = "RLHF_PATCHES_"
 KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY")
@@ -65,12 +69,23 @@ def read(names: Sequence[str], hint: str = "", environment: Mapping[str, str] = 
         if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in KNOWN:
             known = [PREFIX + name for name in KNOWN]
             raise SettingsError(f"environment variable {variable} is unknown{nearest(variable, known)}")
+    wrong = [name for name in _listed("WATCH", environment) if not watchable(name)]
+    if wrong:
+        raise SettingsError(
+            f"{PREFIX}WATCH names {', '.join(wrong)}: expected top-level modules of frameworks, such as transformers. "
+            "What the standard library has, and rlhf_patches itself, cannot wait for the engine, which imports it"
+        )
     return Settings(
         disable=expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint),
         only=expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint),
         strict=truth("STRICT", environment),
         verify=truth("VERIFY", environment),
     )
+
+
+def watchable(module: str) -> bool:
+    """Whether the first import of a module can be what loads the engine, so that RLHF_PATCHES_WATCH may name it."""
+    return module.partition(".")[0] not in {*sys.stdlib_module_names, "rlhf_patches"}
 
 
 def truth(variable: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -116,6 +131,18 @@ def plugins(known: Iterable[str], environment: Mapping[str, str] = os.environ) -
 def canonical(name: str) -> str:
     """A distribution's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def seconds(timeout: float | timedelta) -> float:
+    """A time to wait at most, as an argument gives it.
+
+    Raises:
+        SettingsError: it is none; for ever is none either.
+    """
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise SettingsError(f"timeout is {timeout!r}: expected seconds, more than 0, or a datetime.timedelta")
+    return float(value)
 
 
 def expand(patterns: Iterable[str] | str | None, names: Sequence[str], what: str, hint: str = "") -> tuple[str, ...]:

@@ -145,7 +145,10 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
         _complain(f"RLHF_PATCHES_AUTOLOAD is {value!r}; expected 1 or 0. Taken as 1")
     extra = os.environ.get("RLHF_PATCHES_WATCH", "").split(",")
     names = frozenset(name.strip().partition(".")[0] for name in (*WATCHED, *watch, *extra) if name.strip())
-    sys.meta_path.insert(0, _FirstImport(names))
+    standard = names & sys.stdlib_module_names
+    if standard:  # the first import of a framework raises a SettingsError for it
+        _complain(f"RLHF_PATCHES_WATCH names {', '.join(sorted(standard))} of the standard library: not waited for")
+    sys.meta_path.insert(0, _FirstImport(names - standard))
 
 
 def install_always() -> None:
@@ -180,4 +183,7 @@ def load_now(only_if_late: bool = False) -> None:
 
 
 def _complain(message: str) -> None:
-    sys.stderr.write(f"[rlhf_patches] {message}\n")
+    try:
+        sys.stderr.write(f"[rlhf_patches] {message}\n")
+    except Exception:  # there is no standard error, or it is full
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,8 @@ CHUNK_BYTES = 128 << 20
 which is what SkyRL 0.4.0 allows itself for the entropies of a chunk."""
 
 _lock = threading.Lock()
+# A forked child must not inherit it while another thread of the parent holds it.
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 _done: Counter[str] = Counter()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 
 _lock = threading.Lock()
+# A forked child must not inherit it while another thread of the parent holds it.
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 _in_place = 0
 _refused: Counter[str] = Counter()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
 import threading
@@ -163,6 +164,35 @@ def test_calls_on_one_store_do_not_read_each_other():
     assert "rank 1 on a" in told[0]
     assert exchange("2", "2", "2") == [None, None, None]
     assert all("rank 2 of 3 has not called" in text for text in exchange("1", "1", None, limit=0.5))
+
+
+STORES = {
+    "hash": lambda folder: dist.HashStore(),
+    "file": lambda folder: dist.FileStore(str(folder / "store"), 2),
+    "tcp": lambda folder: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_less_than_a_millisecond_is_not_for_ever(tmp_path, kind):
+    """torch's stores cut a time to milliseconds, and all but TCPStore take 0 for no limit."""
+    one = distributed._Exchange(distributed._Group(STORES[kind](tmp_path), "world", [0, 1], 0), 60)
+    one._call = 1
+    found = []
+    # A daemon, and not waited for without limit: in a store's wait() nothing else can end a thread.
+    thread = threading.Thread(target=lambda: found.append(one._wait("verdict", 0.0004)), daemon=True)
+    thread.start()
+    thread.join(timeout=120)
+    assert found == [False]
+
+
+@pytest.mark.parametrize("given", [datetime.timedelta(0), datetime.timedelta(milliseconds=-1), None])
+def test_a_group_without_a_limit_of_its_own_gets_ours(monkeypatch, given):
+    """A HashStore or a file takes init_process_group(timeout=timedelta(0)) for no limit; that is no wrong argument."""
+    asked = []
+    monkeypatch.setattr(distributed, "_verify_default", asked.append)
+    assert distributed._initialise_and_verify(lambda **_: "made", None, (), {"timeout": given}) == "made"
+    assert asked == [distributed.TIMEOUT]
 
 
 # ------------------------------------------------------------------------------------- RLHF_PATCHES_VERIFY

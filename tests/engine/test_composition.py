@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
+import rlhf_patches
 from rlhf_patches import Replace, Rewrite, SettingsError, Status, Wrap
 from rlhf_patches.sources import fingerprint
 
@@ -268,6 +271,29 @@ def test_only_then_all_then_exclude(framework, engine, changes):
     assert (statuses(made.apply()), f()) == (["applied"] * 3, new("a", "b", "c"))
 
 
+def test_what_cannot_be_taken_off_is_failed_and_says_so_until_it_is_off(framework, engine, changes, monkeypatch):
+    made = engine(framework.patch(changes("a"), name="fw-a"), framework.patch(changes("g", "g"), name="fw-b"))
+    f = framework.load().f
+    made.apply(only="fw-a")
+    patched, theirs = f.__code__, (lambda: "theirs").__code__
+    f.__code__ = theirs
+    stuck = f"but not taken off: somebody else has changed {framework.path('mod:f')} since it was patched"
+
+    def row(report):
+        return report["fw-a"].status.value, report["fw-a"].reason
+
+    with monkeypatch.context() as switched:
+        switched.setenv("RLHF_PATCHES_DISABLE", "fw-a")
+        assert row(made.apply()) == ("failed", f"disabled by RLHF_PATCHES_DISABLE, {stuck}")
+    assert row(made.revert()) == ("failed", f"reverted by revert(), {stuck}")
+    assert row(made.apply(only="fw-b")) == ("failed", f"not chosen by apply(only=...), {stuck}")
+    assert row(made.apply(exclude="fw-a")) == ("failed", f"excluded by apply(exclude=...), {stuck}")
+    assert f.__code__ is theirs
+    f.__code__ = patched
+    assert row(made.revert()) == ("disabled", "reverted by revert()")
+    assert f() == OLD
+
+
 @pytest.mark.parametrize("method", ["apply", "revert"])
 @pytest.mark.parametrize("argument", ["only", "exclude"])
 @pytest.mark.parametrize("wrong", ["fw-aa", ["fw-a", "nothing-*"], [None]])
@@ -485,3 +511,53 @@ def test_threads_import_while_others_apply(framework, engine):
         assert framework.load(module).f() == ("new" if row.status is Status.APPLIED else "old")
     assert {row.status for row in made.apply()} == {Status.APPLIED}
     assert [framework.load(m).f() for m in modules] == ["new"] * len(modules)
+
+
+# ------------------------------------------------------------------------------------------------ forks
+
+HELD = """
+import faulthandler, os, threading
+import rlhf_patches
+from rlhf_patches import public, report_file
+from rlhf_patches.patches.vocab_parallel import counters
+
+rlhf_patches.apply()
+locks = [public.engine._lock, public.engine._loading, report_file._line._lock, counters._lock]
+held = threading.Event()
+
+def hold():
+    for lock in locks:
+        lock.acquire()
+    held.set()
+    threading.Event().wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+pid = os.fork()
+if not pid:
+    faulthandler.dump_traceback_later(60, exit=True)
+    counters.count(None)
+    assert counters.observed()
+    rlhf_patches.revert()
+    rlhf_patches.report()
+    report_file._line.end()
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))  # at exit the report would wait for its lock
+"""
+
+
+def test_a_forked_child_gets_past_every_lock_that_another_thread_held(tmp_path):
+    environment = {**os.environ, "RLHF_PATCHES_REPORT": str(tmp_path / "report.jsonl")}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", HELD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_lock_is_renewed_after_a_fork():
+    """Where one is added: renew it, and hold it in the test above or in one that has its framework."""
+    root = Path(rlhf_patches.__file__).parents[1]
+    files = [*(root / "rlhf_patches").glob("*.py"), *(root / "patches").rglob("*.py")]
+    texts = {file.name: file.read_text() for file in files if "Lock()" in file.read_text()}
+    with_their_own_tests = {"imports.py", "loader.py", "site_hook.py"}
+    assert texts.keys() - with_their_own_tests == {"engine.py", "report_file.py", "counters.py", "logits.py"}
+    assert all("os.register_at_fork(after_in_child=" in texts[name] for name in texts.keys() - with_their_own_tests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import subprocess
@@ -9,9 +10,9 @@ import sys
 
 import pytest
 
-from rlhf_patches import SettingsError, public
+from rlhf_patches import SettingsError, cli, public
 from rlhf_patches.engine import Engine
-from rlhf_patches.ray import runtime_env
+from rlhf_patches.ray import runtime_env, verify
 
 HOOK = "rlhf_patches.site_hook.setup_ray_worker"
 BARE = {
@@ -161,6 +162,8 @@ def test_other_variables_that_differ_are_a_warning(monkeypatch, caplog):
         ({"DISABEL": "x"}, None, "did you mean 'RLHF_PATCHES_DISABLE'"),
         ({"STRICT": "perhaps"}, None, "RLHF_PATCHES_STRICT is 'perhaps'"),
         ({"LOG": "loud"}, None, "RLHF_PATCHES_LOG is 'loud'"),
+        ({"WATCH": "json"}, None, "RLHF_PATCHES_WATCH names json"),
+        ({}, {"env_vars": {"RLHF_PATCHES_WATCH": 3}}, "no string"),
         ({"AUTOLOAD": "0"}, None, "this process has RLHF_PATCHES_AUTOLOAD=0.*DISABLE='[*]'"),
         ({}, {"env_vars": {"RLHF_PATCHES_AUTOLOAD": "off"}}, "the runtime environment has RLHF_PATCHES_AUTOLOAD=off"),
         ({}, {"env_vars": {"RLHF_PATCHES_ONLY": "nothing-like-it"}}, "is no patch.*in the runtime environment"),
@@ -196,6 +199,12 @@ def test_a_setup_hook_that_is_there_runs_after_ours(monkeypatch):
     assert order == ["ours", "theirs", "ours"]
 
 
+def test_verify_does_not_wait_for_ever():
+    """Ray takes None for no limit."""
+    with pytest.raises(SettingsError, match="timeout is None: expected seconds"):
+        verify([], timeout=None)
+
+
 # ------------------------------------------------------------------------------------------ the command
 
 
@@ -219,6 +228,7 @@ def test_the_command_prints_one_line_of_json(installed):
     ("argument", "message"),
     [
         ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[1]", "expected a dictionary"),
         ('{"worker_process_setup_hook": "mine.setup"}', "mine.setup"),
         ('{"env_vars": {"RLHF_PATCHES_ONLY": "trl-chunk-nll-zero3"}}', "did you mean 'trl-chunked-nll-zero3'"),
@@ -228,4 +238,11 @@ def test_the_command_refuses(installed, argument, message):
     done = installed.run(installed.command, "ray-env", argument)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) < 1000
+
+
+def test_bytes_that_are_no_text_are_no_json(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert cli.main(["ray-env", "-"]) == 2
+    assert "no JSON ('utf-8' codec can't decode byte 0xff" in capsys.readouterr().err

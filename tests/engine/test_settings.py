@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 
 import pytest
@@ -85,6 +86,32 @@ def test_read_names_the_variable(monkeypatch, variable):
         SettingsError, match=f"^RLHF_PATCHES_{variable} names 'trl-lost-los'.*did you mean 'trl-lost-loss'"
     ):
         settings.read(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [("json", "json"), ("mine, os.path,_thread", "os.path, _thread"), ("rlhf_patches", "rlhf_patches")],
+)
+def test_the_standard_library_cannot_be_watched(monkeypatch, value, named):
+    monkeypatch.setenv("RLHF_PATCHES_WATCH", value)
+    with pytest.raises(SettingsError, match=f"RLHF_PATCHES_WATCH names {named}: expected top-level modules of framew"):
+        settings.read(NAMES)
+
+
+@pytest.mark.parametrize("value", ["", " , ", "mine,transformers.models", "json_repair"])
+def test_everything_else_can_be_watched(monkeypatch, value):
+    monkeypatch.setenv("RLHF_PATCHES_WATCH", value)
+    settings.read(NAMES)
+
+
+@pytest.mark.parametrize("wrong", [None, "60", 0, -1, True, float("nan"), float("inf"), datetime.timedelta(0)])
+def test_seconds_that_cannot_be_meant(wrong):
+    with pytest.raises(SettingsError, match=r"^timeout is .*expected seconds, more than 0, or a datetime\.timedelta$"):
+        settings.seconds(wrong)
+
+
+def test_seconds():
+    assert settings.seconds(datetime.timedelta(minutes=1)) == settings.seconds(60) == 60.0
 
 
 @pytest.mark.parametrize(

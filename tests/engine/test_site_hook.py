@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 import toy_slime
+from installed import ROOT
+
+from rlhf_patches import Rewrite, autoload, cli
+from rlhf_patches.plugins import Registered
 
 ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
 MODULES = "import sys; print(*sorted(sys.modules))"
@@ -196,10 +203,119 @@ def test_autoload_switches_the_environment(make_installed, slime):
     broken = environment.run(environment.python, "-c", "print(1)")
     assert (broken.returncode, broken.stdout) == (0, "1\n")
     assert "NOT ACTIVE" in broken.stderr
+    assert broken.stderr.count("\n") == 1, "in a virtual environment the file is run twice"
     shutil.move(environment.folder / "gone", environment.site / "rlhf_patches")
 
     assert "is off" in environment.run(environment.command, "autoload", "off").stdout
     assert environment.code(toy_slime.LOOK, cwd=slime) == "untouched"
+
+
+@pytest.fixture
+def pth(tmp_path, monkeypatch):
+    """What `autoload on` writes, in a folder that is no environment's."""
+    monkeypatch.setattr(autoload, "_folder", lambda: tmp_path)
+    return tmp_path / "rlhf_patches_autoload.pth"
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o000, 0o027])
+def test_everybody_can_read_the_hook_and_nobody_else_write_it(pth, mask):
+    before = os.umask(mask)
+    try:
+        assert autoload.on().problems == ()
+    finally:
+        os.umask(before)
+    assert pth.stat().st_mode & 0o777 == 0o644
+    assert list(pth.parent.iterdir()) == [pth], "no temporary file stays"
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [(0o600, "not every user can read"), (0o640, "not every user can"), (0o666, "every user can write")],
+)
+def test_a_hook_of_the_wrong_mode_is_said_and_repaired(pth, monkeypatch, mode, said):
+    autoload.on()
+    pth.chmod(mode)
+    for text in (str(autoload.status()), cli._hook_state()):
+        assert f"but {said} {pth}" in text or f"but {said} read {pth}" in text
+        assert "`rlhf-patches autoload on` writes it anew" in text
+        assert "every process" not in text
+    assert "but" not in str(autoload.on())
+    assert cli._hook_state() == f"site hook: on for every process of this environment ({pth})"
+    # The wheel's own, installed under umask 077.
+    wheels = pth.rename(pth.with_name("rlhf_patches.pth"))
+    wheels.chmod(mode)
+    assert said in cli._hook_state()
+    assert "chmod" in cli._hook_state()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_hook_that_belongs_to_somebody_else_is_said(pth):
+    autoload.on()
+    os.chown(pth, 12345, -1)
+    assert f"but {pth} belongs to user 12345, the environment does not: remove it" in str(autoload.status())
+    assert autoload.on().problems == ()
+
+
+def test_the_wheels_hook_is_made_of_the_same_text():
+    shipped = (ROOT / "site_hook" / "rlhf_patches.pth").read_text()
+    assert shipped == autoload.line("0"), "write it with: autoload.line('0')"
+
+
+GONE = "import site, sys; site.addsitedir(sys.argv[1]); site.addsitedir(sys.argv[1]); sys.path.append(sys.argv[1])\n"
+
+
+@pytest.mark.parametrize("default", ["0", "1"])
+@pytest.mark.parametrize(
+    ("settings", "refuses"),
+    [
+        ({}, False),
+        ({"STRICT": "0", "VERIFY": "off"}, False),
+        ({"STRICT": "1"}, True),
+        ({"VERIFY": "yes"}, True),
+        ({"AUTOLOAD": "0", "STRICT": "1"}, None),
+        ({"AUTOLOAD": " Off", "STRICT": "1"}, None),
+    ],
+)
+def test_the_package_is_gone_and_its_hook_is_left(tmp_path, default, settings, refuses):
+    """One line a process, which names the file where it is now; with STRICT or VERIFY no framework is imported."""
+    made, moved = tmp_path / "made", tmp_path / "moved"
+    made.mkdir()
+    (made / "left.pth").write_text(autoload.line(default, ("mine",)))
+    for name in ("torch", "mine", "asked", "other"):
+        (made / f"{name}.py").touch()
+    made.rename(moved)
+    settings = {"AUTOLOAD": "1", **settings} if default == "0" else settings
+    # ImportError is what scripts take for "not installed".
+    tries = "".join(
+        f"try: import {name}; print('{name}')\nexcept ImportError: print('ImportError')\n"
+        "except RuntimeError as error: assert 'NOT ACTIVE' in str(error)\n"
+        for name in ("torch", "mine", "asked", "json", "other")
+    )
+    environment = {f"RLHF_PATCHES_{name}": value for name, value in {"WATCH": "json, asked.models", **settings}.items()}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", GONE + tries, str(moved)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    everything = ["torch", "mine", "asked", "json", "other"]
+    assert done.stdout.split() == (["json", "other"] if refuses else everything), done.stderr
+    if refuses is None:
+        assert done.stderr == ""
+    else:
+        assert done.stderr.startswith("[rlhf_patches] NOT ACTIVE, although ")
+        assert "No module named 'rlhf_patches'. Install rlhf-patches again" in done.stderr
+        assert str(moved / "left.pth") in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_hook_that_is_left_and_nowhere_to_say_so(tmp_path):
+    (tmp_path / "left.pth").write_text(autoload.line("1"))
+    for closed in ("2>&-", "2>/dev/full"):
+        code = f"{shlex.quote(sys.executable)} -I -S -c {shlex.quote(GONE + 'print(1)')} {tmp_path} {closed}"
+        done = subprocess.run(code, shell=True, env={}, stdout=subprocess.PIPE, text=True, timeout=60)
+        assert done.stdout == "1\n"
 
 
 # ------------------------------------------------------------------------------------- run
@@ -269,6 +385,18 @@ def test_wrong_commands(installed, arguments, status, message):
     assert done.returncode == status
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_watched_is_refused_before_the_run(installed):
+    done = installed.run(installed.command, "run", "--", "true", RLHF_PATCHES_WATCH="mine,json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("rlhf-patches: RLHF_PATCHES_WATCH names json: expected top-level modules")
+
+
+def test_a_plugin_for_the_standard_library_is_not_waited_for(framework):
+    targets = ("json.decoder:JSONDecoder.decode", framework.path("m:f"))
+    patch = framework.patch(*(Rewrite(target, "$A - $B", "$A + $B") for target in targets))
+    assert autoload.watch_list([Registered(patch, "tests")]) == (framework.name,)
 
 
 def test_watched_names_cover_every_built_in_patch():

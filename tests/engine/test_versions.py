@@ -153,6 +153,8 @@ def test_a_newer_release_that_still_has_the_defect_is_left_alone_and_loud(framew
         module = framework.load()
     (row,) = made.report()
     assert (module.add(5, 2), row.status, row.unread) == (3, Status.UNAFFECTED, True)
+    (reverted,) = made.revert()
+    assert (reverted.status, reverted.needs_attention) == (Status.DISABLED, False)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "This version was not read" in caplog.text
     (static,) = inspect([Registered(framework.patch(change, versions="<1.0"), "tests")])
