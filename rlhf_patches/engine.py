@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 Names = Iterable[str] | str | None
 
 
+class _NotResolved(Exception):
+    """An implementation that is needed has not been imported yet."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
 class Conflict(Exception):
     """Another patch holds the function; the message names it."""
 
@@ -240,7 +248,9 @@ class Engine:
 
     def _implementation(self, path: str) -> Callable[..., Any]:
         """What was resolved before the lock was taken; raises what the import raised."""
-        found = self._resolved.get(path) or self._resolve(path)
+        if path not in self._resolved:
+            raise _NotResolved(path)
+        found = self._resolved[path]
         if isinstance(found, (Exception, SystemExit)):
             raise found
         return found
@@ -262,14 +272,20 @@ class Engine:
 
     def _attempt(self, entry: _Entry, announced: ModuleType | None) -> None:
         """Apply a patch if it is its time; every outcome ends in a status with a reason."""
-        with self._lock:
-            if not entry.requested:
-                return
-            try:
-                entry.outcome = self._outcome(entry, announced)
-            except (Exception, SystemExit) as error:  # the promise: never an exception from somebody's import
-                logger.debug("patch %s failed", entry.patch.name, exc_info=True)
-                entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
+        while True:
+            with self._lock:
+                if not entry.requested:
+                    return
+                try:
+                    entry.outcome = self._outcome(entry, announced)
+                    return
+                except _NotResolved as error:  # another thread has imported the target since; not under the lock
+                    path = error.path
+                except (Exception, SystemExit) as error:  # the promise: never an exception from somebody's import
+                    logger.debug("patch %s failed", entry.patch.name, exc_info=True)
+                    entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
+                    return
+            self._resolve(path)
 
     def _outcome(self, entry: _Entry, announced: ModuleType | None) -> _Outcome:
         patch = entry.patch

@@ -834,6 +834,21 @@ def test_an_implementation_that_imports_its_target(framework, engine):
     assert _statuses(made) == {Status.APPLIED}
 
 
+def test_no_implementation_is_imported_under_the_lock(framework, engine, call, monkeypatch):
+    """Not even where the target comes between the moment in which implementations are imported, and its turn."""
+    framework.write("mod", BUG)
+    framework.write("fixes", "import rlhf_test_call; rlhf_test_call.now()\ndef add(a, b):\n    return a + b\n")
+    made = engine(
+        framework.patch(Replace(framework.path("mod:add"), framework.path("fixes:add"), (fingerprint(BUG, "add"),)))
+    )
+    free = []
+    call.now = lambda: free.append(_in_thread(lambda: made._lock.acquire(timeout=5) and made._lock.release() is None))
+    monkeypatch.setattr(made, "_resolve_implementations", lambda entries: framework.load())
+    made.apply()
+    assert free == [True]
+    assert framework.load().add(2, 1) == FIXED
+
+
 def test_threads_that_apply_and_import_do_not_wait_for_each_other(framework, engine, call):
     """One thread is in the body of the implementation's module, another one applies and imports the target.
 
