@@ -91,7 +91,10 @@ class _FirstImport(import_system.Observer):
 
     def _apply(self) -> None:
         try:
-            from . import imports, log, public, reporting, settings
+            from . import imports, log, public, reporting, rewriting, settings
+
+            if _demanded():  # else only the patches that rewrite fail without it
+                rewriting.check_ast_grep()
         except (Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
             self._problem = (
                 f"the engine could not be loaded, {type(error).__name__}: {error}. Is rlhf-patches installed with all "

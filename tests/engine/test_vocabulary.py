@@ -306,8 +306,9 @@ def _modules_after(statement, *options):
 
 
 def test_importing_the_package_imports_next_to_nothing():
-    bare = _modules_after("pass", "-S", "-I")
-    assert _modules_after("import rlhf_patches", "-S", "-I") - bare == {"rlhf_patches"}
+    bare = _modules_after("import os, sys, _thread", "-S", "-I")
+    ours = {"rlhf_patches", "rlhf_patches.import_system"}
+    assert _modules_after("import rlhf_patches", "-S", "-I") - bare == ours
     assert "typing" not in bare
 
 
@@ -315,6 +316,7 @@ def test_importing_the_site_hook_imports_next_to_nothing():
     bare = _modules_after("import os, sys, _thread", "-S", "-I")
     assert _modules_after("import rlhf_patches.site_hook", "-S", "-I") - bare == {
         "rlhf_patches",
+        "rlhf_patches.import_system",
         "rlhf_patches.site_hook",
     }
 
