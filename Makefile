@@ -2,13 +2,15 @@
 TOOLS := .cache/tools
 NOX := $(TOOLS)/bin/nox
 
-.PHONY: demo test fuzz docs releases benchmarks format clean
+.PHONY: demo test test-all fuzz docs releases benchmarks format clean
 
 demo: $(NOX)
 	@$(NOX) -s demo
 
 test: $(NOX)
 	@$(NOX)
+
+test-all: test fuzz
 
 fuzz: $(NOX)
 	@$(NOX) -s fuzz
