@@ -75,24 +75,49 @@ def around_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs:
 # ------------------------------------------------------------------------------------- entropies
 
 
+@torch.compiler.disable
 def entropy_forward(ctx: Any, vocab_parallel_logits: torch.Tensor) -> torch.Tensor:
     """``_VocabParallelEntropy.forward``."""
     return upstream.entropy_forward(ctx, vocab_parallel_logits, parallel_state.get_tensor_model_parallel_group())
 
 
-def entropy(
-    vocab_parallel_logits: torch.Tensor, chunk_size: int | None = None, chunk_memory_mb: int = 512
-) -> torch.Tensor:
-    """``vocab_parallel_entropy``: of all logits at once, which takes no more memory than a chunk of upstream's."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    return token_entropy(vocab_parallel_logits, group, chunk_size=chunk_size).to(vocab_parallel_logits.dtype)
+def around_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``vocab_parallel_entropy``: of all logits at once, which takes no more memory than a chunk of upstream's.
+
+    Without a tensor-parallel group there is only what upstream's function makes of it.
+    """
+    group = parallel_state.get_tensor_model_parallel_group(check_initialized=False)
+    return wrapped(*args, **kwargs) if group is None else _entropy(group, wrapped, *args, **kwargs)
 
 
-def weighted_entropy(
-    vocab_parallel_logits: torch.Tensor,
-    weights: torch.Tensor,
-    chunk_size: int | None = None,
-    chunk_memory_mb: int = 512,
+def _entropy(group: Any, wrapped: Any, vocab_parallel_logits: torch.Tensor, *chunks: Any, **more: Any) -> torch.Tensor:
+    _chunk_size(wrapped, vocab_parallel_logits, *chunks, **more)
+    return token_entropy(vocab_parallel_logits, group).to(vocab_parallel_logits.dtype)
+
+
+def _chunk_size(
+    wrapped: Any, logits: torch.Tensor, chunk_size: int | None = None, chunk_memory_mb: int = 512
+) -> int | None:
+    """How many tokens upstream would take at once, None for all; or the error that upstream raises."""
+    if chunk_size is None:
+        return None
+    size: int | None = wrapped.__globals__["_resolve_vocab_entropy_chunk_size"](logits, chunk_size, chunk_memory_mb)
+    return size
+
+
+def around_weighted_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0, which does not look at chunks without any weight."""
+    group = parallel_state.get_tensor_model_parallel_group(check_initialized=False)
+    return wrapped(*args, **kwargs) if group is None else _weighted_entropy(group, wrapped, *args, **kwargs)
+
+
+def _weighted_entropy(
+    group: Any, wrapped: Any, vocab_parallel_logits: torch.Tensor, weights: torch.Tensor, *chunks: Any, **more: Any
 ) -> torch.Tensor:
-    """``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0."""
-    return (entropy(vocab_parallel_logits, chunk_size) * weights).sum()
+    size = _chunk_size(wrapped, vocab_parallel_logits, *chunks, **more)
+    entropy = _entropy(group, wrapped, vocab_parallel_logits)
+    if size is not None:
+        number = len(weights)
+        some = torch.nn.functional.pad(weights != 0, (0, -number % size)).view(-1, size).any(1)
+        entropy = entropy.masked_fill(~some.repeat_interleave(size)[:number], 0.0)
+    return (entropy * weights).sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace
+from rlhf_patches import Guard, Patch, Replace, Wrap
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.model_utils"
 _CALLS = f"{__package__}.calls"
@@ -41,9 +41,9 @@ result's dtype as before.""",
                 "47c60982d7680560",  # 0.3.0, 0.4.0
             ),
         ),
-        Replace(
+        Wrap(
             target=f"{_MODULE}:vocab_parallel_entropy",
-            implementation=f"{_CALLS}:entropy",
+            implementation=f"{_CALLS}:around_entropy",
             fingerprints=(
                 "562d8a8c81b9fcbf",  # 0.1.0 to 0.3.0
                 "d577d188ff06bf59",  # 0.4.0: in chunks
@@ -68,9 +68,9 @@ chunks. `vocab_parallel_entropy`, which does the same for sequences that are not
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
     guard=Guard("skyrl", ">=0.4.0,<=0.4.0"),
     changes=(
-        Replace(
+        Wrap(
             target=f"{_MODULE}:vocab_parallel_entropy_weighted_sum",
-            implementation=f"{_CALLS}:weighted_entropy",
+            implementation=f"{_CALLS}:around_weighted_entropy",
             fingerprints=("0c0405122aa71cf6",),
         ),
     ),
