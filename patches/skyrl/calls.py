@@ -82,42 +82,38 @@ def entropy_forward(ctx: Any, vocab_parallel_logits: torch.Tensor) -> torch.Tens
 
 
 def around_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``vocab_parallel_entropy``: of all logits at once, which takes no more memory than a chunk of upstream's.
-
-    Without a tensor-parallel group there is only what upstream's function makes of it.
-    """
-    group = parallel_state.get_tensor_model_parallel_group(check_initialized=False)
-    return wrapped(*args, **kwargs) if group is None else _entropy(group, wrapped, *args, **kwargs)
-
-
-def _entropy(group: Any, wrapped: Any, vocab_parallel_logits: torch.Tensor, *chunks: Any, **more: Any) -> torch.Tensor:
-    _chunk_size(wrapped, vocab_parallel_logits, *chunks, **more)
-    return token_entropy(vocab_parallel_logits, group).to(vocab_parallel_logits.dtype)
-
-
-def _chunk_size(
-    wrapped: Any, logits: torch.Tensor, chunk_size: int | None = None, chunk_memory_mb: int = 512
-) -> int | None:
-    """How many tokens upstream would take at once, None for all; or the error that upstream raises."""
-    if chunk_size is None:
-        return None
-    size: int | None = wrapped.__globals__["_resolve_vocab_entropy_chunk_size"](logits, chunk_size, chunk_memory_mb)
-    return size
+    """Around ``vocab_parallel_entropy``: all logits at once, which takes no more memory than a chunk of upstream's."""
+    group = _group()
+    if group is None:
+        return wrapped(*args, **kwargs)
+    logits, *chunks = args
+    _chunk_size(wrapped, logits, *chunks)
+    return token_entropy(logits, group).to(logits.dtype)
 
 
 def around_weighted_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0, which does not look at chunks without any weight."""
-    group = parallel_state.get_tensor_model_parallel_group(check_initialized=False)
-    return wrapped(*args, **kwargs) if group is None else _weighted_entropy(group, wrapped, *args, **kwargs)
+    """Around ``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0.
 
-
-def _weighted_entropy(
-    group: Any, wrapped: Any, vocab_parallel_logits: torch.Tensor, weights: torch.Tensor, *chunks: Any, **more: Any
-) -> torch.Tensor:
-    size = _chunk_size(wrapped, vocab_parallel_logits, *chunks, **more)
-    entropy = _entropy(group, wrapped, vocab_parallel_logits)
+    It passes over chunks whose weights are all zero, so what their logits are, NaN for one, shows in no result.
+    """
+    group = _group()
+    logits, weights, *chunks = args
+    if group is None or weights.shape != logits.shape[-2:-1]:
+        return wrapped(*args, **kwargs)
+    size = _chunk_size(wrapped, logits, *chunks)
+    entropy = token_entropy(logits, group).to(logits.dtype)
     if size is not None:
-        number = len(weights)
-        some = torch.nn.functional.pad(weights != 0, (0, -number % size)).view(-1, size).any(1)
-        entropy = entropy.masked_fill(~some.repeat_interleave(size)[:number], 0.0)
+        weighted = torch.nn.functional.pad(weights != 0, (0, -len(weights) % size)).view(-1, size).any(1)
+        entropy = entropy.masked_fill(~weighted.repeat_interleave(size)[: len(weights)], 0.0)
     return (entropy * weights).sum()
+
+
+def _group() -> Any:
+    """The tensor-parallel group. Where Megatron has none, upstream's own function goes on."""
+    return parallel_state.get_tensor_model_parallel_group(check_initialized=False)
+
+
+def _chunk_size(wrapped: Any, logits: torch.Tensor, *chunks: Any) -> int | None:
+    """How many tokens upstream takes at once, None for all of them; or its error for the arguments of 0.4.0."""
+    size: int | None = wrapped.__globals__["_resolve_vocab_entropy_chunk_size"](logits, *chunks) if chunks else None
+    return size

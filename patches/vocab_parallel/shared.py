@@ -92,7 +92,7 @@ def remember(logits: torch.Tensor, group: Any, log_probs: torch.Tensor, entropy:
 
 
 def recall(logits: torch.Tensor, group: Any) -> torch.Tensor | None:
-    """The entropies of these logits if they are known, to be changed at will. Without a gradient if the logits get none."""
+    """The entropies of these logits if they are known, the caller's own. Without a gradient if the logits get none."""
     known: _Known | None = getattr(_latest, "known", None)
     if known is None or logits.is_inference() or known.group is not group:
         return None
