@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled_regions
 import look_alikes
 import pytest
 import side_by_side
@@ -206,6 +207,12 @@ def test_the_chunked_entropy_of_0_4(skyrl_ranks):
             assert after["collectives"] == [2, 0]
     chunks = reports[0]["chunked_entropy"]["before"]
     assert chunks["chunk-1"]["collectives"] == [33, 0]
+
+
+def test_within_torch_compile():
+    """Dynamo takes none of our functions apart."""
+    found = compiled_regions.run("skyrl", str(side_by_side.folder("skyrl-0.4")))
+    assert found == ["chunked: ok", "whole: ok", "entropy: ok", "callers: ok"]
 
 
 def test_disabled_they_stay_away(skyrl_ranks):
