@@ -59,6 +59,7 @@ def test_before_the_chunked_loss_with_entropy_crashes_in_0_2_and_nowhere_else(re
         # The entropy's backward runs first, as its forward ran last, and the other one finds its logits changed.
         crashes = release == "0.2" and name.removesuffix("-bfloat16") in (
             "chunked-loss",
+            "chunked-unknown-loss",
             "chunked-class-loss",
             "packed-loss",
             "held-loss",
@@ -87,13 +88,16 @@ def test_dtypes_are_the_same(reports):
 
 
 def test_errors_against_float64_are_no_larger(reports):
-    """Gradients of the same formula in another order: one unit in the last place of the largest is allowed."""
+    """Gradients of the same formula in another order: one unit in the last place of the largest is allowed.
+
+    Two where SkyRL has none to compare with: those of log-probabilities and entropies add up.
+    """
     seen = set()
     for name, before, after in pairs(reports):
         last_place = 2**-8 if name.endswith("bfloat16") else 2**-23
         for key in [key for key in after if key.startswith("error_of_")]:
             seen.add(key)
-            assert after[key] <= max(before.get(key, 0), last_place), (name, key)
+            assert after[key] <= max(before.get(key, 2 * last_place), last_place), (name, key)
     assert seen == {"error_of_log_probs", "error_of_entropy", "error_of_gradient"}
 
 
