@@ -17,7 +17,7 @@ import side_by_side
 
 RELEASES = ("0.2", "0.3", "0.4")
 PARTS = (
-    *("statuses", "errors", "without_group", "across"),
+    *("statuses", "errors", "fused", "without_group", "across"),
     *("functions", "functions_without_the_entropy_patch", "context_parallel"),
 )
 IN_PLACE = {"backward in place": 1}
@@ -144,7 +144,7 @@ def test_memory(reports, release):
 
 
 def test_reverted_it_is_skyrls_again(reports):
-    for part in PARTS[4:]:
+    for part in PARTS[5:]:
         for name, before, reverted in pairs(reports, part, "reverted"):
             for key in ("collectives", "failed", "observed"):
                 assert reverted.get(key) == before.get(key), name
@@ -174,6 +174,15 @@ def test_errors_name_shapes(reports):
         assert "64 columns ([2, 24, 64])" in errors["too wide a range"]
         assert "[64]" in errors["a row"]
         assert "not enough values to unpack" in errors["backward of inference_only"]
+
+
+def test_the_function_without_logits_agrees(reports, release):
+    """SkyRL's own choice between the two is one of memory; targets that no rank has included."""
+    for report in reports:
+        assert set(report["fused"]) == ({"none", "every third", "all"} if release in ("0.3", "0.4") else set())
+        for name, found in report["fused"].items():
+            assert all(one <= 4e-6 for kind in ("chunked", "whole") for one in found[kind]), (name, found)
+            assert all(one > 0.1 for one in found["gradients"])
 
 
 def test_without_a_tensor_parallel_group_the_entropy_is_skyrls(reports, release):

@@ -313,6 +313,44 @@ def errors() -> dict[str, Any]:
     return found
 
 
+def fused() -> dict[str, Any]:
+    """With the patches: how far the functions are from SkyRL's fused one, which makes no logits (0.3.0 and later)."""
+    module, group = skyrl_on_cpu.model_utils(), parallel_state.get_tensor_model_parallel_group()
+    if not hasattr(module, "FusedLinearChunkedDistributedLogprob"):
+        return {}
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    bounds, chunk = (rank * SHARD, (rank + 1) * SHARD), CHUNK
+    generator = torch.Generator().manual_seed(8)
+    hidden, whole = (torch.randn(*shape, generator=generator) for shape in ((B, S, 16), (ranks * SHARD, 16)))
+    weights = torch.randn(B, S, generator=generator)
+    rlhf_patches.apply(only="skyrl-*")
+    found = {}
+    for name, unknown in (("none", slice(0)), ("every third", slice(None, None, 3)), ("all", slice(None))):
+        target = torch.randint(ranks * SHARD, (B, S), generator=generator)
+        target[:, unknown] = torch.tensor([-100, ranks * SHARD + 3])[:, None]
+
+        def run(kind: str, target: torch.Tensor = target) -> list[torch.Tensor]:
+            leaves = [hidden.clone().requires_grad_(), whole[slice(*bounds)].clone().requires_grad_()]
+            if kind == "fused":
+                apply = module.FusedLinearChunkedDistributedLogprob.apply
+                log_probs = apply(*leaves, target, *bounds, chunk, group, False)
+            elif kind == "chunked":
+                apply = module.ChunkedDistributedLogprob.apply
+                log_probs = apply(leaves[0] @ leaves[1].t(), target, *bounds, chunk, group, False)
+            else:
+                log_probs = module.DistributedLogprob.apply(leaves[0] @ leaves[1].t(), target, *bounds, group, False)
+            return [log_probs.detach(), *torch.autograd.grad((log_probs * weights).sum(), leaves)]
+
+        wanted = run("fused")
+        found[name] = {
+            kind: [distance(one, other) for one, other in zip(run(kind), wanted, strict=True)]
+            for kind in ("chunked", "whole")
+        }
+        found[name]["gradients"] = [one.abs().max().item() for one in wanted[1:]]
+    rlhf_patches.revert()
+    return found
+
+
 def without_group() -> dict[str, Any]:
     """Before Megatron is initialised, as in SkyRL's own tests, which replace the autograd function."""
     module, logits = skyrl_on_cpu.model_utils(), torch.arange(24.0).view(1, 6, 4)
@@ -375,6 +413,7 @@ PARTS = {
         chunked_entropy,
         context_parallel,
         errors,
+        fused,
         without_group,
         across,
         statuses,
