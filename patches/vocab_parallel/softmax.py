@@ -70,7 +70,6 @@ class Tokens(torch.autograd.Function):
 
         # In this order, as (x - m) - log s, the result is SkyRL's bit for bit.
         log_total = total.log()
-        # No views: callers may change what they get in place.
         # No views: what an autograd function returns must not be one if callers are to change it in place.
         log_probs = entropy = None
         if target is not None:
@@ -87,9 +86,9 @@ class Tokens(torch.autograd.Function):
     def backward(
         ctx: Any, of_log_probs: torch.Tensor | None, of_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, None, None, None]:
+        ctx.spent = True  # see `shared.recall`
         if of_log_probs is None and of_entropy is None:
             return None, None, None, None
-        ctx.spent = True  # see `shared.recall`
         logits, (maximum, (total, weighted, *_), target), refusal = ownership.unpack(ctx)
         counters.count(refusal)
         # An alias: what autograd hands on must not be the tensor that it has saved.
@@ -103,8 +102,9 @@ class Tokens(torch.autograd.Function):
             of_target = of_target.masked_fill(target < 0, 0.0)
         if of_entropy is not None:
             # A token of which nobody wants the entropy gets no NaN from it: SkyRL leaves out chunks of such tokens.
-            unwanted = of_entropy.reshape(-1) == 0
-            slope = (-of_entropy.reshape(-1).float() / total).masked_fill_(unwanted, 0.0)
+            of_entropy = of_entropy.reshape(-1).float()
+            unwanted = of_entropy == 0
+            slope = (-of_entropy / total).masked_fill_(unwanted, 0.0)
             factor = factor - (slope * (weighted / total)).masked_fill_(unwanted, 0.0)
 
         direct = gradient.dtype == torch.float32  # then the gradient itself is the work buffer
