@@ -22,7 +22,8 @@ chunk. `DistributedLogprob` keeps a whole fp32 softmax for backward, and makes a
 As `skyrl-logprob-backward`: forward needs one all-reduce of the maxima and one of all sums, for the whole call, and
 saves the logits and a few numbers a token; backward needs no collective. The gradient is computed a block of tokens at
 a time and written over the logits, if nothing else can ever look at them again, or else into one tensor of the logits'
-dtype. [Why that is exact, and when it is refused](../logprob-in-place.md).
+dtype. [Why that is exact, and when it is refused](../logprob-in-place.md);
+[where results differ](../logprob-in-place.md#where-results-are-not-upstreams).
 
 Left alone: `DistributedLogprob` before 0.4.0, which computes in the logits' dtype and so gives other numbers; the
 variants with top-k or top-p sampling, which exchange whole rows; those for several targets a token, for hidden states,

@@ -75,24 +75,45 @@ def around_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs:
 # ------------------------------------------------------------------------------------- entropies
 
 
+@torch.compiler.disable
 def entropy_forward(ctx: Any, vocab_parallel_logits: torch.Tensor) -> torch.Tensor:
     """``_VocabParallelEntropy.forward``."""
     return upstream.entropy_forward(ctx, vocab_parallel_logits, parallel_state.get_tensor_model_parallel_group())
 
 
-def entropy(
-    vocab_parallel_logits: torch.Tensor, chunk_size: int | None = None, chunk_memory_mb: int = 512
-) -> torch.Tensor:
-    """``vocab_parallel_entropy``: of all logits at once, which takes no more memory than a chunk of upstream's."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    return token_entropy(vocab_parallel_logits, group, chunk_size=chunk_size).to(vocab_parallel_logits.dtype)
+def around_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``vocab_parallel_entropy``: all logits at once, which takes no more memory than a chunk of upstream's."""
+    group = _group()
+    if group is None:
+        return wrapped(*args, **kwargs)
+    logits, *chunks = args
+    _chunk_size(wrapped, logits, *chunks)
+    return token_entropy(logits, group).to(logits.dtype)
 
 
-def weighted_entropy(
-    vocab_parallel_logits: torch.Tensor,
-    weights: torch.Tensor,
-    chunk_size: int | None = None,
-    chunk_memory_mb: int = 512,
-) -> torch.Tensor:
-    """``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0."""
-    return (entropy(vocab_parallel_logits, chunk_size) * weights).sum()
+def around_weighted_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0.
+
+    It passes over chunks whose weights are all zero, so what their logits are, NaN for one, shows in no result.
+    """
+    group = _group()
+    logits, weights, *chunks = args
+    if group is None or weights.shape != logits.shape[-2:-1]:
+        return wrapped(*args, **kwargs)
+    size = _chunk_size(wrapped, logits, *chunks)
+    entropy = token_entropy(logits, group).to(logits.dtype)
+    if size is not None:
+        weighted = torch.nn.functional.pad(weights != 0, (0, -len(weights) % size)).view(-1, size).any(1)
+        entropy = entropy.masked_fill(~weighted.repeat_interleave(size)[: len(weights)], 0.0)
+    return (entropy * weights).sum()
+
+
+def _group() -> Any:
+    """The tensor-parallel group. Where Megatron has none, upstream's own function goes on."""
+    return parallel_state.get_tensor_model_parallel_group(check_initialized=False)
+
+
+def _chunk_size(wrapped: Any, logits: torch.Tensor, *chunks: Any) -> int | None:
+    """How many tokens upstream takes at once, None for all of them; or its error for the arguments of 0.4.0."""
+    size: int | None = wrapped.__globals__["_resolve_vocab_entropy_chunk_size"](logits, *chunks) if chunks else None
+    return size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace
+from rlhf_patches import Guard, Patch, Replace, Wrap
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.model_utils"
 _CALLS = f"{__package__}.calls"
@@ -24,7 +24,10 @@ Forward works through the logits a block of tokens at a time, with two collectiv
 backward needs no collective, and writes into the logits only under the same proof as `skyrl-logprob-backward`. Where
 log-probabilities of the same logits have been computed just before, as SkyRL does it, the entropies are there already:
 no collective and no memory, and one gradient for both. Sums are in fp32 whatever the logits' dtype, which is the
-result's dtype as before.""",
+result's dtype as before. Logits of -inf count as probability 0, where SkyRL's entropy is NaN;
+[where else results differ](../logprob-in-place.md#where-results-are-not-upstreams).
+
+Before Megatron has a tensor-parallel group, SkyRL's own function answers.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
     guard=Guard("skyrl", ">=0.1.0,<=0.4.0"),
     changes=(
@@ -41,9 +44,9 @@ result's dtype as before.""",
                 "47c60982d7680560",  # 0.3.0, 0.4.0
             ),
         ),
-        Replace(
+        Wrap(
             target=f"{_MODULE}:vocab_parallel_entropy",
-            implementation=f"{_CALLS}:entropy",
+            implementation=f"{_CALLS}:around_entropy",
             fingerprints=(
                 "562d8a8c81b9fcbf",  # 0.1.0 to 0.3.0
                 "d577d188ff06bf59",  # 0.4.0: in chunks
@@ -64,13 +67,14 @@ backward pass takes the longer the more chunks there are (`vocab_entropy_chunk_s
 each slice makes a tensor of the size of all logits, zero but for the chunk.""",
     repair="""\
 The entropies of all logits are computed in one call, as in `skyrl-entropy-backward`, whose blocks are smaller than the
-chunks. `vocab_parallel_entropy`, which does the same for sequences that are not packed, is part of that patch.""",
+chunks. What SkyRL does not look at, chunks of tokens whose weights are all 0, shows in no result here either.
+`vocab_parallel_entropy`, which does the same for sequences that are not packed, is part of that patch.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
     guard=Guard("skyrl", ">=0.4.0,<=0.4.0"),
     changes=(
-        Replace(
+        Wrap(
             target=f"{_MODULE}:vocab_parallel_entropy_weighted_sum",
-            implementation=f"{_CALLS}:weighted_entropy",
+            implementation=f"{_CALLS}:around_weighted_entropy",
             fingerprints=("0c0405122aa71cf6",),
         ),
     ),

@@ -25,8 +25,10 @@ backward, and makes a whole fp32 gradient there.""",
 Forward needs one all-reduce of the maxima and one of all sums, for the whole call, and saves the logits and a few
 numbers a token; backward needs no collective. The gradient is computed a block of tokens at a time and written over
 the logits, if nothing else can ever look at them again, or else into one tensor of the logits' dtype.
-[Why that is exact, and when it is refused](../logprob-in-place.md). Log-probabilities are those of SkyRL bit for bit;
-what calls these functions (packing, context parallelism, `inference_only`) is as it was.
+[Why that is exact, and when it is refused](../logprob-in-place.md). Log-probabilities are those of SkyRL bit for bit on
+one and two ranks, and within one unit in the last place on more;
+[where else results differ](../logprob-in-place.md#where-results-are-not-upstreams). What calls these functions
+(packing, context parallelism, `inference_only`) is as it was.
 
 With `skyrl-entropy-backward`, the entropies of the same logits are computed on the way. On SkyRL 0.1.0 and
 0.2.0, where that one is disabled, `DistributedLogprob` stays as it is: the entropy's backward writes into the

@@ -19,8 +19,9 @@ The teacher's head is read after the teacher's forward pass, where DeepSpeed doe
     repair="""\
 As `trl-chunked-nll-zero3` does it: if ZeRO-3 manages one of the heads, the loop over the chunks becomes one autograd
 function, which gathers either head once in forward and once in backward, on every rank; and not at all what is gathered
-already. What a chunk computes is the release's own `_chunk`, so results are the same bit for bit. Without
-ZeRO-3 the original function runs.""",
+already. What a chunk computes is the release's own `_chunk`, so results are the same bit for bit, but for one case: on
+a rank without any valid token, hidden states that are NaN or infinite give 0, where TRL's loss, entropy and gradient
+are NaN (1.14.2). Without ZeRO-3 the original function runs.""",
     references=(
         "https://github.com/huggingface/trl/pull/6698",
         "https://github.com/huggingface/trl/issues/6696",

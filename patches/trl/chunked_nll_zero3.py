@@ -28,9 +28,10 @@ gradient before the gather.""",
 If ZeRO-3 manages the head, the loop over the chunks becomes one autograd function. It gathers the head (weight and
 bias together) once in forward and once in backward, on every rank, with or without tokens; and not at all if
 it is gathered already. What a chunk computes is the release's own `_chunk`, chunk sizes and order of summation are the
-release's too, so results are the same bit for bit. In backward the head stays gathered until its gradient is
-accumulated, and DeepSpeed reduces that gradient as it does all others. Without ZeRO-3 (DDP, FSDP2, one process) the
-original function runs.""",
+release's too, so results are the same bit for bit, but for one case: on a rank without any valid token, hidden states
+that are NaN or infinite give 0, where TRL's loss is NaN (1.5.1), or its entropy and its gradient are (1.14.2). In
+backward the head stays gathered until its gradient is accumulated, and DeepSpeed reduces that gradient as it does all
+others. Without ZeRO-3 (DDP, FSDP2, one process) the original function runs.""",
     references=(
         "https://github.com/huggingface/trl/issues/6696",
         "https://github.com/huggingface/trl/pull/5873",

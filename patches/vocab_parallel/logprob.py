@@ -31,7 +31,7 @@ def token_logprobs(
     Args:
         logits: ``[..., V / TP]``, any floating dtype, any strides; this rank's part of the vocabulary.
         target: integers ``[...]``, indices in the whole vocabulary. For one that no rank has, the log-probability is 0,
-            and so is its gradient.
+            and its gradient minus the probabilities, as SkyRL and NeMo-RL have it.
         vocab_start_index: the first index of this rank's part.
         vocab_end_index: one past its last index.
         group: the tensor-parallel process group; None is the default group, or one process if there is none.
@@ -49,7 +49,8 @@ def token_logprobs(
     local = local_target(logits, target, vocab_start_index, vocab_end_index, chunk_size)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         graph = torch.is_grad_enabled() and logits.requires_grad
-        log_probs, entropy = Tokens.apply(logits, local, shared.reducing(group), with_entropy and graph)
+        both = with_entropy and graph and shared.has_one_backward(logits)
+        log_probs, entropy = Tokens.apply(logits, local, shared.reducing(group), both)
         if entropy is not None:
             log_probs = shared.remember(logits, group, log_probs, entropy)
     return log_probs

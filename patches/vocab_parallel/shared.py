@@ -67,10 +67,17 @@ class _Keep(torch.autograd.Function):
         return gradient, None
 
 
+def has_one_backward(logits: torch.Tensor) -> bool:
+    """Whether both quantities of these logits may share one function.
+
+    Not those of a leaf: each of them can have a backward of its own, one after the other, since no graph lies below
+    that the first would have used up.
+    """
+    return not logits.is_inference() and not _owner(logits).is_leaf and _leads_to_owner(logits)
+
+
 def remember(logits: torch.Tensor, group: Any, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
     """Have `recall` find the entropies for as long as the graph of the log-probabilities lives, which are returned."""
-    if logits.is_inference() or not _leads_to_owner(logits):
-        return log_probs
     _latest.known = _Known(
         weakref.ref(entropy),
         weakref.ref(_owner(logits)),
@@ -85,7 +92,7 @@ def remember(logits: torch.Tensor, group: Any, log_probs: torch.Tensor, entropy:
 
 
 def recall(logits: torch.Tensor, group: Any) -> torch.Tensor | None:
-    """The entropies of these logits if they are known. Without a gradient where the logits would get none."""
+    """The entropies of these logits if they are known, the caller's own. Without a gradient if the logits get none."""
     known: _Known | None = getattr(_latest, "known", None)
     if known is None or logits.is_inference() or known.group is not group:
         return None
@@ -96,10 +103,12 @@ def recall(logits: torch.Tensor, group: Any) -> torch.Tensor | None:
     if window is None:
         return None
     if not (torch.is_grad_enabled() and logits.requires_grad):
-        return entropy.detach()[window]
+        return entropy.detach()[window].clone()
     # The gradient goes past these logits, straight to those that they are a view of.
     seen = logits._backward_hooks or logits.retains_grad
-    return entropy[window] if _leads_to_owner(logits) and not seen else None
+    # After a backward, the saved tensors of the one function are gone.
+    spent = getattr(entropy.grad_fn, "spent", False)
+    return entropy[window].clone() if _leads_to_owner(logits) and not seen and not spent else None
 
 
 def _owner(tensor: torch.Tensor) -> torch.Tensor:

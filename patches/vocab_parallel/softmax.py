@@ -6,7 +6,8 @@ p = exp(z) / s. Then
     log-probability of target t:  z_t - log s          gradient  [t] - p
     entropy:                      log s - sum(p z)     gradient  p (sum(p z) - z)
 
-so backward needs m, s and sum(p z) of each token, and nothing at all from other ranks.
+so backward needs m, s and sum(p z) of each token, and nothing at all from other ranks. For a target that no rank has,
+SkyRL and NeMo-RL return 0, and the gradient -p, as if that 0 were no constant; callers get what they got.
 """
 
 from __future__ import annotations
@@ -69,8 +70,12 @@ class Tokens(torch.autograd.Function):
 
         # In this order, as (x - m) - log s, the result is SkyRL's bit for bit.
         log_total = total.log()
-        log_probs = None if target is None else torch.where(owned > 0, chosen - log_total, 0.0).view(tokens)
-        entropy = (log_total - weighted / total).view(tokens) if with_entropy else None
+        # No views: what an autograd function returns must not be one if callers are to change it in place.
+        log_probs = entropy = None
+        if target is not None:
+            log_probs = torch.where(owned.view(tokens) > 0, (chosen - log_total).view(tokens), 0.0)
+        if with_entropy:
+            entropy = log_total.view(tokens) - (weighted / total).view(tokens)
         ctx.set_materialize_grads(False)
         ctx.refusal = ownership.refusal_in_forward(logits)
         ctx.save_for_backward(logits, maximum, sums, target)
@@ -81,9 +86,10 @@ class Tokens(torch.autograd.Function):
     def backward(
         ctx: Any, of_log_probs: torch.Tensor | None, of_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, None, None, None]:
+        ctx.spent = True  # see `shared.recall`
         if of_log_probs is None and of_entropy is None:
             return None, None, None, None
-        logits, (maximum, (total, weighted, _, owned), target), refusal = ownership.unpack(ctx)
+        logits, (maximum, (total, weighted, *_), target), refusal = ownership.unpack(ctx)
         counters.count(refusal)
         # An alias: what autograd hands on must not be the tensor that it has saved.
         gradient = torch.empty_like(logits) if refusal else logits.detach()
@@ -91,13 +97,15 @@ class Tokens(torch.autograd.Function):
         # The gradient is exp(z) (factor + slope z), and for the target's logit `of_target` on top of that.
         factor, slope, of_target = torch.zeros_like(maximum), None, None
         if of_log_probs is not None:
-            # The log-probability of a target that no rank has is the constant 0.
-            of_target = of_log_probs.reshape(-1).float().masked_fill(owned == 0, 0.0)
+            of_target = of_log_probs.reshape(-1).float()
             factor = -of_target / total
-            of_target.masked_fill_(target < 0, 0.0)
+            of_target = of_target.masked_fill(target < 0, 0.0)
         if of_entropy is not None:
-            slope = -of_entropy.reshape(-1).float() / total
-            factor = factor - slope * (weighted / total)
+            # A token of which nobody wants the entropy gets no NaN from it: SkyRL leaves out chunks of such tokens.
+            of_entropy = of_entropy.reshape(-1).float()
+            unwanted = of_entropy == 0
+            slope = (-of_entropy / total).masked_fill_(unwanted, 0.0)
+            factor = factor - (slope * (weighted / total)).masked_fill_(unwanted, 0.0)
 
         direct = gradient.dtype == torch.float32  # then the gradient itself is the work buffer
         for part, (block, result), work in _blocks((logits, gradient), (not direct) + (slope is not None)):
@@ -108,6 +116,8 @@ class Tokens(torch.autograd.Function):
             if slope is None:
                 z.exp_().mul_(factor[part, None])
             else:
+                if of_target is None:  # else NaN comes from the log-probability anyway
+                    z.nan_to_num_(nan=_LOWEST)
                 exp = torch.exp(z.clamp_(min=_LOWEST), out=work[-1])
                 z.mul_(slope[part, None]).add_(factor[part, None]).mul_(exp)
             if of_target is not None:

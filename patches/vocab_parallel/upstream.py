@@ -13,6 +13,7 @@ from . import logprob, shared
 from .softmax import Tokens
 
 
+@torch.compiler.disable
 def distributed_forward(
     ctx: Any,
     vocab_parallel_logits: torch.Tensor,
@@ -28,6 +29,7 @@ def distributed_forward(
     )
 
 
+@torch.compiler.disable
 def chunked_forward(
     ctx: Any,
     vocab_parallel_logits: torch.Tensor,
@@ -47,6 +49,7 @@ def chunked_forward(
     return log_probs
 
 
+@torch.compiler.disable
 def backward(ctx: Any, *grad_outputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """``backward`` of both: a gradient for the logits, and none for the six other arguments."""
     gradient, *_ = Tokens.backward(ctx, grad_outputs[0], None)
@@ -61,6 +64,7 @@ def entropy_forward(ctx: Any, vocab_parallel_logits: torch.Tensor, group: Any) -
     return entropy.to(vocab_parallel_logits.dtype)
 
 
+@torch.compiler.disable
 def entropy_backward(ctx: Any, grad_output: torch.Tensor | None) -> torch.Tensor | None:
     """``_VocabParallelEntropy.backward``."""
     gradient, *_ = Tokens.backward(ctx, None, grad_output)

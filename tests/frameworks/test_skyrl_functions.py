@@ -10,12 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled_regions
 import look_alikes
 import pytest
 import side_by_side
 
 RELEASES = ("0.2", "0.3", "0.4")
-PARTS = ("statuses", "errors", "across", "functions", "functions_without_the_entropy_patch", "context_parallel")
+PARTS = (
+    *("statuses", "errors", "fused", "without_group", "across"),
+    *("functions", "functions_without_the_entropy_patch", "context_parallel"),
+)
 IN_PLACE = {"backward in place": 1}
 HELD = {"backward out of place because something else holds the logits": 1}
 MUTATED = "has been modified by an inplace operation"
@@ -55,6 +59,7 @@ def test_before_the_chunked_loss_with_entropy_crashes_in_0_2_and_nowhere_else(re
         # The entropy's backward runs first, as its forward ran last, and the other one finds its logits changed.
         crashes = release == "0.2" and name.removesuffix("-bfloat16") in (
             "chunked-loss",
+            "chunked-unknown-loss",
             "chunked-class-loss",
             "packed-loss",
             "held-loss",
@@ -83,13 +88,16 @@ def test_dtypes_are_the_same(reports):
 
 
 def test_errors_against_float64_are_no_larger(reports):
-    """Gradients of the same formula in another order: one unit in the last place of the largest is allowed."""
+    """Gradients of the same formula in another order: one unit in the last place of the largest is allowed.
+
+    Two where SkyRL has none to compare with: those of log-probabilities and entropies add up.
+    """
     seen = set()
     for name, before, after in pairs(reports):
         last_place = 2**-8 if name.endswith("bfloat16") else 2**-23
         for key in [key for key in after if key.startswith("error_of_")]:
             seen.add(key)
-            assert after[key] <= max(before.get(key, 0), last_place), (name, key)
+            assert after[key] <= max(before.get(key, 2 * last_place), last_place), (name, key)
     assert seen == {"error_of_log_probs", "error_of_entropy", "error_of_gradient"}
 
 
@@ -136,7 +144,7 @@ def test_memory(reports, release):
 
 
 def test_reverted_it_is_skyrls_again(reports):
-    for part in PARTS[3:]:
+    for part in PARTS[5:]:
         for name, before, reverted in pairs(reports, part, "reverted"):
             for key in ("collectives", "failed", "observed"):
                 assert reverted.get(key) == before.get(key), name
@@ -168,6 +176,25 @@ def test_errors_name_shapes(reports):
         assert "not enough values to unpack" in errors["backward of inference_only"]
 
 
+def test_the_function_without_logits_agrees(reports, release):
+    """SkyRL's own choice between the two is one of memory; targets that no rank has included."""
+    for report in reports:
+        assert set(report["fused"]) == ({"none", "every third", "all"} if release in ("0.3", "0.4") else set())
+        for name, found in report["fused"].items():
+            assert all(one <= 4e-6 for kind in ("chunked", "whole") for one in found[kind]), (name, found)
+            assert all(one > 0.1 for one in found["gradients"])
+
+
+def test_without_a_tensor_parallel_group_the_entropy_is_skyrls(reports, release):
+    for report in reports:
+        before, after = (report["without_group"][state]["run"] for state in ("before", "after"))
+        assert after == before
+        assert after["replaced"]["entropy"] == [[[6.0, 22.0, 38.0, 54.0, 70.0, 86.0]], None]
+        assert len(after["replaced"]) == (4 if release == "0.4" else 1)
+        assert not any(error for _, error in after["replaced"].values())
+        assert all("not initialized" in error for _, error in after["bare"].values())
+
+
 def test_a_graph_of_one_state_is_not_computed_by_the_other(reports):
     """Loudly, but for `DistributedLogprob`, where the original is at hand."""
     for report in reports:
@@ -182,8 +209,10 @@ def test_the_chunked_entropy_of_0_4(skyrl_ranks):
     reports = skyrl_ranks("0.4", *PARTS, "chunked_entropy")
     for name, before, after in pairs(reports, "chunked_entropy"):
         assert after["observed"] == IN_PLACE
-        assert after["distance_of_gradient"] <= 2e-6
-        if name.startswith("sum-"):
+        assert after["distance_of_gradient"] <= 2e-6, name
+        if name.startswith("bad-"):  # NaN or infinite where a whole chunk has no weight
+            assert after["distance_of_sum"] <= 2e-6, name
+        elif name.startswith("sum-"):
             assert after["collectives"] == 2 <= before["collectives"] - 1
             assert after["distance_of_sum"] <= 2e-6
             assert after["extra_memory"] < 0.2 < 1.0 < before["extra_memory"], name
@@ -191,6 +220,12 @@ def test_the_chunked_entropy_of_0_4(skyrl_ranks):
             assert after["collectives"] == [2, 0]
     chunks = reports[0]["chunked_entropy"]["before"]
     assert chunks["chunk-1"]["collectives"] == [33, 0]
+
+
+def test_within_torch_compile():
+    """Dynamo takes none of our functions apart."""
+    found = compiled_regions.run("skyrl", str(side_by_side.folder("skyrl-0.4")))
+    assert found == ["chunked: ok", "whole: ok", "entropy: ok", "callers: ok"]
 
 
 def test_disabled_they_stay_away(skyrl_ranks):

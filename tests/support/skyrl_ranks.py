@@ -90,6 +90,11 @@ FUNCTIONS: dict[str, Case] = {
         "entropy-first": {"kind": "chunked", "entropy": "loss", "first": True},
         "entropy-alone": {"kind": "", "entropy": "loss"},
         "entropy-alone-bfloat16": {"kind": "", "entropy": "loss", "dtype": "bfloat16"},
+        "chunked-unknown": {"kind": "chunked", "entropy": "", "unknown": slice(None, None, 3)},
+        "chunked-unknown-loss": {"kind": "chunked", "entropy": "loss", "unknown": slice(None)},
+        "class-unknown": {"kind": "class", "entropy": "", "unknown": slice(None)},
+        "chunked-class-unknown": {"kind": "chunked-class", "entropy": "", "unknown": slice(None)},
+        "changed-metric": {"kind": "chunked", "entropy": "metric", "changed": True},
         "held": {"kind": "chunked", "entropy": "", "hold": True},
         "held-loss": {"kind": "chunked", "entropy": "loss", "hold": True},
         "inference": {"kind": "chunked", "entropy": "", "inference": True},
@@ -107,6 +112,8 @@ def run_function(case: Case) -> Case:
     rows, tokens = (1, B * S) if packed else (B, S)
     whole = (torch.randn(rows, tokens, ranks * SHARD, generator=generator) * 4).to(dtype)
     target = torch.randint(ranks * SHARD, (rows, tokens), generator=generator)
+    if "unknown" in case:  # targets that no rank has: ignored labels, and a vocabulary's padding
+        target[:, case["unknown"]] = torch.tensor([-100, ranks * SHARD + 3])[:, None]
     weights = torch.randn(B, S - 1, generator=generator)
     entropy_weights = torch.randn(rows, tokens if packed else ACTIONS, generator=generator)
     part = slice(rank * SHARD, (rank + 1) * SHARD)
@@ -127,6 +134,9 @@ def run_function(case: Case) -> Case:
                 with torch.set_grad_enabled(case["entropy"] == "loss"):
                     window = logits if packed else logits[:, -ACTIONS - 1 : -1, :]
                     entropy = module.vocab_parallel_entropy(window, **case.get("chunks", {}))
+                    if case.get("changed"):  # as a caller that masks it; the next one gets it as it was
+                        entropy.mul_(0.0)
+                        entropy = module.vocab_parallel_entropy(window)
                 loss = loss + 0.1 * (entropy * entropy_weights).sum()
                 report["entropy"], report["entropy_dtype"] = entropy.detach(), str(entropy.dtype)
             elif what == "log_probs" and case["kind"]:
@@ -136,7 +146,7 @@ def run_function(case: Case) -> Case:
         return loss
 
     # Measuring takes ten times as long as what is measured.
-    plain = not case["dtype"] and not case.get("first") and "class" not in case["kind"]
+    plain = not case["dtype"] and not {"first", "unknown", "changed"} & set(case) and "class" not in case["kind"]
     measured = peak_memory if plain else lambda: contextlib.nullcontext(Peak())
     with counted_all_reduces() as forward_collectives, measured() as forward_peak:
         loss, report["failed_forward"] = failure(forward, logits)
@@ -215,7 +225,10 @@ def chunked_entropy() -> dict[str, Any]:
     base: Case = {"kind": "", "entropy": "loss", "dtype": ""}
     cases = {f"chunk-{size}": {**base, "chunks": {"chunk_size": size}} for size in (1, 3, 64)}
     report = in_every_state(cases, run_function, "skyrl-*")
-    sums = {f"sum-{size}": {"chunk_size": size} for size in (None, 5, 12)}
+    sums: dict[str, Case] = {f"sum-{size}": {"chunks": {"chunk_size": size}} for size in (None, 5, 12)}
+    of_bad: Case = {"chunks": {"chunk_size": 2}, "bad": True}
+    sums |= {"bad-sum": of_bad, "bad-metric": {**of_bad, "packed": True}}
+    sums |= {f"{name}-after-log-probs": {**case, "log_probs": True} for name, case in sums.items() if name[:3] == "bad"}
     summed = in_every_state(sums, run_weighted_sum, "skyrl-*")
     return {state: {**report[state], **summed[state]} for state in report}
 
@@ -224,17 +237,29 @@ def run_weighted_sum(case: Case) -> Case:
     generator = torch.Generator().manual_seed(6)
     values = torch.randn(1, B * S, SHARD, generator=generator)
     weights = (torch.arange(B * S) % S >= 12).float()  # whole chunks have none
+    if case.get("bad"):
+        values[0, 2, 7], values[0, S + 3, 9], values[0, S + 5] = torch.nan, torch.inf, -torch.inf
+    module = skyrl_on_cpu.model_utils()
     gradients: list[torch.Tensor] = []
     logits = made(values, gradients.append)
     counters.reset()
+    log_probs = None
+    if case.get("log_probs"):  # the entropies are there already
+        log_probs = call(module, {"kind": "packed"}, logits, torch.zeros(1, B * S, dtype=torch.long), 0)
     with counted_all_reduces() as collectives:
-        entropy = skyrl_on_cpu.model_utils().vocab_parallel_entropy_weighted_sum(logits, weights, **case)
-    del logits
+        if case.get("packed"):
+            offsets, mask = torch.arange(B + 1) * S, torch.ones(B, S, dtype=torch.bool)
+            metric, entropy = module.vocab_parallel_entropy_packed_sequences(
+                logits, offsets, S, ACTIONS, mask, None, None, **case["chunks"]
+            )
+        else:
+            metric = entropy = module.vocab_parallel_entropy_weighted_sum(logits, weights, **case["chunks"])
+    del logits, log_probs
     with peak_memory() as peak:
         entropy.backward()
     unit = values.element_size() * values.numel()
     return {
-        "sum": entropy.detach(),
+        "sum": metric.detach(),
         "gradient": gradients[0],
         "collectives": len(collectives),
         "extra_memory": peak.bytes / unit,
@@ -288,6 +313,65 @@ def errors() -> dict[str, Any]:
     return found
 
 
+def fused() -> dict[str, Any]:
+    """With the patches: how far the functions are from SkyRL's fused one, which makes no logits (0.3.0 and later)."""
+    module, group = skyrl_on_cpu.model_utils(), parallel_state.get_tensor_model_parallel_group()
+    if not hasattr(module, "FusedLinearChunkedDistributedLogprob"):
+        return {}
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    bounds, chunk = (rank * SHARD, (rank + 1) * SHARD), CHUNK
+    generator = torch.Generator().manual_seed(8)
+    hidden, whole = (torch.randn(*shape, generator=generator) for shape in ((B, S, 16), (ranks * SHARD, 16)))
+    weights = torch.randn(B, S, generator=generator)
+    rlhf_patches.apply(only="skyrl-*")
+    found = {}
+    for name, unknown in (("none", slice(0)), ("every third", slice(None, None, 3)), ("all", slice(None))):
+        target = torch.randint(ranks * SHARD, (B, S), generator=generator)
+        target[:, unknown] = torch.tensor([-100, ranks * SHARD + 3])[:, None]
+
+        def run(kind: str, target: torch.Tensor = target) -> list[torch.Tensor]:
+            leaves = [hidden.clone().requires_grad_(), whole[slice(*bounds)].clone().requires_grad_()]
+            if kind == "fused":
+                apply = module.FusedLinearChunkedDistributedLogprob.apply
+                log_probs = apply(*leaves, target, *bounds, chunk, group, False)
+            elif kind == "chunked":
+                apply = module.ChunkedDistributedLogprob.apply
+                log_probs = apply(leaves[0] @ leaves[1].t(), target, *bounds, chunk, group, False)
+            else:
+                log_probs = module.DistributedLogprob.apply(leaves[0] @ leaves[1].t(), target, *bounds, group, False)
+            return [log_probs.detach(), *torch.autograd.grad((log_probs * weights).sum(), leaves)]
+
+        wanted = run("fused")
+        found[name] = {
+            kind: [distance(one, other) for one, other in zip(run(kind), wanted, strict=True)]
+            for kind in ("chunked", "whole")
+        }
+        found[name]["gradients"] = [one.abs().max().item() for one in wanted[1:]]
+    rlhf_patches.revert()
+    return found
+
+
+def without_group() -> dict[str, Any]:
+    """Before Megatron is initialised, as in SkyRL's own tests, which replace the autograd function."""
+    module, logits = skyrl_on_cpu.model_utils(), torch.arange(24.0).view(1, 6, 4)
+    calls: dict[str, Callable[[], Any]] = {"entropy": lambda: module.vocab_parallel_entropy(logits).tolist()}
+    if hasattr(module, "vocab_parallel_entropy_weighted_sum"):
+        weights = torch.tensor([0.0, 0.0, 1.0, 2.0, 0.0, 1.0])
+        weighted = module.vocab_parallel_entropy_weighted_sum
+        calls["in chunks"] = lambda: module.vocab_parallel_entropy(logits, 4).tolist()
+        calls["sum"] = lambda: weighted(logits, weights).item()
+        calls["sum in chunks"] = lambda: weighted(logits, weights, chunk_size=2).item()
+
+    def run(case: Case) -> Case:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parallel_state, "_TENSOR_MODEL_PARALLEL_GROUP", None)
+            bare = {name: failure(one) for name, one in calls.items()}
+            patch.setattr(module._VocabParallelEntropy, "apply", lambda logits: logits.sum(-1))
+            return {"bare": bare, "replaced": {name: failure(one) for name, one in calls.items()}}
+
+    return in_every_state({"run": {}}, run, "skyrl-*")
+
+
 def across() -> dict[str, str | None]:
     """Backward in another state than forward: what it says."""
 
@@ -329,6 +413,8 @@ PARTS = {
         chunked_entropy,
         context_parallel,
         errors,
+        fused,
+        without_group,
         across,
         statuses,
     )

@@ -17,7 +17,8 @@ def reference(
 
     Args:
         logits: ``[..., V]``, the whole vocabulary.
-        target: ``[...]``; one outside of the vocabulary has log-probability 0.
+        target: ``[...]``; one outside of the vocabulary has log-probability 0, and, as SkyRL and NeMo-RL have it, the
+            gradient of ``-logsumexp``.
         of_log_probs: the weights of the log-probabilities in the loss, ``[...]``.
         of_entropy: those of the entropies; None if these are not part of the loss.
     """
@@ -25,14 +26,15 @@ def reference(
     log_p = exact.log_softmax(-1)
     known = (target >= 0) & (target < logits.shape[-1])
     log_probs = log_p.gather(-1, torch.where(known, target, 0).unsqueeze(-1)).squeeze(-1)
-    log_probs = torch.where(known, log_probs, 0.0)
+    normaliser = exact.logsumexp(-1)
+    log_probs = torch.where(known, log_probs, normaliser.detach() - normaliser)
     # p log p is 0 where p is; the clamp keeps the gradient of -inf * 0 out of it.
     entropy = -(log_p.exp() * log_p.clamp(min=-1e30)).sum(-1)
     loss = (log_probs * of_log_probs).sum()
     if of_entropy is not None:
         loss = loss + (entropy * of_entropy).sum()
     (gradient,) = torch.autograd.grad(loss, exact) if logits.numel() else (torch.zeros_like(exact),)
-    return log_probs.detach(), entropy.detach(), gradient
+    return torch.where(known, log_probs.detach(), 0.0), entropy.detach(), gradient
 
 
 class Source(torch.autograd.Function):

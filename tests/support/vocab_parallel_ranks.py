@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one-shard": {"target": lambda vocabulary: torch.randint(0, 5, (B, S))},
     "none-in-range": {"target": lambda vocabulary: torch.full((B, S), -100)},
     "some-in-range": {"target": lambda vocabulary: torch.randint(-vocabulary, 2 * vocabulary, (B, S))},
+    "none-in-range-bfloat16": {"target": lambda vocabulary: torch.full((B, S), vocabulary + 3), "dtype": "bfloat16"},
     "masked": {"masked": True},
     "masked-bfloat16": {"masked": True, "dtype": "bfloat16"},
     "one-token-chunks": {"chunk": 1},
@@ -52,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "large": {"vocabulary": 8192, "dtype": "bfloat16"},
     "large-float32": {"vocabulary": 8192},
 }
+OUT_OF_VOCABULARY = ("none-in-range", "some-in-range", "none-in-range-bfloat16")
 
 
 def make(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -188,7 +190,7 @@ def main() -> None:
     part, whole = Part(rank, ranks, group), Part(0, 1, alone)
     softmax.WORK_BYTES = 4 * 96 * 5  # several blocks, and a ragged last one
 
-    report: dict[str, Any] = {"ours": {}, "theirs": {}, "one rank": {}, "joint loss": {}}
+    report: dict[str, Any] = {"ours": {}, "theirs": {}, "one rank": {}, "theirs on one rank": {}, "joint loss": {}}
     for name, case in CASES.items():
         for kind in ("alone", "together", "apart"):
             report["ours"][f"{name} {kind}"] = run(ours(group, kind), case, part)
@@ -197,11 +199,13 @@ def main() -> None:
     for version, file in upstream_logprob.find().items():
         module = upstream_logprob.load(file, group)
         found = report["theirs"][version] = {}
-        for name, case in CASES.items():
-            if case.get("tokens") == 0:
-                continue
-            for chunked in (True, False):
-                kind = "chunked" if chunked else "unchunked"
+        for chunked, kind in ((True, "chunked"), (False, "unchunked")):
+            for name in OUT_OF_VOCABULARY:
+                one = run(theirs(module, alone, chunked), CASES[name], whole)
+                report["theirs on one rank"][f"{version} {name} {kind}"] = one
+            for name, case in CASES.items():
+                if case.get("tokens") == 0:
+                    continue
                 try:
                     found[f"{name} {kind}"] = run(theirs(module, group, chunked), case, part)
                 except RuntimeError as error:  # on all ranks alike

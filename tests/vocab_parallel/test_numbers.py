@@ -137,18 +137,39 @@ def test_masked_logits(dtype, kind, monkeypatch):
 
 
 def test_targets_that_no_rank_has():
-    """Log-probability 0, a constant: no gradient. Any integer will do, -100 of ignored labels too."""
+    """Log-probability 0, and minus the probabilities as gradient. Any integer will do, -100 of ignored labels too."""
     values = torch.randn(2, 6, V)
     target = torch.tensor([[-100, -1, V, V + 7, 2**40, 5], [0, V - 1, -(2**40), 3, 4, 5]])
     found, wanted = run(values, target)
     check(found, wanted, 1, torch.float32)
     outside = (target < 0) | (target >= V)
     assert (found[0][outside] == 0).all()
-    assert (found[2][outside] == 0).all()
-    assert (found[2][~outside] != 0).all()
+    assert (found[2][outside] != 0).all()
     found, wanted = run(values, torch.full((2, 6), -100))
+    check(found, wanted, 1, torch.float32)
     assert (found[0] == 0).all()
-    assert (found[2] == 0).all()
+    assert found[2].abs().sum() > 1
+
+
+@pytest.mark.parametrize("with_log_probs", [False, True])
+def test_entropies_that_nobody_wants_give_no_nan(with_log_probs):
+    """SkyRL 0.4.0 does not look at tokens that its loss leaves out. The log-probabilities' gradient has its NaN."""
+    values, weights = torch.randn(1, 8, V), torch.tensor([[0.0, 0.0, 0.0, 0.0, 2.0, 1.0, 1.0, 0.0]])
+    values[0, 0, 3], values[0, 1, :], values[0, 2, 5], values[0, 6, 7] = torch.nan, -torch.inf, torch.inf, torch.nan
+    target, found = torch.zeros(1, 8, dtype=torch.long), []
+    logits = made(values, lambda gradient: found.append(gradient.clone()))
+    log_probs = token_logprobs(logits, target, 0, V, with_entropy=True)
+    entropy = token_entropy(logits)
+    (entropy * weights + (log_probs if with_log_probs else 0)).sum().backward()
+    finite = torch.tensor([3, 4, 5, 7])
+    _, exact, gradient = reference(
+        values[:, finite], target[:, finite], torch.full((1, 4), float(with_log_probs)), weights[:, finite]
+    )
+    torch.testing.assert_close(entropy[:, finite].double(), exact, rtol=0, atol=tolerance(1))
+    torch.testing.assert_close(found[0][:, finite].double(), gradient, rtol=0, atol=32 * tolerance(1))
+    assert entropy[0, [0, 1, 2, 6]].isnan().all()
+    assert found[0][0, 6].isnan().all()
+    assert found[0][0, :3].isnan().all() if with_log_probs else (found[0][0, :3] == 0).all()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)

@@ -118,12 +118,21 @@ def test_our_error_is_no_larger(reports, version):
 
 
 @upstream
-@pytest.mark.parametrize("version", ["0.2.0", "0.3.0"])
-def test_upstreams_gradient_of_targets_that_no_rank_has(reports, version):
-    """It is -softmax for a log-probability that is the constant 0. Ours is 0."""
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.4.0"])
+def test_targets_that_no_rank_has(reports, version):
+    """Their log-probability is 0 and their gradient -softmax: upstream's, in chunks or not, and ours."""
     for report in reports:
-        assert report["theirs"][version]["none-in-range chunked"]["gradient"] > 0.1
-        assert report["ours"]["none-in-range alone"]["gradient"] == 0
+        for name in ("none-in-range", "some-in-range", "none-in-range-bfloat16"):
+            mine = [report["ours"][f"{name} {kind}"] for kind in ("alone", "together")]
+            kinds = ("chunked", "unchunked")
+            found = [report["theirs"][version][f"{name} {kind}"] for kind in kinds]
+            found += [report["theirs on one rank"][f"{version} {name} {kind}"] for kind in kinds]
+            close = 4 * EPS[mine[0]["dtypes"][1]]
+            assert all(one["gradient"] <= close for one in (mine[0], *found)), name
+            assert all(one["log_probs"] <= 16 * 3 * EPS["torch.float32"] for one in (*mine, *found)), name
+            if name.startswith("none"):
+                assert not any(any(one["bits"]) for one in (*mine, *found)), "0.0 bit for bit"
+                assert all(any(one["gradient bits"]) for one in (*mine, *found))
 
 
 @upstream

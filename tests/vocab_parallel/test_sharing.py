@@ -11,7 +11,7 @@ import torch
 from token_reference import made, reference
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_patches.patches.vocab_parallel import counters, shared, softmax
+from rlhf_patches.patches.vocab_parallel import counters, shared, softmax, upstream
 from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
 from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
 
@@ -248,6 +248,70 @@ def test_log_probabilities_may_be_changed_in_place(problem):
     (log_probs.mul_(2.0) * problem.weights).sum().backward()
     problem.weights *= 2
     problem.check()
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["in the loss", "only looked at"])
+@pytest.mark.parametrize("known", [True, False], ids=["remembered", "computed afresh"])
+def test_entropies_may_be_changed_in_place(problem, known, grad):
+    """They are the caller's own, and what the next call returns is another tensor."""
+    logits = problem.logits()
+    log_probs = problem.log_probs(logits) if known else None
+    with torch.set_grad_enabled(grad):
+        entropy = token_entropy(logits[:, 1:])
+        before = entropy.detach().clone()
+        entropy.mul_(3.0)
+        assert torch.equal(token_entropy(logits[:, 1:]), before)
+    assert torch.equal(entropy, before * 3)
+    if grad:
+        of_entropy = torch.full((B, S), 3.0)
+        of_entropy[:, 0] = 0
+        problem.weights.zero_()
+        entropy.sum().backward()
+        problem.check(of_entropy)
+    del log_probs
+
+
+@pytest.mark.parametrize("name", ["distributed", "chunked", "entropy"])
+def test_results_of_the_functions_may_be_changed_in_place(problem, name):
+    """Those that stand in for SkyRL's and NeMo-RL's: what they return is no view."""
+    target = problem.target
+    forward, backward = {
+        "distributed": (lambda *of: upstream.distributed_forward(*of, target, 0, V, None), upstream.backward),
+        "chunked": (lambda *of: upstream.chunked_forward(*of, target, 0, V, 2, None), upstream.backward),
+        "entropy": (lambda *of: upstream.entropy_forward(*of, None), lambda *of: (upstream.entropy_backward(*of),)),
+    }[name]
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, logits):
+            return forward(ctx, logits)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return backward(ctx, gradient)[0]
+
+    found = Function.apply(problem.logits())
+    (found.mul_(2.0) * problem.weights).sum().backward()
+    of_entropy = 2 * problem.weights if name == "entropy" else None
+    problem.weights = problem.weights * (0 if name == "entropy" else 2)
+    problem.check(of_entropy)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["asked for afterwards", "asked for before"])
+def test_one_backward_after_the_other(problem, before):
+    """Of logits below which no graph is used up; as two functions of their own do it."""
+    leaf = problem.values.clone().requires_grad_()
+    for logits in (leaf, leaf + 0):
+        if before and logits is not leaf:
+            continue  # they have one backward: docs/logprob-in-place.md, Limits
+        leaf.grad = None
+        log_probs = problem.log_probs(logits)
+        entropy = token_entropy(logits) if before else None
+        (log_probs * problem.weights).sum().backward()
+        entropy = entropy if before else token_entropy(logits)
+        entropy.sum().backward()
+        problem.found = [leaf.grad]
+        problem.check(torch.ones(B, S))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
