@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -36,15 +35,9 @@ def launch(
     Raises:
         RuntimeError: the harness itself failed; the message has its output.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # fmt: off
-    command = [
-        python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1",
-        "--master-port", str(port), str(worker), "--out", str(out), *arguments,
-    ]
-    # fmt: on
+    # Standalone: the launcher's own store takes a port and keeps it. One that we looked for may be taken meanwhile.
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*launcher, str(worker), "--out", str(out), *arguments]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLHF_PATCHES_")}
     environment = {**inherited, **(settings or {})}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
