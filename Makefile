@@ -2,7 +2,7 @@
 TOOLS := .cache/tools
 NOX := $(TOOLS)/bin/nox
 
-.PHONY: demo test test-all fuzz docs releases benchmarks format clean
+.PHONY: demo test test-all fuzz cpython docs releases benchmarks format clean
 
 demo: $(NOX)
 	@$(NOX) -s demo
@@ -14,6 +14,9 @@ test-all: test fuzz
 
 fuzz: $(NOX)
 	@$(NOX) -s fuzz
+
+cpython: $(NOX)
+	@$(NOX) -s cpython
 
 docs: $(NOX)
 	@$(NOX) -s docs

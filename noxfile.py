@@ -103,6 +103,13 @@ def engine(session: nox.Session) -> None:
     pytest(session, "tests/engine", ["-n", "2", "-o", "faulthandler_timeout=400"])
 
 
+@nox.session(python=ENGINE_PYTHONS)
+def cpython(session: nox.Session) -> None:
+    """CPython's own tests with every module watched: none may end otherwise than without us."""
+    provide(session)
+    session.run("python", "tests/cpython/compare.py", *session.posargs)
+
+
 @nox.session(python=FRAMEWORK_PYTHON)
 def environment(session: nox.Session) -> None:
     """Make the environment with the real frameworks: minutes and 3 GB, so most sessions share it."""
