@@ -35,13 +35,21 @@ def ask_the_others(finder: object, fullname: str, path: "Any", target: "Any") ->
             # Not index(): it compares with ==, and other people's finders may define that.
             if other is finder:
                 behind = True
-            elif behind and hasattr(other, "find_spec"):
-                spec: ModuleSpec | None = other.find_spec(fullname, path, target)
+            elif behind:
+                spec = _ask(other, fullname, path, target)
                 if spec is not None:
                     return spec
         return None
     finally:
         asked.discard(question)
+
+
+def _ask(finder: "Any", fullname: str, path: "Any", target: "Any") -> "ModuleSpec | None":
+    if hasattr(finder, "find_spec"):
+        return finder.find_spec(fullname, path, target)  # type: ignore[no-any-return]
+    # Before Python 3.12 a finder may have find_module() instead.
+    find_module: Any = getattr(sys.modules["_frozen_importlib"], "_find_spec_legacy", None)
+    return find_module(finder, fullname, path) if find_module is not None else None
 
 
 # ------------------------------------------------------------------------------------------ observing
@@ -88,6 +96,11 @@ class _Observed:
             for observer in observers:
                 observer.turns_lazy(self)  # type: ignore[arg-type]
 
+    def __reduce_ex__(self, protocol: "Any") -> "Any":
+        """To be copied and pickled as what it is otherwise."""
+        own_class = self._rlhf_patches_own_class
+        return own_class.__new__, (own_class,), vars(self)
+
 
 def observe(spec: "ModuleSpec", observer: Observer) -> bool:
     """Tell the observer of this spec's import; False where that cannot be, since the spec is none of Python's own."""
@@ -100,9 +113,21 @@ def observe(spec: "ModuleSpec", observer: Observer) -> bool:
     ours = {"_rlhf_patches_own_class": own_class, "_rlhf_patches_observers": [observer]}
     try:
         spec.__class__ = type(own_class.__name__, (_Observed, own_class), {**names, **ours})
-    except TypeError:
+    except Exception:  # TypeError of another layout, or what their own class raises
         return False
     return True
+
+
+class Instead:
+    """A loader for the one module that is about to run, and is not to: another takes its place."""
+
+    def __init__(self, spec: "ModuleSpec", module: "Any") -> None:
+        self._spec, self._loader, self._module = spec, spec.loader, module
+        spec.loader = self  # type: ignore[assignment]
+
+    def exec_module(self, _: object) -> None:
+        self._spec.loader = self._loader
+        sys.modules[self._spec.name] = self._module
 
 
 def stop_observing(spec: object) -> None:
@@ -149,6 +174,11 @@ def _forget_other_threads() -> None:
             del locks[name]
             if _is_initialising(sys.modules.get(name)):
                 del sys.modules[name]
+                # pathlib and asyncio use their submodules as names that only the submodules' own import binds. Other
+                # packages keep theirs: somebody may hold their classes, and extension modules may load once only.
+                if name in sys.stdlib_module_names:
+                    for submodule in [other for other in sys.modules if other.startswith(name + ".")]:
+                        del sys.modules[submodule]
     for thread in gone:
         del _threads[thread]
 

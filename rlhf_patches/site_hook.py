@@ -38,6 +38,7 @@ class _FirstImport(import_system.Observer):
         self._loading_thread: int | None = None
         self._finder: Any = None  # the engine's, once the patches are applied
         self._problem: str | None = None
+        self._complained = False
         os.register_at_fork(after_in_child=self._after_fork)
 
     def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
@@ -50,18 +51,28 @@ class _FirstImport(import_system.Observer):
             return None
         spec = import_system.ask_the_others(self, fullname, path, target)
         if spec is not None and not import_system.observe(spec, self):
-            _complain(f"the import of {fullname} cannot be watched: its finder gives a {type(spec).__name__}")
+            # Not remembered as the problem: the next framework may load the engine.
+            self._go_on_without(
+                f"the import of {fullname} cannot be watched, since its finder gives a {type(spec).__name__}, not a "
+                "ModuleSpec as Python's own"
+            )
         return spec
 
     def begins(self, spec: "ModuleSpec") -> None:
         """Load the engine, and have it announce this very module when it has run."""
+        before = sys.modules.get(spec.name)
+        self.turns_lazy(spec)
+        module = sys.modules.get(spec.name)
+        if (
+            module is not before and module is not None
+        ):  # a plugin has imported it, and a second torch, say, would not run
+            import_system.Instead(spec, module)
+
+    def turns_lazy(self, spec: "ModuleSpec") -> None:
+        """The engine must be there before the module runs."""
         self.load_engine()
         if self._finder is not None:
             self._finder.adopt(spec)
-
-    def turns_lazy(self, spec: "ModuleSpec") -> None:
-        """As `begins`: the engine must be there before the module runs."""
-        self.begins(spec)
 
     def load_engine(self) -> None:
         """Load the engine and apply the patches, once.
@@ -120,12 +131,13 @@ class _FirstImport(import_system.Observer):
                 f"RLHF_PATCHES_{_demanded()} is set, and rlhf_patches is NOT ACTIVE: {problem}. To run unpatched, set "
                 "RLHF_PATCHES_AUTOLOAD=0"
             )
-        _complain(f"NOT ACTIVE: {problem}")
+        if not self._complained:  # one line, however many modules a framework has
+            self._complained = True
+            _complain(f"NOT ACTIVE: {problem}")
 
     def _after_fork(self) -> None:
-        self._lock = RLock()
-        if self._loading_thread != get_ident():
-            self._loading_thread = None
+        if self._loading_thread != get_ident():  # a plugin may fork, and go on in the child
+            self._lock, self._loading_thread = RLock(), None
 
 
 def _demanded() -> str | None:

@@ -196,17 +196,22 @@ def test_a_signal_handler_may_watch_too(framework):
     assert len(interrupted) > 20
 
 
+def _plugin(folder, body):
+    """Install a plugin without patches, whose module begins with these lines."""
+    (folder / "plug.py").write_text(
+        f"{body}\nimport rlhf_patches\n@rlhf_patches.hookimpl\ndef rlhf_patches(): return []\n"
+    )
+    metadata = folder / "plug-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rlhf_patches]\nplug = plug\n")
+
+
 def test_a_plugin_that_imports_a_framework(installed, tmp_path):
     """Another thread holds that framework's lock and waits for the engine, which waits for the plugin's import."""
     toy_slime.write(tmp_path)
     (tmp_path / "trl.py").write_text("")
-    (tmp_path / "plug.py").write_text(
-        "import threading, time, trl, rlhf_patches\n@rlhf_patches.hookimpl\ndef rlhf_patches(): return []\n"
-    )
-    metadata = tmp_path / "plug-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[rlhf_patches]\nplug = plug\n")
+    _plugin(tmp_path, "import threading, time, trl")
     code = f"""
         import rlhf_patches.site_hook
         rlhf_patches.site_hook._PATIENCE = 2
@@ -219,6 +224,48 @@ def test_a_plugin_that_imports_a_framework(installed, tmp_path):
     """
     done = installed.run(installed.python, "-c", HEAD + textwrap.dedent(code), cwd=tmp_path, **HOOK)
     assert (done.returncode, done.stdout.split()) == (0, ["applied"]), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["module", "package", "namespace package"])
+def test_a_plugin_that_imports_the_framework_whose_import_loads_it(ask, tmp_path, kind):
+    """It runs once: torch does not run twice in a process, and its classes would be there twice."""
+    ran = "import sys; sys.ran = getattr(sys, 'ran', 0) + 1\n"
+    if kind == "module":
+        (tmp_path / "trl.py").write_text(ran)
+    else:
+        (tmp_path / "trl").mkdir()
+        (tmp_path / "trl" / ("__init__.py" if kind == "package" else "part.py")).write_text(ran)
+    _plugin(tmp_path, "import trl" + (".part" if kind == "namespace package" else ""))
+    code = """
+        import trl, plug
+        print(getattr(sys, "ran", 0), trl is plug.trl, hasattr(trl.__spec__.loader, "_module"))
+        look()
+    """
+    assert ask(code, "strict") == ["1", "True", "False", "applied"]
+
+
+def test_a_plugin_that_forks_and_goes_on_in_the_child(ask, tmp_path):
+    _plugin(tmp_path, "import os\nchild = os.fork()\nif child: assert os.waitpid(child, 0)[1] == 0")
+    code = "look(); sys.stdout.flush(); import plug; plug.child or os._exit(0)"
+    assert ask(code, "strict") == ["applied", "applied"]
+
+
+def test_a_fork_in_the_middle_of_a_package_of_the_standard_library(ask, tmp_path):
+    """asyncio (and pathlib in Python 3.13) cannot be imported anew while its submodules are still there."""
+    _plugin(tmp_path, "import asyncio")
+    code = f"""
+        inside, forked = threading.Event(), threading.Event()
+        thread = threading.Thread(target=look)
+        moment = "asyncio.unix_events"
+        at_import(lambda: thread.ident, moment, lambda: (inside.set(), forked.wait({LIMIT})))
+        thread.start(); assert inside.wait(20)
+        child = os.fork()
+        if not child:
+            look(); sys.stdout.flush(); os._exit(0)
+        forked.set(); thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    assert ask(code, "strict") == ["applied"] * 2
 
 
 # ------------------------------------------------------------------------------- without the engine
@@ -257,6 +304,47 @@ def test_an_engine_that_cannot_be_loaded(installed, tmp_path, damage, variable):
     assert (done.returncode, done.stdout.strip()) == ((1, "") if variable else (0, "untouched"))
     if variable:
         assert f"RLHF_PATCHES_{variable} is set, and rlhf_patches is NOT ACTIVE" in done.stderr
+
+
+ODD_SPECS = {
+    "of another kind": "class Odd(types.SimpleNamespace): pass",
+    "of a class without subclasses": """\
+class Odd(types.SimpleNamespace):
+    def __init_subclass__(cls):
+        raise ValueError("no subclass")
+""",
+    "of a class that sets what it likes": """\
+class Odd(types.SimpleNamespace):
+    def __setattr__(self, name, value):
+        if name == "__class__":
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+""",
+}
+ODD_FINDER = """
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and name.startswith("slime"):
+            more = {"cached": spec.cached, "parent": spec.parent, "has_location": spec.has_location}
+            return Odd(**vars(spec), **more)
+sys.meta_path.insert(1, Finder)
+"""
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", ODD_SPECS)
+def test_a_spec_that_cannot_be_observed(installed, tmp_path, kind, strict):
+    toy_slime.write(tmp_path)
+    code = f"import sys, types, importlib.machinery\n{ODD_SPECS[kind]}{ODD_FINDER}{CAUGHT}"
+    if kind == "of another kind":
+        code = code.replace("Odd(**", "types.SimpleNamespace(**")
+    settings = {"RLHF_PATCHES_STRICT": "1"} if strict else {}
+    done = installed.run(installed.python, "-c", code, cwd=tmp_path, **HOOK, **settings)
+    assert (done.returncode, done.stdout.split()) == (0, ["NotActiveError" if strict else "unpatched"] * 2), done.stderr
+    assert done.stderr.count("NOT ACTIVE: the import of slime cannot be watched") == (not strict)
+    assert done.stderr.count("\n") == (not strict), "one line, however many modules"
 
 
 def test_wrapt_is_not_needed(ask):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.machinery
 import importlib.resources
 import importlib.util
 import inspect
 import os
+import pickle
 import pkgutil
 import subprocess
 import sys
@@ -503,6 +505,30 @@ def test_a_loader_of_the_old_protocol_still_works(framework, repair, meta_path):
     assert "no source file" in next(iter(made.report())).reason
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="find_module() is gone")
+@pytest.mark.filterwarnings("ignore::ImportWarning")
+def test_a_finder_of_the_old_protocol_still_finds(framework, repair, meta_path):
+    framework.write("mod", BUG)
+    name = _full(framework, "mod")
+
+    class Old:
+        @staticmethod
+        def find_module(fullname, path=None):
+            return Old if fullname == name else None
+
+        @staticmethod
+        def create_module(spec):
+            return None
+
+        @staticmethod
+        def exec_module(module):
+            module.found_by_old = True
+
+    meta_path.insert(meta_path.index(importlib.machinery.PathFinder), Old)
+    repair().apply()
+    assert framework.load().found_by_old
+
+
 # ------------------------------------------------------------------------------------ nobody can tell
 
 
@@ -616,6 +642,19 @@ def test_find_spec_of_a_watched_module_imports_nothing(framework, repair):
     assert importlib.util.find_spec(_full(framework, "nothing")) is None
     assert _full(framework, "mod") not in sys.modules
     assert _statuses(made) == {Status.PENDING}
+    assert framework.load().add(2, 1) == FIXED
+
+
+@pytest.mark.parametrize(
+    "twin", [copy.copy, copy.deepcopy, lambda spec: pickle.loads(pickle.dumps(spec)), lambda spec: spec]
+)
+def test_the_spec_of_a_watched_module_can_be_copied_and_pickled(framework, repair, twin):
+    framework.write("mod", BUG)
+    expected = importlib.util.find_spec(_full(framework, "mod"))
+    repair().apply()
+    found = twin(importlib.util.find_spec(_full(framework, "mod")))
+    assert isinstance(found, importlib.machinery.ModuleSpec)
+    assert (found, found.loader) == (expected, expected.loader)
     assert framework.load().add(2, 1) == FIXED
 
 
