@@ -6,12 +6,13 @@ while Python holds import locks, and a thread that held ours while waiting for o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
@@ -379,25 +380,32 @@ class Engine:
         if idle is not None and not plan and not self._carrying(patch.name):
             raise idle
         cached = [swap.patched.target for swap in plan if functions.in_dynamo_cache(swap.patched.function)]
-        done: list[_Swap] = []
-        try:
+        with self._all_or_nothing([swap.patched for swap in plan]):
             for swap in plan:
-                swap.patched.function.__code__ = swap.new
-                done.append(swap)
-        except Exception:
-            for swap in done:
-                swap.patched.function.__code__ = swap.old
-            raise
-        for swap in plan:
-            swap.patched.current = swap.new
-            if isinstance(swap.changes[0].change, Rewrite):
-                swap.patched.rewrites[patch.name] = [edit for item in swap.changes for edit in item.edits]
-            else:
-                swap.patched.trampoline_of = patch.name
-            self._patched[swap.patched.function] = swap.patched
+                if isinstance(swap.changes[0].change, Rewrite):
+                    swap.patched.rewrites[patch.name] = [edit for item in swap.changes for edit in item.edits]
+                else:
+                    swap.patched.trampoline_of = patch.name
+                self._patched[swap.patched.function] = swap.patched
+                swap.patched.current = swap.patched.function.__code__ = swap.new
         if cached:
             return f". Warning: torch.compile has already compiled {', '.join(cached)}; call torch._dynamo.reset()"
         return ""
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self, changed: list[_Patched]) -> Iterator[None]:
+        """Undo what was done to these functions, and noted of them, if anything is raised within: Ctrl-C too."""
+        before = [(patched, patched.current, dict(patched.rewrites), patched.trampoline_of) for patched in changed]
+        try:
+            yield
+        except BaseException:
+            for patched, code, rewrites, trampoline_of in before:
+                patched.current, patched.rewrites, patched.trampoline_of = code, rewrites, trampoline_of
+                if patched.function.__code__ is not code:
+                    patched.function.__code__ = code
+                if not patched.holders:
+                    self._patched.pop(patched.function, None)
+            raise
 
     def _compose(self, patch: Patch, patched: _Patched, changes: list[Recognised]) -> CodeType:
         """The function's code with this patch on top of those that it carries."""
@@ -439,19 +447,22 @@ class Engine:
 
     def _remove(self, name: str) -> list[str]:
         """Take a patch off every function that carries it; returns the targets that somebody else has changed."""
-        lost = []
-        for patched in self._carrying(name):
-            if patched.function.__code__ is not patched.current:
-                lost.append(patched.target)
-                continue
-            patched.rewrites.pop(name, None)
-            if patched.trampoline_of == name:
-                patched.trampoline_of = None
-            edits = [edit for theirs in patched.rewrites.values() for edit in theirs]
-            patched.current = rewriting.rewrite_code(patched.source, patched.node, edits) if edits else patched.original
-            patched.function.__code__ = patched.current
+        carrying = self._carrying(name)
+        lost = [patched.target for patched in carrying if patched.function.__code__ is not patched.current]
+        ours = [patched for patched in carrying if patched.function.__code__ is patched.current]
+        codes = []
+        for patched in ours:
+            edits = [edit for other, theirs in patched.rewrites.items() if other != name for edit in theirs]
+            codes.append(rewriting.rewrite_code(patched.source, patched.node, edits) if edits else patched.original)
+        with self._all_or_nothing(ours):
+            for patched, code in zip(ours, codes, strict=True):
+                patched.rewrites.pop(name, None)
+                if patched.trampoline_of == name:
+                    patched.trampoline_of = None
+                patched.current = patched.function.__code__ = code
+        for patched in ours:
             if not patched.holders:
-                del self._patched[patched.function]
+                self._patched.pop(patched.function, None)
         return lost
 
     def _carrying(self, name: str) -> list[_Patched]:
@@ -467,6 +478,8 @@ class Engine:
         if status is not Status.APPLIED:
             return
         mine = self._carrying(entry.patch.name)
+        if not mine:
+            entry.outcome = _Outcome(Status.DISABLED, "reverted, by a revert() that was interrupted")
         for target in dict.fromkeys(patched.target for patched in mine):
             module_name, _, qualname = target.partition(":")
             module = sys.modules.get(module_name)

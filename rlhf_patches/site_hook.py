@@ -63,9 +63,8 @@ class _FirstImport(import_system.Observer):
         before = sys.modules.get(spec.name)
         self.turns_lazy(spec)
         module = sys.modules.get(spec.name)
-        if (
-            module is not before and module is not None
-        ):  # a plugin has imported it, and a second torch, say, would not run
+        # A plugin has imported it meanwhile. It must not run a second time: torch, for one, could not.
+        if module is not before and module is not None:
             import_system.Instead(spec, module)
 
     def turns_lazy(self, spec: "ModuleSpec") -> None:

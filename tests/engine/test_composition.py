@@ -15,6 +15,7 @@ import pytest
 
 import rlhf_patches
 from rlhf_patches import Replace, Rewrite, SettingsError, Status, Wrap
+from rlhf_patches import engine as engine_module
 from rlhf_patches.sources import fingerprint
 
 SOURCE = """\
@@ -192,6 +193,51 @@ def test_a_swap_that_fails_half_way_is_rolled_back(tmp_path):
     (tmp_path / "mod.py").write_text("".join(f"def {name}(): return 'old'\n" for name in "fgh"))
     done = subprocess.run([sys.executable, "-c", ROLLBACK, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["failed True 5 True", "applied ['new', 'new', 'new']"], done.stderr
+
+
+@pytest.mark.parametrize("what", ["apply", "revert"])
+def test_an_interrupt_leaves_all_or_nothing(framework, engine, what):
+    """Ctrl-C at any line of what changes functions. The trace function stands for it: it raises before a line."""
+    framework.write("mod", "".join(f"def {name}(): return 'old'\n" for name in "fgh"))
+    module = framework.load()
+    patch = framework.patch(*(Rewrite(framework.path(f"mod:{name}"), "'old'", "'new'") for name in "fgh"))
+    watched = {"_put_on", "_all_or_nothing", "_remove"}
+
+    def interrupt(at):
+        """Whether the interrupt came: there is a line of that number."""
+        lines = itertools.count()
+
+        def trace(frame, event, argument):
+            if frame.f_code.co_name not in watched or frame.f_code.co_filename != engine_module.__file__:
+                return None
+            if event == "line" and next(lines) == at:
+                raise KeyboardInterrupt
+            return trace
+
+        made = engine(patch)
+        if what == "revert":
+            made.apply()
+        old = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            made.apply() if what == "apply" else made.revert()
+        except KeyboardInterrupt:
+            came = True
+        else:
+            came = False
+        finally:
+            sys.settrace(old)
+        results = {name: getattr(module, name)() for name in "fgh"}
+        assert len(set(results.values())) == 1, (at, results)
+        row = made.report()[patch.name]
+        assert row.status is not Status.FAILED, (at, row.reason)
+        assert made.apply()[patch.name].status is Status.APPLIED, (at, made.report()[patch.name].reason)
+        assert {getattr(module, name)() for name in "fgh"} == {"new"}
+        made.revert()
+        assert {getattr(module, name)() for name in "fgh"} == {"old"}, at
+        return came
+
+    assert next(at for at in itertools.count() if not interrupt(at)) > 20
 
 
 def test_waits_for_all_its_modules(framework, engine):
