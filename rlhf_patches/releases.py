@@ -264,6 +264,8 @@ def _read_file(file: str, limit: int) -> bytes:
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
         _check_regular(file, os.fstat(stream.fileno()), limit)
         data = stream.read(limit + 1)
+    if data is None:  # of a file that would wait, as some of /proc
+        raise Unreadable(f"{file} has nothing to read yet")
     if len(data) > limit:  # those of /proc state none
         raise Unreadable(f"{file} {_too_large(len(data), limit)}")
     return data

@@ -6,6 +6,7 @@ The attacks are small versions of real ones, where a limit can be lowered, or a 
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import os
 import resource
@@ -369,6 +370,25 @@ def test_metadata_under_every_name_that_never_ends(tmp_path, special):
     assert done.returncode == 0, done.stderr[-500:]
     for (_, file), line in zip(paths, done.stdout.splitlines(), strict=True):
         assert line.startswith(f"{file} has 1048576.0 MiB" if special == "sparse" else f"{file} is no regular file")
+
+
+def test_a_file_that_would_wait(tmp_path, monkeypatch):
+    """As /proc/kmsg, a regular file of size 0; here the text of a metadata file gives None as it does."""
+    folder = make_directory(tmp_path / "d", {**FILES, "a.dist-info/METADATA": METADATA})
+
+    class Waits(io.BytesIO):
+        def __init__(self, file):
+            self.file = file
+
+        def read(self, size=-1):
+            os.close(self.file)
+
+        def fileno(self):
+            return self.file
+
+    monkeypatch.setattr(releases, "open", lambda file, mode: Waits(file), raising=False)
+    with pytest.raises(ReleaseError, match=r"a.dist-info/METADATA has nothing to read yet$"):
+        read(str(folder))
 
 
 def test_many_links_to_one_file_of_metadata(tmp_path):
