@@ -13,13 +13,26 @@ import resource
 import struct
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 import zlib
 
 import pytest
 import toy_slime
-from test_releases import END, FILES, METADATA, WHOLE, extended, make_directory, make_tar, make_wheel, member, record
+from test_releases import (
+    END,
+    FILES,
+    METADATA,
+    WHOLE,
+    extended,
+    header,
+    make_directory,
+    make_tar,
+    make_wheel,
+    member,
+    record,
+)
 
 from rlhf_patches import Rewrite, Status, cli, confined, inspection, plugins, recognition, releases, rewriting, sources
 from rlhf_patches.plugins import Registered
@@ -313,6 +326,12 @@ def test_many_keys_in_global_headers(tmp_path):
 
     assert read(str(make(100))).claims
     refused(make(101), "more than 100 global headers")
+
+
+@pytest.mark.parametrize("name", ["../out", "/out", "slime/../../out"])
+def test_folders_that_lead_out_of_an_archive(tmp_path, name):
+    refused(make_wheel(tmp_path, {**FILES, f"{name}/": ""}), "leads out of it")
+    refused(make_tar(tmp_path, WHOLE, header(name, kind=tarfile.DIRTYPE), END), "leads out of it")
 
 
 def test_many_long_names(tmp_path, monkeypatch):
