@@ -237,7 +237,11 @@ def _run(options: argparse.Namespace) -> int:
         return 127
     sys.stdout.flush()
     # exec: signals and the exit status are the command's own.
-    os.execve(program, command, environment)
+    try:
+        os.execve(program, command, environment)
+    except OSError as error:  # no format that the system knows, an interpreter that is not there
+        print(f"rlhf-patches: {_printable(program)} cannot be executed: {error.strerror}", file=sys.stderr)
+        return 126
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -265,7 +269,7 @@ def _ray_env(options: argparse.Namespace) -> int:
     text = options.base
     try:
         if text == "-":
-            text = sys.stdin.read()
+            text = sys.stdin.read() if sys.stdin else ""  # None where it is closed
         base = json.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise UsageError(f"the runtime environment is no JSON ({error}): {text[:200]!r}") from error

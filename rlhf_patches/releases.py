@@ -264,6 +264,8 @@ def _read_file(file: str, limit: int) -> bytes:
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
         _check_regular(file, os.fstat(stream.fileno()), limit)
         data = stream.read(limit + 1)
+    if data is None:  # of a file that would wait, as some of /proc
+        raise Unreadable(f"{file} has nothing to read yet")
     if len(data) > limit:  # those of /proc state none
         raise Unreadable(f"{file} {_too_large(len(data), limit)}")
     return data
@@ -290,12 +292,8 @@ class _Files(dict[str, "bytes | str"]):
         self._bytes = 0
 
     def name(self, stated: str) -> str:
-        """A member's name, normalised, if it stays within the archive."""
-        if len(stated) > MAX_NAME:
-            raise ReleaseError(f"{self.path} has a member {stated[:40]!r}... with a name of {len(stated)} characters")
-        parts = stated.split("/")
-        if stated.startswith("/") or ".." in parts or "\\" in stated or "\0" in stated or ":" in parts[0]:
-            raise ReleaseError(f"{self.path} has a member {stated!r}, which leads out of it: it is built to do harm")
+        """A file's name, normalised, if it stays within the archive."""
+        self.check(stated)
         name = posixpath.normpath(stated)
         if name in self._seen:
             raise ReleaseError(f"{self.path} has the member {name!r} twice, so what an installer takes cannot be told")
@@ -304,6 +302,14 @@ class _Files(dict[str, "bytes | str"]):
         if self._characters > MAX_NAMES:
             raise ReleaseError(f"{self.path} has names of more than {MAX_NAMES} characters: too many for a release")
         return name
+
+    def check(self, stated: str) -> None:
+        """Check that a member, a folder as well, stays within the archive."""
+        if len(stated) > MAX_NAME:
+            raise ReleaseError(f"{self.path} has a member {stated[:40]!r}... with a name of {len(stated)} characters")
+        parts = stated.split("/")
+        if stated.startswith("/") or ".." in parts or "\\" in stated or "\0" in stated or ":" in parts[0]:
+            raise ReleaseError(f"{self.path} has a member {stated!r}, which leads out of it: it is built to do harm")
 
     def count(self) -> None:
         """Called for every member, a folder as well."""
@@ -382,6 +388,7 @@ def _zip(path: str) -> Release:
             files.count()
             _check_entry(path, archive, member)
             if member.is_dir():
+                files.check(member.orig_filename)
                 continue
             # Not `filename`, which zipfile cuts at a NUL.
             name = files.name(member.orig_filename)
@@ -429,7 +436,9 @@ def _tar(path: str) -> Release:
                     raise ReleaseError(f"{path} has more than {MAX_GLOBALS} global headers: it is built to do harm")
                 if member.size < 0:
                     raise ReleaseError(f"{path}: {member.name!r} has a negative size: it is built to do harm")
-                if not member.isdir():
+                if member.isdir():
+                    files.check(member.name)
+                else:
                     limited.allow(member.size + 1024, headers=False)
                     _add(files, archive, member)
                 limited.allow(MAX_HEADERS)

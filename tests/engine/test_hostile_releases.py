@@ -6,19 +6,33 @@ The attacks are small versions of real ones, where a limit can be lowered, or a 
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import os
 import resource
 import struct
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 import zlib
 
 import pytest
 import toy_slime
-from test_releases import END, FILES, METADATA, WHOLE, extended, make_directory, make_tar, make_wheel, member, record
+from test_releases import (
+    END,
+    FILES,
+    METADATA,
+    WHOLE,
+    extended,
+    header,
+    make_directory,
+    make_tar,
+    make_wheel,
+    member,
+    record,
+)
 
 from rlhf_patches import Rewrite, Status, cli, confined, inspection, plugins, recognition, releases, rewriting, sources
 from rlhf_patches.plugins import Registered
@@ -314,6 +328,12 @@ def test_many_keys_in_global_headers(tmp_path):
     refused(make(101), "more than 100 global headers")
 
 
+@pytest.mark.parametrize("name", ["../out", "/out", "slime/../../out"])
+def test_folders_that_lead_out_of_an_archive(tmp_path, name):
+    refused(make_wheel(tmp_path, {**FILES, f"{name}/": ""}), "leads out of it")
+    refused(make_tar(tmp_path, WHOLE, header(name, kind=tarfile.DIRTYPE), END), "leads out of it")
+
+
 def test_many_long_names(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "MAX_NAMES", 1000)
     names = [f"slime/{'x' * 90}{number}.txt" for number in range(10)]
@@ -369,6 +389,25 @@ def test_metadata_under_every_name_that_never_ends(tmp_path, special):
     assert done.returncode == 0, done.stderr[-500:]
     for (_, file), line in zip(paths, done.stdout.splitlines(), strict=True):
         assert line.startswith(f"{file} has 1048576.0 MiB" if special == "sparse" else f"{file} is no regular file")
+
+
+def test_a_file_that_would_wait(tmp_path, monkeypatch):
+    """As /proc/kmsg, a regular file of size 0; here the text of a metadata file gives None as it does."""
+    folder = make_directory(tmp_path / "d", {**FILES, "a.dist-info/METADATA": METADATA})
+
+    class Waits(io.BytesIO):
+        def __init__(self, file):
+            self.file = file
+
+        def read(self, size=-1):
+            os.close(self.file)
+
+        def fileno(self):
+            return self.file
+
+    monkeypatch.setattr(releases, "open", lambda file, mode: Waits(file), raising=False)
+    with pytest.raises(ReleaseError, match=r"a.dist-info/METADATA has nothing to read yet$"):
+        read(str(folder))
 
 
 def test_many_links_to_one_file_of_metadata(tmp_path):

@@ -246,3 +246,9 @@ def test_bytes_that_are_no_text_are_no_json(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
     assert cli.main(["ray-env", "-"]) == 2
     assert "no JSON ('utf-8' codec can't decode byte 0xff" in capsys.readouterr().err
+
+
+def test_the_command_with_its_input_closed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert cli.main(["ray-env", "-"]) == 2
+    assert "is no JSON" in capsys.readouterr().err

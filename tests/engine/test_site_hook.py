@@ -387,6 +387,17 @@ def test_wrong_commands(installed, arguments, status, message):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("text", ["no program", "#!/no/such/interpreter\n"])
+def test_a_command_that_cannot_be_executed(installed, tmp_path, text):
+    file = tmp_path / "program"
+    file.write_text(text)
+    file.chmod(0o755)
+    done = installed.run(installed.command, "run", "--", str(file))
+    assert done.returncode == 126
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"rlhf-patches: {file} cannot be executed: ")
+
+
 def test_what_cannot_be_watched_is_refused_before_the_run(installed):
     done = installed.run(installed.command, "run", "--", "true", RLHF_PATCHES_WATCH="mine,json")
     assert (done.returncode, done.stdout) == (2, "")
