@@ -111,7 +111,9 @@ assert rlhf_patches.revert()[row.name].status == "disabled"
     ],
 )
 def test_where_ast_grep_cannot_be_imported_rewrites_fail_and_say_so(tmp_path, interpreter):
-    bare = subprocess.run([sys.executable, "-c", interpreter], input="import hashlib", text=True, stderr=subprocess.PIPE)
+    bare = subprocess.run(
+        [sys.executable, "-c", interpreter], input="import hashlib", text=True, stderr=subprocess.PIPE
+    )
     if bare.returncode:
         pytest.skip(f"this Python crashes without us, where a subinterpreter imports hashlib: {bare.stderr}")
     done = subprocess.run(
