@@ -71,9 +71,11 @@ def _is_lazy(module: ModuleType) -> bool:
 
 
 def _announce(name: str, module: ModuleType) -> None:
-    for callback in _watched.get(name, ()):
-        # A module may have put something else into its place.
-        callback(name, sys.modules.get(name, module))
+    # The module's lock is held meanwhile; a child that is forked now is to import the module anew.
+    with import_system.loading():
+        for callback in _watched.get(name, ()):
+            # A module may have put something else into its place.
+            callback(name, sys.modules.get(name, module))
 
 
 # ------------------------------------------------------------------------------- first imports

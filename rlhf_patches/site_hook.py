@@ -83,6 +83,10 @@ class _FirstImport(import_system.Observer):
         """
         if self._loading_thread == get_ident():
             return  # a plugin imports a framework
+        with import_system.loading():  # while this thread waits, too: it holds the lock of its framework's module
+            self._load_engine()
+
+    def _load_engine(self) -> None:
         # Another thread that imports a framework meanwhile has to wait, or its import would go unpatched. It does
         # not wait for ever: a plugin may import what that thread is just importing.
         if not self._lock.acquire(timeout=_PATIENCE):
@@ -93,8 +97,7 @@ class _FirstImport(import_system.Observer):
                 self._go_on_without(self._problem)
             elif self._finder is None:
                 self._loading_thread = get_ident()
-                with import_system.loading():
-                    self._apply()
+                self._apply()
         finally:
             self._loading_thread = None
             self._lock.release()

@@ -145,6 +145,31 @@ def test_a_fork_while_another_thread_loads_the_engine(ask, start, moment):
     assert ask(code, start) == ["applied"] * (2 if start == "apply" else 3)
 
 
+@pytest.mark.parametrize("start", ["hook", "apply"])
+def test_a_fork_while_another_thread_patches_a_module(ask, start):
+    """The module has run, and its lock is held for as long as we are at work: much longer than without us."""
+    code = f"""
+        import rlhf_patches.engine
+        inside, forked = threading.Event(), threading.Event()
+        patch = rlhf_patches.engine.Engine._imported
+        def slowly(*arguments):
+            if threading.current_thread() is thread:
+                inside.set(); forked.wait({LIMIT})
+            patch(*arguments)
+        rlhf_patches.engine.Engine._imported = slowly
+        START
+        thread = threading.Thread(target=look)
+        thread.start(); assert inside.wait(20)
+        child = os.fork()
+        if not child:
+            look(); sys.stdout.flush(); os._exit(0)
+        forked.set(); thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+        look()
+    """
+    assert ask(code, start) == ["applied"] * 3
+
+
 def test_forks_while_other_threads_apply(ask):
     code = """
         import rlhf_patches
