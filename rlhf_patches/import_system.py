@@ -172,7 +172,7 @@ def _forget_other_threads() -> None:
     for name, reference in list(locks.items()):
         if getattr(reference(), "owner", None) in gone:
             del locks[name]
-            if _is_initialising(sys.modules.get(name)):
+            if is_initialising(sys.modules.get(name)):
                 del sys.modules[name]
                 # pathlib and asyncio use their submodules as names that only the submodules' own import binds. Other
                 # packages keep theirs: somebody may hold their classes, and extension modules may load once only.
@@ -183,7 +183,8 @@ def _forget_other_threads() -> None:
         del _threads[thread]
 
 
-def _is_initialising(module: object) -> bool:
+def is_initialising(module: object) -> bool:
+    """Whether a module of ``sys.modules`` is half imported."""
     try:  # without attribute access: that makes a lazy module run
         spec = object.__getattribute__(module, "__dict__").get("__spec__")
     except AttributeError:

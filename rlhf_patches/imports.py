@@ -43,9 +43,9 @@ def watch(name: str, callback: Callback) -> None:
         return
     if _is_lazy(module):
         finder.turns_lazy(spec)
-    elif _is_initialising(module):
+    elif import_system.is_initialising(module):
         import_system.observe(spec, finder)
-        if not _is_initialising(module):  # it ended meanwhile, in another thread
+        if not import_system.is_initialising(module):  # it ended meanwhile, in another thread
             import_system.stop_observing(spec)
             finder.ends(spec)
 
@@ -59,11 +59,7 @@ def unwatch(name: str, callback: Callback) -> None:
 
 def is_ready(module: ModuleType) -> bool:
     """Whether a module in ``sys.modules`` has been executed to its end."""
-    return not _is_lazy(module) and not _is_initialising(module)
-
-
-def _is_initialising(module: ModuleType) -> bool:
-    return bool(getattr(spec_of(module), "_initializing", False))
+    return not _is_lazy(module) and not import_system.is_initialising(module)
 
 
 def _is_lazy(module: ModuleType) -> bool:

@@ -29,6 +29,12 @@ def A():
     rlhf_patches.apply()
 def look():
     {toy_slime.LOOK}
+def look_in_a_child_too(thread, forked):  # while that thread waits for the fork
+    child = os.fork()
+    if not child:
+        look(); sys.stdout.flush(); os._exit(0)
+    forked.set(); thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 def at_import(thread, name, action):  # when that thread begins to import that module, before Python takes any lock
     done = []
     def hook(event, arguments):
@@ -160,11 +166,7 @@ def test_a_fork_while_another_thread_patches_a_module(ask, start):
         START
         thread = threading.Thread(target=look)
         thread.start(); assert inside.wait(20)
-        child = os.fork()
-        if not child:
-            look(); sys.stdout.flush(); os._exit(0)
-        forked.set(); thread.join()
-        assert os.waitpid(child, 0)[1] == 0
+        look_in_a_child_too(thread, forked)
         look()
     """
     assert ask(code, start) == ["applied"] * 3
@@ -284,11 +286,7 @@ def test_a_fork_in_the_middle_of_a_package_of_the_standard_library(ask, tmp_path
         moment = "asyncio.unix_events"
         at_import(lambda: thread.ident, moment, lambda: (inside.set(), forked.wait({LIMIT})))
         thread.start(); assert inside.wait(20)
-        child = os.fork()
-        if not child:
-            look(); sys.stdout.flush(); os._exit(0)
-        forked.set(); thread.join()
-        assert os.waitpid(child, 0)[1] == 0
+        look_in_a_child_too(thread, forked)
     """
     assert ask(code, "strict") == ["applied"] * 2
 
