@@ -1,19 +1,32 @@
 # Everything is in noxfile.py; this only makes sure that nox is there, in an environment of its own.
 TOOLS := .cache/tools
 NOX := $(TOOLS)/bin/nox
+# Sessions side by side: more than cores, since much is waiting, for downloads and for ranks.
+SIDE_BY_SIDE := $(NOX) --parallel 3
 
-.PHONY: demo test test-all fuzz cpython docs releases benchmarks format clean
+.PHONY: demo demo-megatron demo-trl test test-rest test-all fuzz mutants cpython docs releases benchmarks format clean
 
+# Each session makes its environment and goes on; rows come as they are found.
 demo: $(NOX)
-	@$(NOX) -s demo
+	@sessions=$$($(TOOLS)/bin/python examples/demo/run.py $(NAMES)) && $(MAKE) --no-print-directory -k -j 2 $$sessions
+
+demo-megatron demo-trl: $(NOX)
+	@$(NOX) -s $@ -- $(NAMES)
 
 test: $(NOX)
-	@$(NOX)
+	@$(SIDE_BY_SIDE) -t test
 
-test-all: test fuzz
+test-rest: $(NOX)
+	@$(SIDE_BY_SIDE) -t rest
+
+test-all: $(NOX)
+	@$(SIDE_BY_SIDE) -t test rest
 
 fuzz: $(NOX)
 	@$(NOX) -s fuzz
+
+mutants: $(NOX)
+	@$(NOX) -s mutants -- $(NAMES)
 
 cpython: $(NOX)
 	@$(NOX) -s cpython
@@ -33,7 +46,9 @@ format: $(NOX)
 clean:
 	rm -rf .cache .nox build dist *.egg-info
 
-$(NOX):
+# Made anew when the versions below change.
+$(NOX): Makefile
 	@echo "Setting up nox in $(TOOLS) (once)"
-	@python3 -m venv $(TOOLS)
-	@$(TOOLS)/bin/python -m pip install -q 'nox>=2024.10.9,<2027'
+	@python3 -m venv --clear $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install -q 'nox>=2026.10,<2028' 'uv<1'
+	@touch $(NOX)

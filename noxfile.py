@@ -1,34 +1,44 @@
-"""The environments of this project, each made from its own files. ``make test`` and ``make demo`` run this.
+"""The environments of this project, each made from its own files, and what runs in them: ``make test``, ``make demo``.
 
 Environments live in ``.nox`` and are used again as long as the files that describe them stay the same (nox
-itself never looks: a stamp in each records what it was made from).
+itself never looks: a stamp in each records what it was made from). Sessions run side by side, and a table of what
+each took ends the command. Tags: ``test`` is what to run before a commit, ``rest`` what CI runs besides.
 """
 
 from __future__ import annotations
 
+import atexit
+import fcntl
+import functools
 import hashlib
+import json
 import os
+import resource
 import shutil
-from collections.abc import Sequence
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import nox
+from nox.command import CommandFailed
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / "tests" / "environments"
+nox.needs_version = ">=2026.10"  # --parallel
 nox.options.reuse_existing_virtualenvs = True
+nox.options.allow_parallel = True
+nox.options.tags = ["test"]
+# A missing interpreter is a session that was skipped, and a line in the table.
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = [
-    "lint",
-    "engine",
-    "releases",
-    "frameworks",
-    "oldest",
-    "newest",
-    "trl-newest",
-    "trl-oldest",
-    "cluster",
-]
+nox.options.download_python = "never"
+# Environments are made without bytecode; the first import of a module writes it, for all the others.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What stops `make test` stops what it has started.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 # The frameworks' own releases run on 3.11; torch's CPU build at hand is for 3.11 too.
 FRAMEWORK_PYTHON = "3.11"
@@ -36,8 +46,75 @@ ENGINE_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 
 # pyenv's shims answer for interpreters that its configuration does not name; its folders of interpreters do not.
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-FOUND = [str(path) for version in ENGINE_PYTHONS for path in sorted(PYENV.glob(f"versions/{version}.*/bin"))]
-os.environ["PATH"] = os.pathsep.join([*FOUND, os.environ["PATH"]])
+IN_PYENV = [str(path) for version in ENGINE_PYTHONS for path in sorted(PYENV.glob(f"versions/{version}.*/bin"))]
+os.environ["PATH"] = os.pathsep.join([*IN_PYENV, os.environ["PATH"]])
+FOUND = [version for version in ENGINE_PYTHONS if shutil.which(f"python{version}")]
+OLDEST_AND_NEWEST = {*FOUND[:1], *FOUND[-1:]}
+
+
+# -- what a session took -------------------------------------------------------------------------------
+
+# nox runs sessions that are side by side in processes of their own: the first one has made the file.
+TIMES = os.environ.get("SESSION_TIMES", "")
+if not TIMES:
+    _, TIMES = tempfile.mkstemp(prefix="sessions-")
+    os.environ["SESSION_TIMES"] = TIMES
+    atexit.register(lambda: print_times())
+STARTED = time.monotonic()
+
+
+def print_times() -> None:
+    """The table at the end: of each session, seconds of processor time and on the clock."""
+    path = Path(TIMES)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    if len(rows) > 1:
+        rows.append(["in all", sum(row[1] for row in rows), time.monotonic() - STARTED, ""])
+    if rows:
+        print(f"\n{'session':<18}{'CPU s':>8}{'clock s':>9}")
+    for name, cpu, took, outcome in rows:
+        print(f"{name:<18}{cpu:>8.0f}{took:>9.0f}  {outcome}")
+    missing = [version for version in ENGINE_PYTHONS if version not in FOUND]
+    if missing and any(row[0].startswith("engine") for row in rows):
+        print(f"NOT RUN: the engine's tests on Python {', '.join(missing)}, not found here")
+    sys.stdout.flush()
+
+
+def session(*, requires: Sequence[str] = (), **options: Any) -> Callable[[Callable[..., None]], Any]:
+    """``nox.session`` for a function that is measured: what it and its processes take goes into the table."""
+
+    def decorate(function: Callable[..., None]) -> Any:
+        @functools.wraps(function)
+        def measured(session: nox.Session) -> None:
+            started, before, outcome = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), "FAILED"
+            try:
+                function(session)
+                outcome = "passed"
+            finally:
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                with open(TIMES, "a") as file:
+                    file.write(json.dumps([session.name, cpu, time.monotonic() - started, outcome]) + "\n")
+
+        return nox.session(requires=requires, **options)(measured)
+
+    return decorate
+
+
+# -- environments --------------------------------------------------------------------------------------
+
+
+def install(session: nox.Session, *arguments: str) -> None:
+    """By uv, which takes a tenth of pip's time; where it cannot (a mirror that only pip knows), by pip."""
+    uv = Path(sys.executable).with_name("uv")
+    if uv.exists():
+        python = Path(session.virtualenv.location) / "bin" / "python"
+        try:
+            session.run(str(uv), "pip", "install", "-q", "--python", str(python), *arguments, external=True)
+            return
+        except CommandFailed:
+            session.warn("uv could not install this; pip, as it is configured here, may")
+    session.install("-q", *arguments)
 
 
 def provide(session: nox.Session, *files: str, project: bool = True, beside: str | None = None) -> None:
@@ -57,69 +134,48 @@ def provide(session: nox.Session, *files: str, project: bool = True, beside: str
     wanted = hashlib.sha256(described).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return
+    # By pip, as it is configured here: torch, whose CPU build is chosen so, and what says that it wants another Python
+    # and is used all the same. Modules are compiled when they are imported: most never are.
+    pip = ["-q", "--no-compile"]
+    in_spite = [*pip, "--no-deps", "--ignore-requires-python"]
     for path in paths:
-        # What a framework says of itself, there, is more than what the tests use of it: Python 3.12 included.
-        flags = ["--no-deps", "--ignore-requires-python"] if path.stem.endswith("no-deps") else []
-        session.install("-q", *flags, "-r", str(path))
+        if path.stem == "torch":
+            session.install(*pip, "-r", str(path))
+        elif path.stem.endswith("no-deps"):
+            session.install(*in_spite, "-r", str(path))
+        else:
+            install(session, "-r", str(path))
     for path in others:
         folder = Path(session.virtualenv.location) / "side-by-side" / path.stem
         # pip leaves alone what is in such a folder already.
         shutil.rmtree(folder, ignore_errors=True)
-        session.install("-q", "--no-deps", "--ignore-requires-python", "--target", str(folder), "-r", str(path))
+        session.install(*in_spite, "--target", str(folder), "-r", str(path))
     if project:
-        session.install("-q", "setuptools>=68", "wheel")
-        session.install("-q", "--no-build-isolation", "-e", ".[test]")
+        install(session, "setuptools>=68", "wheel")
+        with open(HERE / ".nox" / "lock", "w") as lock:  # an editable install writes into this folder
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            install(session, "--no-build-isolation", "-e", ".[test]")
     stamp.write_text(wanted)
 
 
-def pytest(session: nox.Session, folder: str, extra: Sequence[str] = (), python: str = "python") -> None:
-    """Run the tests of a folder; pytest's status for "no test ran" fails the session."""
-    session.run(python, "-m", "pytest", folder, *extra, *session.posargs)
+def pytest(session: nox.Session, *arguments: str, python: str = "python") -> None:
+    """Run tests; pytest's status for "no test ran" fails the session. An interrupt leaves time to end clusters."""
+    patience = {"interrupt_timeout": 20, "terminate_timeout": 5}
+    session.run(python, "-m", "pytest", *arguments, *session.posargs, external=python != "python", **patience)
 
 
-@nox.session(python=FRAMEWORK_PYTHON)
-def lint(session: nox.Session) -> None:
-    """ruff, mypy, and the generated pages."""
-    provide(session, "lint.txt", "releases.txt")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy")
-    # The survey's own code runs on one Python only.
-    session.run("mypy", "--python-version", FRAMEWORK_PYTHON, "releases/survey.py")
+# -- sessions ------------------------------------------------------------------------------------------
 
-
-@nox.session(python=FRAMEWORK_PYTHON)
-def format(session: nox.Session) -> None:
-    """Put every file into ruff's format, and fix what can be fixed."""
-    provide(session, "lint.txt", project=False)
-    session.run("ruff", "check", "--fix", ".")
-    session.run("ruff", "format", ".")
-
-
-@nox.session(python=ENGINE_PYTHONS)
-def engine(session: nox.Session) -> None:
-    """The engine's tests: no framework, every interpreter found."""
-    provide(session)
-    pytest(session, "tests/engine", ["-n", "2", "-o", "faulthandler_timeout=400"])
-
-
-@nox.session(python=ENGINE_PYTHONS)
-def cpython(session: nox.Session) -> None:
-    """CPython's own tests with every module watched: none may end otherwise than without us."""
-    provide(session)
-    session.run("python", "tests/cpython/compare.py", *session.posargs)
-
-
-@nox.session(python=FRAMEWORK_PYTHON)
-def environment(session: nox.Session) -> None:
-    """Make the environment with the real frameworks: minutes and 3 GB, so most sessions share it."""
-    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt", beside="side-by-side")
-
-
-# Two at a time; a file's tests stay together, because they share training runs.
-BY_FILE = ("-n", "2", "--dist", "loadfile")
+# Two at a time; the warm processes and what ran on them are shared. A framework that is not installed is an error.
+REAL = ("-n", "2", "--dist", "loadgroup", "--frameworks", "required")
 # Of the megatron-core patch, for a second release: what the two calls do, and the crash and the cure in training.
-BEFORE_AND_AFTER = ("-k", "megatron_core_semantics or (rollouts_crash and save0)")
+BEFORE_AND_AFTER = (
+    "tests/patches/megatron_core/test_forward_pre_hook_reentry.py",
+    "tests/patches/megatron_core/test_forward_pre_hook_reentry_training.py",
+    *("-k", "not training or (rollouts_crash and save0)"),
+)
+# Many wheels, hundreds of processes: tests with this mark have a session of their own.
+NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}
 BOTH = {"venv_backend": "none", "requires": ["environment", "environment-trl"]}
@@ -132,88 +188,157 @@ def with_other_releases(session: nox.Session, name: str, python: str = PYTHON) -
     session.env["PYTHONPATH"] = str(Path(python).parents[1] / "side-by-side" / name)
 
 
-@nox.session(**SHARED)
+# In the order in which `make test` starts them: the environments, while the engine's tests run.
+@session(python=FRAMEWORK_PYTHON, tags=["test", "rest"])
+def environment(session: nox.Session) -> None:
+    """Make the environment with the real frameworks: 3 GB, so most sessions share it."""
+    provide(session, "torch.txt", "frameworks.txt", "frameworks-no-deps.txt", beside="side-by-side")
+
+
+@session(python=FRAMEWORK_PYTHON, name="environment-trl", tags=["test", "rest"])
+def environment_trl(session: nox.Session) -> None:
+    """Make the environment with real TRL and DeepSpeed: ms-swift, in the other one, wants trl below 1."""
+    provide(session, "torch.txt", "trl.txt", beside="side-by-side-trl")
+
+
+def engine(session: nox.Session) -> None:
+    """The engine's tests: no framework."""
+    provide(session)
+    pytest(session, "tests/engine", "tests/processes", "-n", "2", "-o", "faulthandler_timeout=400")
+
+
+for version in ENGINE_PYTHONS:  # the oldest and the newest that are found show most of what can differ
+    tag = "test" if version in OLDEST_AND_NEWEST else "rest"
+    session(python=version, name=f"engine-{version}", tags=[tag])(engine)
+
+
+@session(**SHARED, tags=["test"])
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
-    with_torch = ["tests/vocab_parallel", "tests/engine/test_functions_torch.py"]
-    pytest(session, "tests/frameworks", [*with_torch, *BY_FILE], python=PYTHON)
+    with_torch = "tests/engine/engine/test_functions_torch.py"
+    pytest(session, "tests/patches", "--ignore", "tests/patches/trl", with_torch, *REAL, python=PYTHON)
 
 
-@nox.session(**SHARED)
+@session(**SHARED_BY_TRL, name="trl-newest", tags=["test"])
+def trl_newest(session: nox.Session) -> None:
+    """The TRL patches under real DeepSpeed ZeRO-3."""
+    pytest(session, "tests/patches/trl", "tests/patches/test_contract.py", *REAL, python=TRL_PYTHON)
+
+
+@session(**SHARED_BY_TRL, tags=["test"])
+def cluster(session: nox.Session) -> None:
+    """Ranks and workers: torchrun, deepspeed, accelerate, Ray."""
+    # Three at a time: much of it is waiting, for clusters to start and for ranks that do not come.
+    pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", *NOT_EXHAUSTIVE, python=TRL_PYTHON)
+
+
+@session(python=FRAMEWORK_PYTHON, tags=["test"])
+def lint(session: nox.Session) -> None:
+    """ruff, mypy, which way imports go, and the Markdown: length of lines, links to files and headings."""
+    provide(session, "lint.txt", "releases.txt")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("rumdl", "check", ".")
+    session.run("mypy")
+    # The survey's own code runs on one Python only.
+    session.run("mypy", "--python-version", FRAMEWORK_PYTHON, "release_record/survey.py")
+    pytest(session, "tests/lint")
+
+
+@session(python=FRAMEWORK_PYTHON, tags=["test"])
+def releases(session: nox.Session) -> None:
+    """The record of every release against the patches' guards, and a few real wheels against the record."""
+    provide(session, "releases.txt")
+    pytest(session, "tests/record", "-n", "2", *NOT_EXHAUSTIVE)
+
+
+@session(**SHARED, tags=["rest"])
+def oldest(session: nox.Session) -> None:
+    """The megatron-core patch on the oldest release that the guard admits and that imports here."""
+    with_other_releases(session, "megatron-0.10")
+    pytest(session, *BEFORE_AND_AFTER, *REAL, python=PYTHON)
+
+
+@session(**SHARED, tags=["rest"])
+def newest(session: nox.Session) -> None:
+    """The megatron-core patch on the newest release on PyPI."""
+    with_other_releases(session, "megatron-0.19")
+    pytest(session, *BEFORE_AND_AFTER, *REAL, python=PYTHON)
+
+
+@session(**SHARED_BY_TRL, name="trl-oldest", tags=["rest"])
+def trl_oldest(session: nox.Session) -> None:
+    """The TRL patches on the oldest TRL with the defect."""
+    with_other_releases(session, "trl-1.5", TRL_PYTHON)
+    pytest(session, "tests/patches/trl", "tests/patches/test_contract.py", *REAL, python=TRL_PYTHON)
+
+
+@session(**SHARED, tags=["rest"])
 def fuzz(session: nox.Session) -> None:
     """Random programs against the in-place gradient, for a minute (``nox -s fuzz -- --seed 1 --seconds 600``)."""
-    session.run(PYTHON, "tests/vocab_parallel/fuzz_ownership.py", *session.posargs)
+    session.run(PYTHON, "tests/patches/vocab_parallel/fuzz_ownership.py", *session.posargs)
 
 
-@nox.session(**BOTH)
-def demo(session: nox.Session) -> None:
-    """Before and after, on the real frameworks."""
-    session.run(PYTHON, "examples/demo/run.py", "--trl-python", TRL_PYTHON, *session.posargs)
+@session(python=FRAMEWORK_PYTHON, requires=["environment-trl"], tags=["rest"])
+def exhaustive(session: nox.Session) -> None:
+    """Every real wheel that matters, and hundreds of processes."""
+    provide(session, "releases.txt")
+    pytest(session, "tests/record", "-n", "2", "-m", "exhaustive")
+    pytest(session, "tests/cluster", "-m", "exhaustive", python=TRL_PYTHON)
 
 
-@nox.session(**BOTH)
+@session(python=ENGINE_PYTHONS)
+def cpython(session: nox.Session) -> None:
+    """CPython's own tests with every module watched: none may end otherwise than without us."""
+    provide(session)
+    session.run("python", "tests/cpython/compare.py", *session.posargs)
+
+
+@session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"])
+def mutants(session: nox.Session) -> None:
+    """Wrong versions of this project, in copies: each has a test that must notice it (``-- PARTS OF NAMES``)."""
+    provide(session)
+    pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
+    session.run("python", "tests/mutants.py", *pythons, *session.posargs)
+
+
+@session(**SHARED, name="demo-megatron")
+def demo_megatron(session: nox.Session) -> None:
+    """Before and after, on the real frameworks; arguments are names of frameworks or patches (``make demo``)."""
+    session.run(PYTHON, "examples/demo/run.py", "--session", "demo-megatron", *session.posargs)
+
+
+@session(**SHARED_BY_TRL, name="demo-trl")
+def demo_trl(session: nox.Session) -> None:
+    """The same for TRL."""
+    session.run(TRL_PYTHON, "examples/demo/run.py", "--session", "demo-trl", *session.posargs)
+
+
+@session(**BOTH)
 def benchmarks(session: nox.Session) -> None:
     """All figures: start-up, call overhead, and what single patches save."""
     for script in sorted(Path("benchmarks").glob("*.py")):
         session.run(TRL_PYTHON if script.stem.startswith("trl_") else PYTHON, str(script), *session.posargs)
 
 
-@nox.session(**SHARED)
-def oldest(session: nox.Session) -> None:
-    """The megatron-core patch on the oldest release that the guard admits and that imports here."""
-    with_other_releases(session, "megatron-0.10")
-    pytest(session, "tests/frameworks", [*BEFORE_AND_AFTER, *BY_FILE], python=PYTHON)
-
-
-@nox.session(**SHARED)
-def newest(session: nox.Session) -> None:
-    """The megatron-core patch on the newest release on PyPI."""
-    with_other_releases(session, "megatron-0.19")
-    pytest(session, "tests/frameworks", [*BEFORE_AND_AFTER, *BY_FILE], python=PYTHON)
-
-
-@nox.session(python=FRAMEWORK_PYTHON)
-def releases(session: nox.Session) -> None:
-    """The record of every release against the patches' guards, and a few real wheels against the record."""
-    provide(session, "releases.txt")
-    pytest(session, "tests/releases", ["-n", "2"])
-
-
-@nox.session(python=FRAMEWORK_PYTHON)
+@session(python=FRAMEWORK_PYTHON)
 def survey(session: nox.Session) -> None:
     """Look at every release that is not in the record yet."""
     provide(session, "releases.txt")
-    session.run("python", "releases/survey.py", *session.posargs)
+    session.run("python", "release_record/survey.py", *session.posargs)
 
 
-@nox.session(python=FRAMEWORK_PYTHON, name="environment-trl")
-def environment_trl(session: nox.Session) -> None:
-    """Make the environment with real TRL and DeepSpeed: ms-swift, in the other one, wants trl below 1."""
-    provide(session, "torch.txt", "trl.txt", beside="side-by-side-trl")
+@session(python=FRAMEWORK_PYTHON)
+def format(session: nox.Session) -> None:
+    """Put every file into ruff's format, and fix what can be fixed."""
+    provide(session, "lint.txt", project=False)
+    session.run("ruff", "check", "--fix", ".")
+    session.run("ruff", "format", ".")
+    session.run("rumdl", "fmt", ".")
 
 
-@nox.session(**SHARED_BY_TRL, name="trl-newest")
-def trl_newest(session: nox.Session) -> None:
-    """The TRL patches under real DeepSpeed ZeRO-3."""
-    pytest(session, "tests/frameworks_trl", BY_FILE, python=TRL_PYTHON)
-
-
-@nox.session(**SHARED_BY_TRL, name="trl-oldest")
-def trl_oldest(session: nox.Session) -> None:
-    """The same on the oldest TRL with the defect."""
-    with_other_releases(session, "trl-1.5", TRL_PYTHON)
-    pytest(session, "tests/frameworks_trl", BY_FILE, python=TRL_PYTHON)
-
-
-@nox.session(**SHARED_BY_TRL)
-def cluster(session: nox.Session) -> None:
-    """Ranks and workers: torchrun, deepspeed, accelerate, Ray."""
-    # Three at a time: much of it is waiting, for clusters to start and for ranks that do not come.
-    pytest(session, "tests/cluster", ["-n", "3", "--dist", "loadfile"], python=TRL_PYTHON)
-
-
-@nox.session(python=FRAMEWORK_PYTHON)
+@session(python=FRAMEWORK_PYTHON)
 def docs(session: nox.Session) -> None:
-    """Write the generated pages."""
+    """Write what is derived from the patches: their pages, their catalogue, what the site hook waits for."""
     provide(session)
-    session.run("python", "-m", "rlhf_patches.pages", "docs/patches")
+    session.run("python", "tools/derive.py")

@@ -1,9 +1,9 @@
-"""Puts the site hook into the wheel: setuptools has no declaration for files in site-packages' root."""
+"""What setup.cfg cannot declare: two folders' packages under one name, and files in site-packages' root."""
 
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 
@@ -21,4 +21,10 @@ class BuildWithSiteHook(build_py):
         return [*super().get_outputs(include_bytecode), *([] if self.editable_mode else hooks)]
 
 
-setup(cmdclass={"build_py": BuildWithSiteHook})
+def packages() -> list[str]:
+    """Every folder with an ``__init__.py``; patches/ is installed as rlhf_patches.patches."""
+    patches = [f"rlhf_patches.{name}" for name in find_packages(include=["patches", "patches.*"])]
+    return [*find_packages(include=["rlhf_patches", "rlhf_patches.*"]), *patches]
+
+
+setup(packages=packages(), cmdclass={"build_py": BuildWithSiteHook})

@@ -14,9 +14,9 @@ import tempfile
 import timeit
 from pathlib import Path
 
-from rlhf_patches import Guard, Patch, Replace, Rewrite, Wrap, fingerprint
-from rlhf_patches.engine import Engine
-from rlhf_patches.plugins import Registered
+from rlhf_patches import Guard, Patch, Replace, Rewrite, Variant, Wrap, fingerprint
+from rlhf_patches.definitions.registry import Registered
+from rlhf_patches.engine.engine import Engine
 
 SOURCE = """\
 class Model:
@@ -44,7 +44,7 @@ def patched(folder: Path, kind: str, qualname: str) -> object:
     (folder / f"{module}.py").write_text(SOURCE)
     importlib.invalidate_caches()
     target = f"{module}:{qualname}"
-    prints = (fingerprint(SOURCE, qualname),)
+    prints = {fingerprint(SOURCE, qualname): "this one"}
     changes = {
         "rewritten": Rewrite(target, "$A - $B", "$A + $B"),
         "replaced": Replace(target, f"fixes:{'method' if '.' in qualname else 'step'}", prints),
@@ -54,7 +54,7 @@ def patched(folder: Path, kind: str, qualname: str) -> object:
     if kind in changes:
         text = dict.fromkeys(("summary", "symptom", "cause", "repair", "retire"), "benchmark")
         patch = Patch(
-            name="call-overhead", references=("-",), guard=Guard("none", ""), changes=(changes[kind],), **text
+            name="call-overhead", references=("-",), variants=(Variant(Guard("none", ""), (changes[kind],)),), **text
         )
         report = Engine(load=lambda: ([Registered(patch, "benchmark")], [])).apply()
         assert report["call-overhead"].status == "applied", report
@@ -71,7 +71,9 @@ def main() -> None:
         folder = Path(name)
         (folder / "fixes.py").write_text(FIXES)
         sys.path.insert(0, name)
-        print(f"Python {sys.version.split()[0]}, {options.rounds} rounds of {options.calls} calls; microseconds a call")
+        print(
+            f"Python {sys.version.split()[0]}, {options.rounds} rounds of {options.calls} calls; microseconds per call"
+        )
         for qualname in ("step", "Model.step"):
             kinds = {kind: patched(folder, kind, qualname) for kind in ("original", "rewritten", "replaced", "wrapped")}
             times: dict[str, list[float]] = {kind: [] for kind in kinds}

@@ -3,7 +3,7 @@
 ``python benchmarks/logprob.py`` (``make benchmarks`` runs it). Two gloo ranks, one thread each, each with half of the
 vocabulary. SkyRL's releases are those beside the environment's own (tests/environments/side-by-side). "streaming" is
 0.3.0 with one float32 buffer for the gradient, as SkyRL's pull request 1806 describes it; "unsafe in place" overwrites
-the saved logits whoever else may hold them, as 1543 does. Both are written here, from these descriptions.
+the saved logits, whatever else may hold them, as 1543 does. Both are written here, from these descriptions.
 
 A step is forward and backward. Extra memory is what the allocator hands out at once beyond the logits, in multiples of
 the logits. Implementations take turns in each round; times are medians over the rounds, in multiples of ours.
@@ -22,18 +22,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
-sys.path.insert(0, str(SUPPORT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 RELEASES = ("0.2.0", "0.3.0")
 
 
 def on_each_rank(options: argparse.Namespace) -> None:
     import torch
-    import upstream_logprob
-    from token_reference import counted_all_reduces, made, peak_memory, reference
 
     from rlhf_patches.patches.vocab_parallel import counters
     from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+    from tests.harness import upstream_logprob
+    from tests.harness.token_reference import counted_all_reduces, made, peak_memory, reference
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -204,7 +203,7 @@ def plot(results: list[dict[str, Any]], file: str) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     memory.legend()
-    figure.suptitle(f"{first['vocabulary']} columns a rank, chunks of {first['chunk']}, two ranks, CPU")
+    figure.suptitle(f"{first['vocabulary']} columns per rank, chunks of {first['chunk']}, two ranks, CPU")
     figure.tight_layout()
     plt.rcParams["svg.hashsalt"] = "logprob"  # the same file for the same figures
     figure.savefig(file, metadata={"Date": None})

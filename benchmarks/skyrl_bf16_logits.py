@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
-sys.path.insert(0, str(SUPPORT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 COMBINATIONS: dict[str, list[str]] = {
     "as released": [],
     "the other patches": ["skyrl-*-backward", "skyrl-sequence-parallel-logits"],
@@ -29,12 +28,12 @@ COMBINATIONS: dict[str, list[str]] = {
 
 
 def on_each_rank(options: argparse.Namespace) -> None:
-    import skyrl_bf16_ranks as ranks
     import torch
-    from token_reference import counted_all_reduces, peak_memory
 
     import rlhf_patches
     from rlhf_patches.patches.skyrl import logits
+    from tests.harness.token_reference import counted_all_reduces, peak_memory
+    from tests.patches.skyrl import bf16_logits_ranks as ranks
 
     torch.distributed.init_process_group("gloo")
     ranks.parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
@@ -45,7 +44,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
     logits.CHUNK_BYTES = 2 * unit // options.chunks
     if rank == 0:
         print(
-            f"skyrl {release}, {training.ROWS} x {options.sequence} tokens, {options.vocabulary} columns a rank, "
+            f"skyrl {release}, {training.ROWS} x {options.sequence} tokens, {options.vocabulary} columns per rank, "
             f"{options.chunks} chunks, {options.rounds} rounds, torch {torch.__version__}\n"
             f"{'case':20} {'patches':22} {'memory/step':>12} {'inference':>10} {'all-reduces':>12} {'time':>6}  logits"
         )
@@ -100,8 +99,9 @@ def main() -> int:
     os.environ |= {"KINETO_LOG_LEVEL": "5", "CUDA_VISIBLE_DEVICES": ""}
     if "RANK" in os.environ:
         on_each_rank(options)
-    from side_by_side import on_path
     from torch.distributed.run import main as torchrun
+
+    from tests.harness.side_by_side import on_path
 
     # What SkyRL compiles is one product and sum; compiling it would take a GPU, or a minute.
     os.environ |= {**on_path("skyrl-0.2"), "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}

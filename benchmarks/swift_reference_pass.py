@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-import reference_pass
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import rlhf_patches
+from tests.patches.swift import null_ref_context_ranks as reference_pass
 
 PATCH = "swift-null-ref-context"
 

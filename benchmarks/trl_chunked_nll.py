@@ -17,21 +17,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
-sys.path.insert(0, str(SUPPORT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 NAME = "trl-chunked-nll-zero3"
 
 
 def on_each_rank(options: argparse.Namespace) -> None:
-    import zero3_on_cpu as zero3
+    from tests.harness import zero3_on_cpu as zero3
 
     rank, communication = zero3.start()
     import torch
-    from token_reference import peak_memory
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
     from trl.trainer import sft_trainer
 
     import rlhf_patches
+    from tests.harness.token_reference import peak_memory
 
     configured = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}})  # what TRL asks before it gathers
     head = torch.nn.Linear(options.hidden, options.vocabulary, bias=False).requires_grad_(False)
@@ -50,9 +49,9 @@ def on_each_rank(options: argparse.Namespace) -> None:
 
     if rank == 0:
         print(
-            f"hidden size {options.hidden}, vocabulary {options.vocabulary}, {options.chunk} tokens a chunk, head of "
+            f"hidden size {options.hidden}, vocabulary {options.vocabulary}, {options.chunk} tokens per chunk, head of "
             f"{weight.ds_numel * 4 / 2**20:.0f} MiB; {options.rounds} rounds\n"
-            "chunks  gathers          MiB gathered     seconds a step   time    peak MiB\n"
+            "chunks  gathers          MiB gathered     seconds/step     time    peak MiB\n"
             "        trl  patched     trl  patched     trl     patched  ratio   trl   patched"
         )
     for chunks in options.chunks:

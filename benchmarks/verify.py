@@ -34,7 +34,7 @@ class Counting:
         self._store, self._operations = store, operations
 
     def __getattr__(self, name: str) -> Any:
-        if name != "has_extended_api":  # asks nobody
+        if name != "has_extended_api":  # asks no store
             self._operations[name] += 1
         return getattr(self._store, name)
 
@@ -47,11 +47,11 @@ def on_each_rank(rank: int, ranks: int, ports: list[int], folder: str) -> None:
     dist = torch.distributed
 
     import rlhf_patches
-    from rlhf_patches import distributed
+    from rlhf_patches.runs import process_group
 
     rlhf_patches.apply()
     operations: collections.Counter[str] = collections.Counter()
-    look_up = distributed._look_up
+    look_up = process_group._look_up
     rows = []
     for number, port in enumerate(ports):
         os.environ["MASTER_PORT"] = str(port)
@@ -62,7 +62,7 @@ def on_each_rank(rank: int, ranks: int, ports: list[int], folder: str) -> None:
             ("barrier", dist.barrier),
             ("verify", rlhf_patches.verify),
             ("barrier after", dist.barrier),
-            ("its exchange alone", lambda: exchange(distributed, look_up)),
+            ("its exchange alone", lambda: exchange(process_group, look_up)),
         ):
             started = time.perf_counter()
             function()
@@ -71,10 +71,10 @@ def on_each_rank(rank: int, ranks: int, ports: list[int], folder: str) -> None:
         if number == 0:
             found = look_up(None)
             counted = dataclasses.replace(found, store=Counting(found.store, operations))
-            distributed._look_up = lambda group, counted=counted: counted
+            process_group._look_up = lambda group, counted=counted: counted
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
                 rlhf_patches.verify()
-            distributed._look_up = look_up
+            process_group._look_up = look_up
             collectives = sum(event.name.startswith("c10d::") for event in profile.events())
         dist.barrier()
         dist.destroy_process_group()
@@ -84,8 +84,10 @@ def on_each_rank(rank: int, ranks: int, ports: list[int], folder: str) -> None:
 
 def exchange(distributed: Any, look_up: Any) -> None:
     """Without finding out what this rank has: what the store costs."""
+    from rlhf_patches.runs import process_group
+
     group = look_up(None)
-    distributed._Exchange(group, 600.0).run(distributed.Process.own(group.rank, dict))
+    process_group._Exchange(group, 600.0).run(process_group.Process.own(group.rank, dict))
 
 
 def main() -> None:
@@ -98,7 +100,7 @@ def main() -> None:
     print(f"medians of {options.rounds} rounds, the slowest rank of each; {os.cpu_count()} cores")
     print(
         "ranks  init_process_group  barrier  verify    of init  of barrier  exchange alone  of init  of barrier  "
-        "store operations a rank  collectives"
+        "  store operations/rank  collectives"
     )
     for ranks in options.ranks:
         ports = [free_port() for _ in range(options.rounds)]

@@ -1,7 +1,7 @@
 """What the patches did, beside the losses: `Report.to_dict` and `Report.to_flat_dict` for experiment trackers.
 
 Copy what you need; neither tracker is a dependency of rlhf_patches. Call it on rank 0, when the frameworks are imported
-(before that, patches are ``pending``), and again at the end if you like: a patch that somebody has undone shows then.
+(before that, patches are ``pending``), and again at the end if you like: a patch that other code has undone shows then.
 
     python examples/experiment_trackers.py mlflow     # or wandb, with WANDB_MODE=offline if you have no account
 """

@@ -12,15 +12,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .agreement import VerifyError
-    from .distributed import verify
-    from .hookspecs import hookimpl
-    from .public import apply, fingerprint, report, revert
-    from .reporting import PatchError, PatchReport, Report, Status
+    from ._version import __version__
+    from .api import apply, fingerprint, in_force, matched, report, revert
+    from .definitions.hookspecs import hookimpl
+    from .definitions.patch import DefinitionError, Guard, Patch, Replace, Rewrite, Variant, Wrap
+    from .definitions.status import PatchError, PatchReport, Report, Status
+    from .runs.comparison import VerifyError
+    from .runs.process_group import verify
     from .settings import SettingsError
-    from .vocabulary import DefinitionError, Guard, Patch, Replace, Rewrite, Wrap
 
-__version__ = "0.1.0"
 __all__ = [
     "DefinitionError",
     "Guard",
@@ -32,27 +32,34 @@ __all__ = [
     "Rewrite",
     "SettingsError",
     "Status",
+    "Variant",
     "VerifyError",
     "Wrap",
+    "__version__",
     "apply",
     "fingerprint",
     "hookimpl",
+    "in_force",
+    "matched",
     "report",
     "revert",
     "verify",
 ]
 
 _HOME = {
-    "hookimpl": "hookspecs",
-    "PatchError": "reporting",
-    "PatchReport": "reporting",
-    "Report": "reporting",
-    "Status": "reporting",
+    "__version__": "_version",
+    "hookimpl": "definitions.hookspecs",
+    "PatchError": "definitions.status",
+    "PatchReport": "definitions.status",
+    "Report": "definitions.status",
+    "Status": "definitions.status",
     "SettingsError": "settings",
-    "VerifyError": "agreement",
-    "verify": "distributed",
-    **dict.fromkeys(("DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Wrap"), "vocabulary"),
-    **dict.fromkeys(("apply", "fingerprint", "report", "revert"), "public"),
+    "VerifyError": "runs.comparison",
+    "verify": "runs.process_group",
+    **dict.fromkeys(
+        ("DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
+    ),
+    **dict.fromkeys(("apply", "fingerprint", "in_force", "matched", "report", "revert"), "api"),
 }
 
 

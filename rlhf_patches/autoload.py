@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import plugins, settings, site_hook
-from .plugins import Registered
+from . import settings, site_hook
+from .definitions import registry
+from .definitions.registry import Registered
 
 # Sorts after an editable install's own .pth, which has to come first.
 _NAME = "rlhf_patches_autoload"
@@ -77,7 +78,7 @@ class Autoload:
 
 
 def status() -> Autoload:
-    """Whether `on` was called for this environment, and whether that reaches everybody."""
+    """Whether `on` was called for this environment, and whether that reaches all of its users."""
     file = _folder() / f"{_NAME}.pth"
     return Autoload(file.exists(), file, os.environ.get(settings.PREFIX + "AUTOLOAD"), tuple(problems(file)))
 
@@ -90,7 +91,7 @@ def on() -> Autoload:
     """
     file = _folder() / f"{_NAME}.pth"
     try:
-        _write(file, line("1", watch_list(plugins.load()[0])))
+        _write(file, line("1", watch_list(registry.load()[0])))
         if sys.version_info >= (3, 15):  # PEP 829: where a .start file exists, import lines of the .pth are ignored
             _write(file.with_suffix(".start"), "rlhf_patches.site_hook:install_always\n")
     except OSError as error:
@@ -146,7 +147,7 @@ def problems(file: Path) -> list[str]:
             continue
         state = path.stat()
         if state.st_mode & 0o444 != 0o444:
-            found.append(f"not every user can read {path}; whoever cannot runs unpatched, without a word: {remedy}")
+            found.append(f"not every user can read {path}; users who cannot run unpatched, without a word: {remedy}")
         if state.st_mode & stat.S_IWOTH:
             found.append(f"every user can write {path}, and so decide what the others' processes run: {remedy}")
         if state.st_uid not in (0, path.parent.stat().st_uid):

@@ -175,7 +175,7 @@ def _forget_other_threads() -> None:
             if is_initialising(sys.modules.get(name)):
                 del sys.modules[name]
                 # pathlib and asyncio use their submodules as names that only the submodules' own import binds. Other
-                # packages keep theirs: somebody may hold their classes, and extension modules may load once only.
+                # packages keep theirs: other code may hold their classes, and extension modules may load once only.
                 if name in sys.stdlib_module_names:
                     for submodule in [other for other in sys.modules if other.startswith(name + ".")]:
                         del sys.modules[submodule]

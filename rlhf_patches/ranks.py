@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # What launchers call rank, local rank and world size. The first whose rank is set counts: torchrun under srun has both,
-# and RANK is the one that training uses. Not SLURM_NTASKS: it is set in a batch script too, where nobody is a rank yet.
+# and RANK is the one that training uses. Not SLURM_NTASKS: it is set in a batch script too, where no process is a rank
+# yet.
 _LAUNCHERS = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
 )
+_MOST_RUNS = 50  # of ranks without a gap, in a line of text
 
 
-@dataclass(frozen=True)
-class Place:
-    """Rank, rank on its host, and number of ranks, as text; None where nobody has said."""
+class Place(NamedTuple):
+    """Rank, rank on its host, and number of ranks, as text; None where it is not known."""
 
     rank: str | None = None
     local_rank: str | None = None
@@ -40,14 +41,16 @@ def place() -> Place:
     return Place()
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 7`` or ``ranks 0-6, 9``."""
-    numbers = sorted(ranks)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+def ranks_text(ranks: Iterable[int | range]) -> str:
+    """``rank 7`` or ``ranks 0-6, 9``; of very many pieces, the first. A range is not counted through."""
+    pieces = (each if isinstance(each, range) else range(each, each + 1) for each in ranks)
+    runs: list[range] = []
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if runs and piece.start == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, piece.stop)
         else:
-            runs.append([number, number])
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {text}"
+            runs.append(piece)
+    texts = [str(run.start) if run.stop == run.start + 1 else f"{run.start}-{run.stop - 1}" for run in runs]
+    more = f" and {len(texts) - _MOST_RUNS} more such" if len(texts) > _MOST_RUNS else ""
+    several = len(runs) != 1 or runs[0].stop > runs[0].start + 1
+    return f"{'ranks' if several else 'rank'} {', '.join(texts[:_MOST_RUNS])}{more}"

@@ -9,13 +9,17 @@ Ray is imported by `verify` only: a runtime environment can be made where there 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import autoload, plugins, public, settings, site_hook
-from .agreement import Process, VerifyError, differences
-from .log import logger
+from . import autoload, settings, site_hook
+from .definitions import registry
+from .engine.engine import engine
+from .engine.log import logger
+from .runs import comparison
+from .runs.comparison import VerifyError, differences
+from .runs.processes import Process
 from .settings import PREFIX, SettingsError
 
 __all__ = ["VerifyError", "runtime_env", "verify"]
@@ -50,14 +54,14 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """
     made = _copied(base)
     env_vars: dict[str, str] = made["env_vars"]
-    asked = public.engine.asked()
+    asked = engine.asked()
     inherited = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     # Some frameworks copy their whole environment into the runtime environment: that is no choice of its own.
     own = {k: v for k, v in env_vars.items() if k.startswith(PREFIX) and inherited.get(k, "") != v}
     if any(name in own for name in _CHOICE):
         own.update({name: env_vars.get(name, "") for name in _CHOICE})
     for where, variables in (("this process", inherited), ("the runtime environment", own)):
-        _check(where, variables, asked.names, asked.hint)
+        _validate(where, variables, asked.names, asked.hint)
 
     wanted = {
         PREFIX + "STRICT": "",
@@ -71,7 +75,7 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     if wanted.get(PREFIX + "REPORT"):
         wanted[PREFIX + "REPORT"] = os.path.abspath(wanted[PREFIX + "REPORT"])  # a worker has another directory
     watched = settings.split(wanted.get(PREFIX + "WATCH", ""))
-    watched += [name for name in autoload.watch_list(plugins.load()[0]) if name not in watched]
+    watched += [name for name in autoload.watch_list(registry.load()[0]) if name not in watched]
     if watched:
         wanted[PREFIX + "WATCH"] = ",".join(watched)
     if _CHOICE[0] in own:
@@ -102,7 +106,8 @@ def verify(
         driver: whether this process must have the same patches, too.
 
     Returns:
-        by its label, each process as `rlhf_patches.agreement.Process` has it, with ``node_id`` and ``actor_name``.
+        by its label, each process as `rlhf_patches.runs.processes.Process` has it, with ``node_id`` and
+        ``actor_name``.
 
     Raises:
         VerifyError: they differ; or one is dead, does not answer in time, has no rlhf_patches, or nothing has
@@ -169,10 +174,10 @@ def _copied(base: Mapping[str, Any] | None) -> dict[str, Any]:
     return made
 
 
-def _check(where: str, variables: Mapping[str, str], names: tuple[str, ...], hint: str) -> None:
+def _validate(where: str, variables: Mapping[str, str], names: tuple[str, ...], hint: str) -> None:
     """Raise unless the variables mean something, and do not switch off what is to be switched on."""
     try:
-        settings.read(names, hint, variables)
+        settings.from_environment(names, hint, variables)
         settings.log_level(variables)
         off = PREFIX + "AUTOLOAD" in variables and not settings.truth("AUTOLOAD", variables)
     except SettingsError as error:
@@ -198,8 +203,8 @@ def _choice(names: tuple[str, ...], chosen: tuple[str, ...] | None) -> dict[str,
 
 
 def _effective(names: tuple[str, ...], variables: Mapping[str, str]) -> list[str]:
-    read = settings.read(names, environment=variables)
-    return [name for name in names if not read.switched_off(name)]
+    chosen = settings.from_environment(names, environment=variables)
+    return [name for name in names if not chosen.switched_off(name)]
 
 
 def _compare_choices(names: tuple[str, ...], wanted: Mapping[str, str], own: Mapping[str, str]) -> None:
@@ -241,28 +246,24 @@ def this_process() -> dict[str, Any]:
     """This process in plain values. Where the site hook still waits for a framework, the engine is loaded now.
 
     Returns:
-        an `rlhf_patches.agreement.Process` without a rank, and ``active`` (False: nothing has called `apply`).
+        an `rlhf_patches.runs.processes.Process` without a rank, and ``active`` (False: nothing has called `apply`).
 
     Raises:
         SettingsError: a variable of this process is wrong.
         PatchError: strict mode and a refused or failed patch.
     """
     site_hook.load_now()
-    process = Process.own(-1, public.engine.effects)
-    return {**process.to_dict(), "active": public.engine.asked().chosen is not None}
+    process = comparison.own_process(None, engine)
+    return {**comparison.to_dict(process), "active": engine.asked().chosen is not None}
 
 
 def _differences(states: Mapping[str, Mapping[str, Any]]) -> str | None:
-    labels = list(states)
-    fields = Process.__dataclass_fields__
-    processes = [
-        Process.from_dict({name: value for name, value in {**state, "rank": number}.items() if name in fields})
-        for number, state in enumerate(states.values())
-    ]
+    processes = [comparison.from_dict(state) for state in states.values()]
+    labels = {id(process): label for process, label in zip(processes, states, strict=True)}
 
-    def who(members: list[Process]) -> str:
+    def who(members: Sequence[Process]) -> str:
         more = f" and {len(members) - _NAMED} more" if len(members) > _NAMED else ""
-        return ", ".join(labels[process.rank] for process in members[:_NAMED]) + more
+        return ", ".join(labels[id(process)] for process in members[:_NAMED]) + more
 
     return differences(processes, who)
 

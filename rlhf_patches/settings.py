@@ -17,15 +17,14 @@ RLHF_PATCHES_VERIFY       1 compares the ranks once torch.distributed is initial
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 PREFIX = "RLHF_PATCHES_"
 KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY")
@@ -38,14 +37,12 @@ class SettingsError(ValueError):
     """A name, an environment variable or an argument is wrong. Nothing was changed."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The environment variables that decide about patches, as they are now."""
 
     disable: tuple[str, ...]
     only: tuple[str, ...]
     strict: bool
-    verify: bool = False
 
     def switched_off(self, name: str) -> str | None:
         """Why a patch is switched off, None when it is not."""
@@ -56,7 +53,7 @@ class Settings:
         return None
 
 
-def read(names: Sequence[str], hint: str = "", environment: Mapping[str, str] = os.environ) -> Settings:
+def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[str, str] = os.environ) -> Settings:
     """Read the environment; ``names`` are those of the registered patches, ``hint`` ends an error about a name.
 
     Args:
@@ -75,11 +72,11 @@ def read(names: Sequence[str], hint: str = "", environment: Mapping[str, str] = 
             f"{PREFIX}WATCH names {', '.join(wrong)}: expected top-level modules of frameworks, such as transformers. "
             "What the standard library has, and rlhf_patches itself, cannot wait for the engine, which imports it"
         )
+    truth("VERIFY", environment)  # nothing here depends on it, but a typo is told before anything is changed
     return Settings(
         disable=expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint),
         only=expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint),
         strict=truth("STRICT", environment),
-        verify=truth("VERIFY", environment),
     )
 
 
@@ -107,13 +104,13 @@ def log_level(environment: Mapping[str, str] = os.environ) -> tuple[str | None, 
     return level or None, ranks == "all"
 
 
-def plugins(known: Iterable[str], environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+def plugins(known: Iterable[str]) -> frozenset[str]:
     """Those of the ``known`` distributions that RLHF_PATCHES_PLUGINS allows; unset or empty, it allows all.
 
     Raises:
         SettingsError: it names one that is not known.
     """
-    value = environment.get(PREFIX + "PLUGINS", "").strip()
+    value = os.environ.get(PREFIX + "PLUGINS", "").strip()
     if not value or value.lower() == "none":
         return frozenset() if value else frozenset(known)
     by_name: dict[str, list[str]] = {}
@@ -170,6 +167,8 @@ def expand(patterns: Iterable[str] | str | None, names: Sequence[str], what: str
 
 def nearest(wrong: str, known: Sequence[str]) -> str:
     """The end of an error message: the nearest known name, or all of them when none is near."""
+    import difflib  # only where a name is wrong
+
     near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
     if near:
         return f"; did you mean {near[0]!r}?"

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from typing import Any
 
-# Top-level modules of the built-in patches' targets (a test compares), and torch, so that patches of other
+# Written by tools/derive.py: top-level modules of the built-in patches' targets, and torch, so that patches of other
 # distributions for anything on top of torch are in time too. More names come from RLHF_PATCHES_WATCH.
-WATCHED = ("torch", "megatron", "slime", "swift", "verl", "trl", "skyrl", "nemo_rl")
+WATCHED = ("torch", "megatron", "nemo_rl", "skyrl", "slime", "swift", "trl", "verl")
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 60.0  # seconds
 
@@ -104,7 +104,10 @@ class _FirstImport(import_system.Observer):
 
     def _apply(self) -> None:
         try:
-            from . import imports, log, public, reporting, rewriting, settings
+            from . import api, settings
+            from .definitions import status
+            from .engine import import_hooks, log
+            from .guards import rewriting
 
             if _demanded():  # else only the patches that rewrite fail without it
                 rewriting.check_ast_grep()
@@ -117,15 +120,15 @@ class _FirstImport(import_system.Observer):
             return
         try:
             log.configure(default="warning")
-            public.apply()
-        except (settings.SettingsError, reporting.PatchError):
+            api.apply()
+        except (settings.SettingsError, status.PatchError):
             # The user asked for what cannot be, or for strictness: the run must not begin.
             raise
         except Exception as error:
             if _demanded() and not isinstance(error, ImportError):  # VerifyError, say
                 raise
             self._go_on_without(f"{type(error).__name__}: {error}")
-        self._finder = imports.finder
+        self._finder = import_hooks.finder
 
     def _go_on_without(self, problem: str) -> None:
         if _demanded():

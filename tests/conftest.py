@@ -2,30 +2,119 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
+from tests.harness.installed import Installed, build_wheel
+from tests.harness.once import once
+from tests.harness.warm import Warm, serving
 
-from installed import Installed, build_wheel
+HERE = Path(__file__).parent
+WARM = "TESTS_WARM_ADDRESS"
+"""The environment variable by which xdist's workers find the warm processes of their session."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--frameworks",
+        choices=("optional", "required"),
+        default="optional",
+        help="required: a test whose framework is not installed fails instead of being skipped",
+    )
+
+
+NEEDS = {
+    "patches/megatron_core": ("megatron", "frameworks"),
+    "patches/nemo_rl": ("megatron", "frameworks"),
+    "patches/skyrl": ("megatron", "frameworks"),
+    "patches/swift": ("megatron", "frameworks"),
+    "patches/vocab_parallel": ("torch", "frameworks"),
+    "patches/trl": ("deepspeed", "trl-newest"),
+    "cluster": ("ray", "cluster"),
+    "record/test_survey.py": ("pypi_simple", "releases"),
+    "engine/engine/test_functions_torch.py": ("torch", "frameworks"),
+    "lint": ("importlinter", "lint"),
+}
+"""What the tests of a folder import, and the nox session that has it."""
+
+
+class Missing(pytest.Collector):
+    """Tests whose framework is not installed here."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        module, session = NEEDS[self.path.relative_to(HERE).as_posix()]
+        command = f".cache/tools/bin/nox -s {session}"
+        if self.config.getoption("--frameworks") == "required":
+            pytest.fail(f"{module} is not installed here, and --frameworks=required says that it is", pytrace=False)
+        pytest.skip(f"{module} is not installed here; `make test` or `{command}` runs these", allow_module_level=True)
+
+
+class MissingFolder(Missing, pytest.Directory):
+    pass
+
+
+class MissingModule(Missing, pytest.Module):
+    pass
+
+
+def missing(path: Path) -> bool:
+    """Whether what a folder or module of tests needs is not here."""
+    needed = NEEDS.get(path.relative_to(HERE).as_posix()) if path.is_relative_to(HERE) else None
+    return needed is not None and importlib.util.find_spec(needed[0]) is None
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Skip a folder as a whole, with the command that runs it, before its modules are imported."""
+    return MissingFolder.from_parent(parent, path=path) if missing(path) else None
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """The same of a module."""
+    return MissingModule.from_parent(parent, path=module_path) if missing(module_path) else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One set of warm processes per session: of the process that starts xdist's workers, or the only one."""
+    if not hasattr(config, "workerinput") and importlib.util.find_spec("torch") is not None:
+        warm = serving()
+        os.environ[WARM] = warm.__enter__().address
+        config.add_cleanup(lambda: warm.__exit__(None, None, None))
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def warm() -> Iterator[Warm]:
+    """Speaks to the session's warm processes."""
+    return Warm(os.environ[WARM])
+
+
+@pytest.fixture(scope="session")
+def of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of a session share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def wheel(of_the_session: Path) -> Path:
     """The project's wheel."""
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    return Path(once(of_the_session / "wheel", "wheel", lambda out: str(build_wheel(out))))
 
 
 @pytest.fixture(scope="session")
-def make_installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Installed]:
-    """Makes virtual environments with the wheel installed, for tests that change theirs."""
-    return lambda: Installed.create(tmp_path_factory.mktemp("environment"), wheel)
+def installed(wheel: Path, of_the_session: Path) -> Installed:
+    """A virtual environment with the wheel installed, to be left as it is: all workers of the session share it."""
+
+    def make(out: Path) -> str:
+        return str(Installed.create(out / "environment", wheel).folder)
+
+    return Installed(Path(once(of_the_session / "installed", "installed", make)))
 
 
 @pytest.fixture(scope="session")
-def installed(make_installed: Callable[[], Installed]) -> Installed:
-    """One such environment, to be left as it is."""
-    return make_installed()
+def make_installed(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Installed]:
+    """Makes more of them, for tests that change theirs."""
+    return lambda: installed.copy(tmp_path_factory.mktemp("environment"))

@@ -1,103 +1,87 @@
-"""The demo's rows for training that is entered once per rollout: a tiny GPT with real megatron-core on two CPU ranks.
+"""Training that is entered once per rollout: a tiny GPT with real megatron-core on two CPU ranks.
 
-Each case runs once without and once with the patches, in fresh processes. The yardstick is one uninterrupted run of the
-same steps.
+Each case runs without and with the patches. The yardstick is one uninterrupted run of the same steps. Of each framework
+one patched run is torchrun's; the other ranks are forked from a process that has loaded the frameworks.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
-from launch import Reports, launch
-from row import Row
+from cases import Case, Group, Row, Runner
 
+from tests.harness.cold import Reports
+from tests.harness.warm import MEGATRON, TRAINERS
 
-@dataclass(frozen=True)
-class Case:
-    """``stand_in`` is a function of ours in place of a framework's that is not on PyPI (tests/support/standins)."""
-
-    title: str
-    patch: str
-    arguments: tuple[str, ...]
-    distribution: str
-    stand_in: bool = False
-
-    @property
-    def framework(self) -> str:
-        if self.stand_in:
-            return f"{self.distribution} (stand-in)"
-        return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
+WORKER = "tests.harness.rollout_training"
 
 
-CASES = (
-    Case(
-        "training, rollout after rollout",
-        "megatron-forward-pre-hook-reentry",
-        ("--entry", "none-twice"),
-        "megatron-core",
-    ),
-    Case(
-        "a save between rollouts",
-        "megatron-forward-pre-hook-reentry",
-        ("--entry", "none-twice", "--save"),
-        "megatron-core",
-    ),
-    Case(
-        "setup_model_training per rollout",
-        "swift-no-sync-reentry",
-        ("--entry", "framework_entries:install_swift"),
-        "ms-swift",
-    ),
-    Case(
-        "_update_model_config_funcs per rollout",
-        "megatron-bridge-no-sync-reentry",
-        ("--entry", "framework_entries:install_megatron_bridge"),
-        "megatron-bridge",
-    ),
-    Case(
-        "register_megatron_training_hooks per rollout",
-        "verl-no-sync-reentry",
-        ("--entry", "framework_entries:install_verl"),
-        "verl",
-    ),
-    Case("train() per rollout", "slime-no-sync-reentry", ("--entry", "slime"), "slime", True),
-    Case("train() per rollout", "megatron-lm-no-sync-reentry", ("--entry", "megatron-lm"), "Megatron-LM", True),
-)
+@functools.cache
+def reference(runner: Runner) -> Reports:
+    reports = runner.forked(WORKER, "--scenario", "reference", levels=MEGATRON)
+    assert reports[0]["failure"] is None, reports[0]["failure"]
+    return reports
 
 
-def losses(reports: Reports) -> list[float]:
-    return [float.fromhex(loss) for loss in reports[0]["losses"].get("actor", [])]
+def rows(runner: Runner, case: Case, arguments: tuple[str, ...], stand_in: bool, forked: bool) -> Iterator[Row]:
+    """Repaired: losses and all parameters bit for bit the yardstick's, and a failure without the patch."""
+    levels = TRAINERS if "framework_entries" in arguments[1] else MEGATRON
+    before = runner.forked(WORKER, *arguments, levels=levels)
+    if forked:
+        after = runner.forked(WORKER, *arguments, "--apply", levels=levels)
+    else:
+        after = runner.launched(WORKER, *arguments, "--apply")
+    same = all(
+        report["failure"] is None
+        and report["losses"] == expected["losses"]
+        and report["final_state"] == expected["final_state"]
+        for report, expected in zip(after, reference(runner), strict=True)
+    )
+    (without, long_without), (with_it, long_with) = seen(before), seen(after)
+    verdict = "bit for bit" if same else "NO"
+    release = "stand-in" if stand_in else importlib.metadata.version(case.framework)
+    repaired = same and before[0]["failure"] is not None
+    yield Row(case, release, without, with_it, verdict, repaired, (long_without, long_with, verdict))
 
 
-def seen(reports: Reports) -> str:
-    """What happened, in a few words."""
+def seen(reports: Reports) -> tuple[str, str]:
+    """What happened, in a few words and in more."""
     failure = reports[0]["failure"]
     if failure is None:
-        measured = losses(reports)
-        return f"loss {measured[0]:.3f} -> {measured[-1]:.3f}"
+        losses = [float.fromhex(loss) for loss in reports[0]["losses"].get("actor", [])]
+        said = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+        return said, said
     message = failure["message"].splitlines()[0].partition(";")[0]
-    return f"{failure['exception']} in rollout {failure['rollout']} ({failure['doing']}): {message}"
+    long = f"`{failure['exception']}` in rollout {failure['rollout']} ({failure['doing']}): {message}"
+    where = "saving rollout" if failure["doing"] == "save" else "rollout"
+    return f"{failure['exception']}, {where} {failure['rollout']}", long
 
 
-def rows(rollouts: int, folder: Path, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Run the cases and yield their rows. Repaired: losses and all parameters bit for bit the yardstick's."""
-    length = ("--rollouts", str(rollouts))
-    progress("one uninterrupted run, the yardstick")
-    reference = launch(("--scenario", "reference", *length), folder / "reference")
-    assert reference[0]["failure"] is None, reference[0]["failure"]
-    for number, case in enumerate(CASES):
-        progress(f"{case.framework}: {case.title}, without and with {case.patch}")
-        before = launch((*case.arguments, *length), folder / f"{number}-before")
-        after = launch((*case.arguments, *length, "--apply"), folder / f"{number}-after")
-        same = all(
-            report["failure"] is None
-            and report["losses"] == expected["losses"]
-            and report["final_state"] == expected["final_state"]
-            for report, expected in zip(after, reference, strict=True)
-        )
-        repaired = same and before[0]["failure"] is not None
-        verdict = "bit for bit" if same else "NO"
-        yield Row(case.framework, case.title, seen(before), seen(after), verdict, repaired)
+def group(case: Case, *arguments: str, stand_in: bool = False, forked: bool = False) -> Group:
+    return Group((case,), lambda runner: rows(runner, case, arguments, stand_in, forked))
+
+
+MEGATRON_CORE = ("megatron-core", "megatron-forward-pre-hook-reentry")
+SWIFT = ("ms-swift", "swift-no-sync-reentry")
+BRIDGE = ("megatron-bridge", "megatron-bridge-no-sync-reentry")
+VERL = ("verl", "verl-no-sync-reentry")
+SLIME = ("slime", "slime-no-sync-reentry")
+MEGATRON_LM = ("megatron-lm", "megatron-lm-no-sync-reentry")
+FUNCTION = "tests.harness.framework_entries:install"
+GROUPS = (
+    group(Case(*MEGATRON_CORE, "training, rollout after rollout"), "--entry", "none-twice", forked=True),
+    group(Case(*MEGATRON_CORE, "a save between rollouts"), "--entry", "none-twice", "--save"),
+    group(Case(*SWIFT, "setup_model_training per rollout"), "--entry", f"{FUNCTION}_swift"),
+    group(
+        Case(*BRIDGE, "_update_model_config_funcs", "_update_model_config_funcs per rollout"),
+        *("--entry", f"{FUNCTION}_megatron_bridge"),
+    ),
+    group(
+        Case(*VERL, "register_megatron_training_hooks", "register_megatron_training_hooks per rollout"),
+        *("--entry", f"{FUNCTION}_verl"),
+    ),
+    group(Case(*SLIME, "train() per rollout"), "--entry", "slime", stand_in=True),
+    group(Case(*MEGATRON_LM, "train() per rollout"), "--entry", "megatron-lm", stand_in=True),
+)

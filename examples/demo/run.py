@@ -1,7 +1,7 @@
-"""Before and after, on real frameworks: ``make demo``, or ``python examples/demo/run.py`` where they are installed.
+"""Before and after, on real frameworks: ``make demo``, or ``make demo NAMES=trl`` for a framework or a patch.
 
-Every row comes from a worker of the tests (tests/support), which runs a framework's own code without and with the
-patches, and against a yardstick.
+Every row comes from a worker of the tests, which runs a framework's own code without and with the patches, and against
+a yardstick. docs/evidence.md has the same in more words (``--words``).
 """
 
 from __future__ import annotations
@@ -10,90 +10,100 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+# Before anything else of that name: wheels bring a `tests` along.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rollout_cases
 import skyrl_cases
 import swift_cases
 import trl_cases
-from row import Row
+from cases import Row, Runner
 
+from tests.harness.warm import serving
 
-@dataclass(frozen=True)
-class Section:
-    """One table: its rows are computed as they are asked for."""
-
-    title: str
-    yardstick: str
-    rows: Iterator[Row]
+# Of each session of noxfile.py, which is an environment.
+SESSIONS = {
+    "demo-megatron": (*rollout_cases.GROUPS, *swift_cases.GROUPS, *skyrl_cases.GROUPS),
+    "demo-trl": trl_cases.GROUPS,
+}
+HEADS = ("", "without rlhf_patches", "with it", "held against")
+WIDTHS = (33, 26, 20, 13)
+NOTES = {
+    "megatron-core": "Held against: losses and all parameters of one uninterrupted run.",
+    "ms-swift": "The reference pass: norms of the gradients of the policy's adapter and the reference's.",
+    "slime": "A function of ours with slime's statements, which is not on PyPI, on real megatron-core.",
+    "megatron-lm": "A function of ours with Megatron-LM's statements, on real megatron-core.",
+    "skyrl": "Collectives in forward + backward; memory of backward, as a multiple of the logits'.",
+    "trl": "DeepSpeed ZeRO-3, held against the same without partitioning; gathers in forward + backward.",
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rollouts", type=int, default=4)
-    parser.add_argument(
-        "--trl-python", help="the interpreter of an environment with TRL and DeepSpeed; else no such rows"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="frameworks or patches; all, if none is named")
+    parser.add_argument("--session", choices=SESSIONS, help="run the cases of this session")
+    parser.add_argument("--words", action="store_true", help="print Markdown, as in docs/evidence.md")
     options = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    every = [case for groups in SESSIONS.values() for group in groups for case in group.cases]
+    known = dict.fromkeys(name for case in every for name in (case.framework, case.patch))
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"no case for {', '.join(unknown)}; expected names among\n  " + "\n  ".join(known))
+    names = set(options.names or known)
+    wanted = {
+        session: [group for group in groups if any(names & {case.framework, case.patch} for case in group.cases)]
+        for session, groups in SESSIONS.items()
+    }
+    if options.session is None:  # what `make demo` has to start
+        print(*(session for session, groups in wanted.items() if groups))
+        return 0
+
     started = time.monotonic()
+    frameworks: dict[str, list[Row]] = {}
+    for group in wanted[options.session]:
+        frameworks.update({case.framework: [] for case in group.cases})
+    with tempfile.TemporaryDirectory() as folder, serving() as warm:
+        runner = Runner(warm, Path(folder))
+        for framework, rows in frameworks.items():
+            for group in wanted[options.session]:
+                if group.cases[0].framework != framework:
+                    continue
+                for row in group.rows(runner):
+                    if names & {row.case.framework, row.case.patch}:
+                        rows.append(row)
+                        state = "repaired" if row.repaired else "NOT repaired"
+                        clock = f"{time.monotonic() - started:4.0f} s"
+                        print(f"{clock}  {framework} {row.release}: {row.case.title}: {state}", flush=True)
+            print(words(rows) if options.words else table(framework, rows), flush=True)
+    found = [row.repaired for rows in frameworks.values() for row in rows]
+    print(
+        f"{len(found)} case{'s' * (len(found) != 1)}, {'all repaired' if all(found) else 'NOT all repaired'}",
+        flush=True,
+    )
+    return 0 if found and all(found) else 1
 
-    def progress(what: str) -> None:
-        console.print(f"[dim]{time.monotonic() - started:5.0f} s[/]  {what}", highlight=False)
 
-    tables, repaired = [], []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        sections = [
-            Section(
-                f"{options.rollouts} rollouts of 3 steps, real megatron-core, 2 gloo ranks",
-                "same as uninterrupted",
-                rollout_cases.rows(options.rollouts, folder / "rollouts", progress),
-            ),
-            Section(
-                "ms-swift's reference pass, and KTO on 2 gloo ranks, real megatron-core",
-                "in float64",
-                swift_cases.rows(folder / "swift", progress),
-            ),
-            Section(
-                "SkyRL's log-probabilities and entropies over split vocabularies, 2 gloo ranks",
-                "against SkyRL's numbers and float64",
-                skyrl_cases.rows(folder / "skyrl", progress),
-            ),
-            Section(
-                "The rest of FP8 training with SkyRL 0.2.0 (without FP8's kernels), 2 gloo ranks",
-                "against SkyRL's numbers",
-                skyrl_cases.fp8_rows(folder / "skyrl-fp8", progress),
-            ),
-        ]
-        if options.trl_python:
-            sections.append(
-                Section(
-                    "TRL's chunked loss under DeepSpeed ZeRO-3, 2 gloo ranks",
-                    "same as without ZeRO-3's partitioning",
-                    trl_cases.rows(options.trl_python, folder / "trl", progress),
-                )
-            )
-        for section in sections:
-            table = Table(title=section.title, show_lines=True)
-            for column in ("framework", "case", "without rlhf_patches", "with rlhf_patches", section.yardstick):
-                table.add_column(column, overflow="fold")
-            for row in section.rows:
-                repaired.append(row.repaired)
-                colour = "green" if row.repaired else "bold red"
-                with_patches = (f"[{colour}]{row.after}[/]", f"[{colour}]{row.verdict}[/]")
-                table.add_row(row.framework, row.case, f"[red]{row.without}[/]", *with_patches)
-            tables.append(table)
-    for table in tables:
-        console.print(table)
-    console.print(f"{len(repaired)} cases, {'all repaired' if all(repaired) else 'NOT all repaired'}")
-    return 0 if all(repaired) else 1
+def table(framework: str, rows: list[Row]) -> str:
+    """At most 100 columns: per release and patch a line, then its cases."""
+
+    def line(*cells: str) -> str:
+        return "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+
+    lines, above = ["", line(*HEADS)], ""
+    for row in rows:
+        if above != (above := f"{framework} {row.release}, {row.case.patch}"):
+            lines.append(above)
+        lines.append(line(row.case.title, row.without, row.after, row.verdict))
+    note = NOTES.get(framework)
+    return "\n".join([*lines, *([f"  {note}"] if note else []), ""])
+
+
+def words(rows: list[Row]) -> str:
+    """Rows of a Markdown table."""
+    return "\n".join(
+        f"| {row.case.framework} {row.release} | {row.case.words or row.case.title} | {' | '.join(row.words)} |"
+        for row in rows
+    )
 
 
 if __name__ == "__main__":

@@ -1,92 +1,144 @@
-"""The demo's rows for SkyRL: the workers of the tests (tests/support/skyrl_*.py), with the releases side by side."""
+"""SkyRL over split vocabularies: the workers of the tests, with the releases side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import functools
+from collections.abc import Iterator
 from typing import Any
 
-from launch import WORKER, launch
-from row import Row
-from side_by_side import on_path
+from cases import Case, Group, Row, Runner
 
-RELEASES = ("0.2", "0.3")
-CASES = {"chunked": "chunked log-probabilities", "chunked-loss": "the same, and the entropy in the loss"}
+from tests.harness.side_by_side import on_path
+from tests.harness.warm import TORCH, Level, skyrl
+
+# What SkyRL compiles is one product and sum; compiling it would take a GPU, or a minute.
+SETTINGS = {"TORCHDYNAMO_DISABLE": "1"}
+FUNCTIONS = {
+    "0.2": {
+        "chunked": Case("skyrl", "skyrl-logprob-backward", "chunked log-probabilities"),
+        "chunked-loss": Case(
+            "skyrl", "skyrl-entropy-backward", "and the entropy in the loss", "the same, and the entropy in the loss"
+        ),
+    },
+    "0.3": {
+        "chunked": Case("skyrl", "skyrl-logprob-backward", "chunked log-probabilities"),
+        "chunked-loss": Case(
+            "skyrl", "skyrl-entropy-backward", "and the entropy in the loss", "the same, and the entropy in the loss"
+        ),
+    },
+}
+FP8 = {
+    "tensor-packed-ragged-delayed": Case(
+        "skyrl",
+        "skyrl-fp8-alignment",
+        "FP8, delayed scaling, packed",
+        "FP8, recipe delayed, tensor and sequence parallel, packed",
+    ),
+    "context-packed-whole-mxfp8": Case(
+        "skyrl", "skyrl-fp8-alignment", "FP8, mxfp8, context parallel", "FP8, recipe mxfp8, context parallel, packed"
+    ),
+}
+MEMORY = Case("skyrl", "skyrl-bf16-logits", "a training step's peak memory")
+OUTPUTS = Case(
+    "skyrl",
+    "skyrl-loss-outputs-once",
+    "loss_fn_outputs, samples 0 to 5",
+    "`loss_fn_outputs` of samples 0 to 5, 2 data-parallel x 2 tensor-parallel ranks",
+)
 
 
-def rows(folder: Path, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Run the cases and yield their rows. Repaired: bit for bit, no failure, little memory in backward."""
-    for release in RELEASES:
-        progress(f"SkyRL {release}.0: log-probabilities and entropies, without and with the patches")
-        settings = {**on_path(f"skyrl-{release}"), "TORCHDYNAMO_DISABLE": "1"}
-        out = folder / release
-        reports = launch(("demo",), out, settings=settings, worker=WORKER.with_name("skyrl_ranks.py"))
-        for name, case in CASES.items():
-            (before, after), *_ = found = [
-                (report["demo"]["before"][name], report["demo"]["after"][name]) for report in reports
-            ]
-            repaired = all(
-                after["same_log_probs"] and after["failed"] is None and after["extra_memory"][1] < 0.2
-                for _, after in found
-            )
-            verdict = f"log-probabilities bit for bit, gradient {after['error_of_gradient']:.0e} from float64"
-            yield Row(f"skyrl {release}.0", case, seen(before), seen(after), verdict, repaired)
+def functions(runner: Runner, release: str) -> Iterator[Row]:
+    """Repaired: bit for bit, no failure, little memory in backward."""
+    worker = "tests.patches.skyrl.logprob_backward_ranks"
+    if release == "0.2":
+        reports = runner.launched(worker, "demo", **SETTINGS, **on_path(f"skyrl-{release}"))
+    else:
+        reports = runner.forked(worker, "demo", levels=skyrl(release), **SETTINGS)
+    for name, case in FUNCTIONS[release].items():
+        (before, after), *_ = found = [
+            [report["demo"][state][name] for state in ("before", "after")] for report in reports
+        ]
+        repaired = all(
+            after["same_log_probs"] and after["failed"] is None and after["extra_memory"][1] < 0.2 for _, after in found
+        )
+        off = f"{after['error_of_gradient']:.0e}"
+        verdict = f"log-probabilities bit for bit, gradient {off} from float64"
+        (without, long_without), (with_it, long_with) = seen(before), seen(after)
+        words = (long_without, long_with, verdict)
+        yield Row(case, f"{release}.0", without, with_it, f"float64 {off}", repaired, words)
 
 
-def seen(report: dict[str, Any]) -> str:
-    """What backward did, in a few words."""
+def seen(report: dict[str, Any]) -> tuple[str, str]:
+    """What backward did, in a few words and in more."""
     if report["failed"]:
-        return report["failed"].partition(": [")[0]
+        return f"{report['failed'].partition(':')[0]} in backward", report["failed"].partition(": [")[0]
     forward, backward = report["collectives"]
-    memory = report["extra_memory"][1]
-    return f"{forward} collectives forward, {backward} backward; backward takes {memory:.2f} x the logits' memory"
+    memory = f"{report['extra_memory'][1]:.2f} x"
+    long = f"{forward} collectives forward, {backward} backward; backward takes {memory} the logits' memory"
+    return f"{forward} + {backward}, {memory}", long
 
 
-def fp8_rows(folder: Path, progress: Callable[[str], None]) -> Iterator[Row]:
-    """What FP8 training with SkyRL 0.2.0 needs besides: padding, memory, and outputs in their order."""
-    settings = {**on_path("skyrl-0.2"), "TORCHDYNAMO_DISABLE": "1"}
-    progress("SkyRL 0.2.0: padding for FP8, whose shapes are checked as TransformerEngine does")
-    worker = WORKER.with_name("skyrl_fp8_ranks.py")
-    cases = [report["cases"] for report in launch((), folder / "fp8", settings=settings, worker=worker)]
-    for name, case in {
-        "tensor-packed-ragged-delayed": "FP8, recipe delayed, tensor and sequence parallel, packed",
-        "context-packed-whole-mxfp8": "FP8, recipe mxfp8, context parallel, packed",
-    }.items():
+def fp8(runner: Runner) -> Iterator[Row]:
+    """Padding, where the layers check shapes as TransformerEngine does."""
+    reports = runner.forked("tests.patches.skyrl.fp8_alignment_ranks", levels=skyrl("0.2"), **SETTINGS)
+    cases = [report["cases"] for report in reports]
+    for name, case in FP8.items():
         here = cases[0][name]
         difference = max(rank[name]["difference_of_log_probs"] for rank in cases)
-        refused = here["refused_before"].get("training") or "nothing was refused"
+        refused = here["refused_before"].get("training")
+        before, after = (f"{here[state][0]} tokens" for state in ("given_before", "given_after"))
+        verdict = f"within {difference:.0e}" if difference else "bit for bit"
+        accepted = all(rank[name]["refused_before"] and not rank[name]["refused_after"] for rank in cases)
         yield Row(
-            "skyrl 0.2.0",
             case,
-            f"{here['given_before'][0]} tokens: {refused.partition(',')[0]}",
-            f"{here['given_after'][0]} tokens",
-            "log-probabilities " + (f"within {difference:.0e}" if difference else "bit for bit"),
-            all(rank[name]["refused_before"] and not rank[name]["refused_after"] for rank in cases)
-            and difference <= 1e-5,
+            "0.2.0",
+            f"{before}: {'refused' if refused else 'accepted'}",
+            f"{after}: accepted" if accepted else "refused",
+            verdict,
+            accepted and difference <= 1e-5,
+            (
+                f"{before}: {(refused or 'nothing was refused').partition(',')[0]}",
+                after,
+                f"log-probabilities {verdict}",
+            ),
         )
-    progress("SkyRL 0.2.0: memory of bf16 logits")
-    memory = launch(("memory",), folder / "memory", settings=settings, worker=WORKER.with_name("skyrl_bf16_ranks.py"))
+
+
+def memory(runner: Runner) -> Iterator[Row]:
+    """Peak memory of a training step, as a multiple of the logits' in bf16."""
+    reports = runner.forked("tests.patches.skyrl.bf16_logits_ranks", "memory", levels=skyrl("0.2"), **SETTINGS)
     before, after = (
-        max(rank["memory"][patches]["plain"]["step"] for rank in memory) for patches in ("before", "with all")
+        max(report["memory"][patches]["plain"]["step"] for report in reports) for patches in ("before", "with all")
     )
     yield Row(
-        "skyrl 0.2.0",
-        "a training step's peak memory",
-        f"{before:.1f} x that of the logits in bf16",
+        MEMORY,
+        "0.2.0",
+        f"{before:.1f} x the bf16 logits",
         f"{after:.1f} x",
-        "numbers: tests/frameworks/test_skyrl_bf16_logits.py",
+        "below a half",
         after < before / 2,
+        (
+            f"{before:.1f} x that of the logits in bf16",
+            f"{after:.1f} x",
+            "numbers: tests/patches/skyrl/test_bf16_logits.py",
+        ),
     )
-    progress("SkyRL 0.2.0: outputs of the loss, 2 data-parallel x 2 tensor-parallel ranks")
-    worker = WORKER.with_name("skyrl_loss_outputs.py")
-    (found,) = launch(("meshes",), folder / "outputs", settings=settings, worker=worker, ranks=1)
-    mesh = "2-1-2-1-tsdp"
-    samples = {state: found[state][mesh]["samples"] for state in ("before", "after")}
-    yield Row(
-        "skyrl 0.2.0",
-        "`loss_fn_outputs` of samples 0 to 5, 2 data-parallel x 2 tensor-parallel ranks",
-        str(samples["before"]),
-        str(samples["after"]),
-        "each sample once, in order",
-        samples["after"] == list(range(6)),
-    )
+
+
+def outputs(runner: Runner) -> Iterator[Row]:
+    """What the controller makes of the ranks' outputs, on 2 data-parallel x 2 tensor-parallel ranks."""
+    worker = "tests.patches.skyrl.loss_outputs_once_ranks"
+    levels = (*TORCH, Level("tests.harness.loading:skyrl_dispatch", on_path("skyrl-0.2")["PYTHONPATH"]))
+    (found,) = runner.forked(worker, "meshes", levels=levels, ranks=1, **SETTINGS)
+    before, after = (found[state]["2-1-2-1-tsdp"]["samples"] for state in ("before", "after"))
+    words = (str(before), str(after), "each sample once, in order")
+    short = (" ".join(map(str, samples)) for samples in (before, after))
+    yield Row(OUTPUTS, "0.2.0", *short, "each once", after == list(range(6)), words)
+
+
+GROUPS = (
+    *(Group(tuple(cases.values()), functools.partial(functions, release=name)) for name, cases in FUNCTIONS.items()),
+    Group(tuple(FP8.values()), fp8),
+    Group((MEMORY,), memory),
+    Group((OUTPUTS,), outputs),
+)

@@ -1,58 +1,61 @@
-"""The demo's rows for TRL: the workers of the tests (tests/support), in the environment that has TRL and DeepSpeed."""
+"""TRL's chunked loss under real DeepSpeed ZeRO-3: the workers of the tests."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-from launch import WORKER, launch
-from row import Row
+from cases import Case, Group, Row, Runner
 
-SUPPORT = WORKER.parent
+from tests.harness.warm import TRL
+
+PATCH = "trl-chunked-nll-zero3"
+TRAINED = Case("trl", PATCH, "loss, head is trained")
+UNEQUAL = Case("trl", PATCH, "1 chunk on one rank, 5 on other", "loss, 1 chunk on one rank and 5 on the other")
+TRAINER = Case("trl", PATCH, "SFTTrainer, torch_compile", "SFTTrainer, torch_compile, masks differ")
 
 
-def rows(python: str, folder: Path, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Run the cases and yield their rows."""
-    progress("TRL: the chunked loss on a partitioned head, without and with trl-chunked-nll-zero3")
-    worker = SUPPORT / "chunked_nll_ranks.py"
-    reports = launch(("partitioned_head", "unpatched"), folder / "loss", python, worker=worker)
-    framework = f"trl {reports[0]['versions']['trl']}"
+def loss(runner: Runner) -> Iterator[Row]:
+    """The loss on a partitioned head, through torchrun."""
+    reports = runner.launched("tests.patches.trl.chunked_nll_zero3_ranks", "partitioned_head", "unpatched")
     before = [report["unpatched"] for report in reports]
     after = [report["partitioned_head"]["partitioned"] for report in reports]
     for case, without, name in (
-        ("loss, head is trained", before[0]["backward"], "equal-float32"),
-        ("loss, 1 chunk on one rank and 5 on the other", before[1]["stall"], "unequal-float32"),
+        (TRAINED, before[0]["backward"], "equal-float32"),
+        (UNEQUAL, before[1]["stall"], "unequal-float32"),
     ):
         found = [report[name] for report in after]
         same = all(all(one["same_outputs"] + one["same_gradients"]) for one in found)
         gathers = f"{len(found[0]['forward'])} gather forward, {len(found[0]['backward'])} backward"
-        yield row(framework, case, without, gathers, same)
+        yield row(case, reports[0]["versions"]["trl"], without, gathers, same)
 
-    progress("TRL: SFTTrainer with torch_compile and LoRA, with and without trl-chunked-nll-zero3")
-    worker = SUPPORT / "sft_trainer_ranks.py"
+
+def trainer(runner: Runner) -> Iterator[Row]:
+    """SFTTrainer with torch_compile and LoRA."""
+    worker = "tests.patches.trl.chunked_nll_zero3_training_ranks"
     runs = ("unpatched:lora", "patched:compiled-lora")
-    reports = launch(runs, folder / "trainer", python, worker=worker)
+    reports = runner.forked(worker, *runs, levels=TRL)
     eager, compiled = ([report[run] for report in reports] for run in runs)
     same = all(one["logged"] == other["logged"] for one, other in zip(eager, compiled, strict=True))
-    losses = " -> ".join(f"{float.fromhex(step['loss']):.3f}" for step in compiled[0]["logged"])
+    losses = [float.fromhex(step["loss"]) for step in compiled[0]["logged"]]
     try:
-        (failed, *_) = launch(("unpatched:compiled-lora",), folder / "unpatched", python, worker=worker)
+        (failed, *_) = runner.forked(worker, "unpatched:compiled-lora", levels=TRL)
         without = failed["unpatched:compiled-lora"].get("failed", "")
     except RuntimeError as error:  # gloo ended the process
         without = str(error)
-    case = "SFTTrainer, torch_compile, masks differ"
-    yield row(framework, case, without, f"loss {losses}", same)
+    yield row(TRAINER, reports[0]["versions"]["trl"], without, f"loss {losses[0]:.3f} -> {losses[-1]:.3f}", same)
 
 
-def row(framework: str, case: str, without: str | None, after: str, same: bool) -> Row:
+def row(case: Case, release: str, without: str | None, after: str, same: bool) -> Row:
     """``same``: bit for bit what the yardstick gave. ``without``: the failure, if there was one."""
     repaired = same and bool(without)
     verdict = "bit for bit" if repaired else "NO"
-    return Row(framework, case, short(without or "nothing failed"), after, verdict, repaired)
+    known = r"Received data size[^?]*\?[^?]*\?|Timed out waiting \w+|Connection reset by peer"
+    found = re.search(known, without or "")
+    long = found.group() if found else (without or "nothing failed").partition(". ")[0][:120]
+    short = long if len(long) <= 26 else long.partition(":")[0][:26]
+    brief = re.sub(r"(\d) gather forward, (\d) backward", r"\1 + \2 gathers", after)
+    return Row(case, release, short, brief, verdict, repaired, (long, after, verdict))
 
 
-def short(message: str) -> str:
-    """What matters of an error message, or of a worker's output."""
-    found = re.search(r"Received data size[^?]*\?[^?]*\?|Timed out waiting \w+|Connection reset by peer", message)
-    return found.group().partition(". Is there a distributed")[0] if found else message.partition(". ")[0][:120]
+GROUPS = (Group((TRAINED, UNEQUAL), loss), Group((TRAINER,), trainer))

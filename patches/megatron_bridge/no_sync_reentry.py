@@ -9,7 +9,6 @@ from ..megatron_core.no_sync import patch
 PATCH = patch(
     name="megatron-bridge-no-sync-reentry",
     title="Megatron-Bridge",
-    target="megatron.bridge.training.setup:_update_model_config_funcs",
-    guard=Guard("megatron-bridge", ">=0.1.0a0,<=0.6.2"),
+    places={Guard("megatron-bridge", ">=0.1.0a0,<=0.6.2"): "megatron.bridge.training.setup:_update_model_config_funcs"},
     references=("https://github.com/THUDM/slime/issues/1779",),
 )

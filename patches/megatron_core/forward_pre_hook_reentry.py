@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite
+from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _CLASS = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
 _HANDLES = "self.remove_forward_pre_hook_handles"
@@ -29,26 +29,30 @@ state (handles of some modules only) raises as before: something else is wrong t
         "https://github.com/THUDM/slime/pull/2066",
     ),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
-    guard=Guard("megatron-core", ">=0.9.0,<=0.20.0"),
-    changes=(
-        Rewrite(
-            target=f"{_CLASS}.disable_forward_pre_hook",
-            pattern="self.module.modules()",
-            inside="for $MODULE in self.module.modules(): $$$BODY",
-            replacement=f"(self.module.modules() if {_HANDLES} else ())",
-            alongside=(f"del {_HANDLES}[$MODULE]", f"assert len({_HANDLES}) == 0"),
-        ),
-        Rewrite(
-            target=f"{_CLASS}.enable_forward_pre_hook",
-            pattern=f"len({_HANDLES}) == 0",
-            inside=f"assert len({_HANDLES}) == 0",
-            replacement=f"{_HANDLES}.keys() in (set(), set(self.module.modules()))",
-        ),
-        Rewrite(
-            target=f"{_CLASS}.enable_forward_pre_hook",
-            pattern="self.module.modules()",
-            inside="for $MODULE in self.module.modules(): $$$BODY",
-            replacement=f"(() if {_HANDLES} else self.module.modules())",
+    variants=(
+        Variant(
+            Guard("megatron-core", ">=0.9.0,<=0.20.0"),
+            (
+                Rewrite(
+                    target=f"{_CLASS}.disable_forward_pre_hook",
+                    pattern="self.module.modules()",
+                    inside="for $MODULE in self.module.modules(): $$$BODY",
+                    replacement=f"(self.module.modules() if {_HANDLES} else ())",
+                    alongside=(f"del {_HANDLES}[$MODULE]", f"assert len({_HANDLES}) == 0"),
+                ),
+                Rewrite(
+                    target=f"{_CLASS}.enable_forward_pre_hook",
+                    pattern=f"len({_HANDLES}) == 0",
+                    inside=f"assert len({_HANDLES}) == 0",
+                    replacement=f"{_HANDLES}.keys() in (set(), set(self.module.modules()))",
+                ),
+                Rewrite(
+                    target=f"{_CLASS}.enable_forward_pre_hook",
+                    pattern="self.module.modules()",
+                    inside="for $MODULE in self.module.modules(): $$$BODY",
+                    replacement=f"(() if {_HANDLES} else self.module.modules())",
+                ),
+            ),
         ),
     ),
     retire="when the oldest megatron-core in use allows both calls in either state; none released so far does",

@@ -8,7 +8,7 @@ The repaired assertion tells the two apart. What comes after it, the installatio
 a critic may share a config, and each must get its own model's functions. Skipping the installation when the
 config has functions already, as upstream pull requests do, leaves the other model's: seen on megatron-core 0.16.1
 with a real actor and critic, gradients that are wrong by 83 % and no error
-(tests/frameworks/test_no_sync_reentry.py shows it).
+(tests/patches/megatron_core/test_no_sync.py shows it).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from types import MethodType
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite
+from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 MESSAGE = (
     "AssertionError: When overlap_grad_reduce is True, config.no_sync_func must be None; a custom no_sync_func is "
@@ -44,20 +44,19 @@ def is_none_or_megatrons(no_sync_func: Any) -> bool:
 def _is_chunks_own(function: Any) -> bool:
     if not isinstance(function, MethodType):
         return False
-    # Not imported here: a chunk of a class whose module nobody imported cannot exist.
+    # Not imported here: without the class's module there is no chunk of that class.
     bases = tuple(getattr(sys.modules[module], name) for module, name in _BASES if module in sys.modules)
     chunk = function.__self__
     return isinstance(chunk, bases) and function == getattr(chunk, "no_sync", None)
 
 
-def patch(name: str, title: str, target: str, guard: Guard, references: tuple[str, ...], extra: str = "") -> Patch:
-    """The patch of one framework: ``target`` is the function that asserts and installs.
+def patch(name: str, title: str, places: dict[Guard, str], references: tuple[str, ...], extra: str = "") -> Patch:
+    """The patch of one framework.
 
     Args:
         name: the patch's name.
         title: the framework's name in texts.
-        target: ``module:qualified.name``.
-        guard: the releases that were read and have the assertion in that function.
+        places: for the releases that were read, the function that asserts and installs, as ``module:qualified.name``.
         references: upstream reports.
         extra: what is particular to this framework, added to the symptom.
     """
@@ -70,23 +69,25 @@ With `--overlap-grad-reduce`, the first rollout trains and the second dies as so
     {MESSAGE}
 {extra}""",
         cause=f"""\
-`{target}` asserts `config.no_sync_func is None` and then installs the `no_sync` methods of the model's chunks on
-that config. The config object outlives the call, so the next entry finds its own functions from last time.""",
+{", or ".join(f"`{target}`" for target in places.values())},
+asserts `config.no_sync_func is None` and then installs the `no_sync` methods of the model's chunks on that config. The
+config object outlives the call, so the next entry finds its own functions from last time.""",
         repair="""\
 The assertion holds for None and for bound `no_sync` methods of Megatron data-parallel chunks (one, or a list of
 them), which an earlier entry installed. The lines after it then install this model's own again, which matters when
 an actor and a critic share one config. A custom `no_sync_func` fails as before, with the original message.""",
         references=references,
-        guard=guard,
-        changes=(
-            Rewrite(
-                target=target,
-                pattern="$CONFIG.no_sync_func is None",
-                inside="assert $CONFIG.no_sync_func is None, $MESSAGE",
-                alongside=("$CONFIG.no_sync_func = [$CHUNK.no_sync for $CHUNK in $CHUNKS]",),
-                replacement="$IS_NONE_OR_MEGATRONS($CONFIG.no_sync_func)",
-                uses={"IS_NONE_OR_MEGATRONS": f"{__name__}:{is_none_or_megatrons.__name__}"},
-            ),
-        ),
+        variants=tuple(Variant(guard, (_rewrite(target),)) for guard, target in places.items()),
         retire=f"when the oldest {title} in use accepts its own functions; none released so far does",
+    )
+
+
+def _rewrite(target: str) -> Rewrite:
+    return Rewrite(
+        target=target,
+        pattern="$CONFIG.no_sync_func is None",
+        inside="assert $CONFIG.no_sync_func is None, $MESSAGE",
+        alongside=("$CONFIG.no_sync_func = [$CHUNK.no_sync for $CHUNK in $CHUNKS]",),
+        replacement="$IS_NONE_OR_MEGATRONS($CONFIG.no_sync_func)",
+        uses={"IS_NONE_OR_MEGATRONS": f"{__name__}:{is_none_or_megatrons.__name__}"},
     )

@@ -2,64 +2,72 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace
+from rlhf_patches import Guard, Patch, Replace, Variant
 
 _MODULE = "nemo_rl.distributed.model_utils"
 _UPSTREAM = "rlhf_patches.patches.vocab_parallel.upstream"
 
 PATCH = Patch(
     name="nemo-rl-logprob-backward",
-    summary="token log-probabilities need no memory beside the logits in backward, and 2 collectives a call",
+    summary="token log-probabilities need no memory beside the logits in backward, and 2 collectives per call",
     symptom="""\
 NeMo-RL runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at sequence lengths at which
 the model itself has room left; and that step is slow, the more so the smaller `logprob_chunk_size` is.""",
     cause="""\
-`ChunkedDistributedLogprob.backward` computes the softmax a second time, with two all-reduces a chunk after three in
+`ChunkedDistributedLogprob.backward` computes the softmax a second time, with two all-reduces per chunk after three in
 forward. It keeps the fp32 gradient of every chunk and then joins them (0.4.0, 0.5.0), or collects them in one tensor,
 fp32 (0.6.0) or of the logits' dtype (0.7.0), and makes int64 one-hot rows on the way, eight bytes for every logit of a
 chunk. `DistributedLogprob` keeps a whole fp32 softmax for backward, and makes a whole fp32 gradient there.""",
     repair="""\
 As `skyrl-logprob-backward`: forward needs one all-reduce of the maxima and one of all sums, for the whole call, and
-saves the logits and a few numbers a token; backward needs no collective. The gradient is computed a block of tokens at
-a time and written over the logits, if nothing else can ever look at them again, or else into one tensor of the logits'
-dtype. [Why that is exact, and when it is refused](../logprob-in-place.md);
-[where results differ](../logprob-in-place.md#where-results-are-not-upstreams).
+saves the logits and a few numbers per token; backward needs no collective. The gradient is computed a block of tokens
+at a time and written over the logits, if nothing else can ever look at them again, or else into one tensor of the
+logits' dtype. [Why that is exact, and when it is refused](../logprob-in-place.md); [where results
+differ](../logprob-in-place.md#where-results-are-not-upstreams).
 
 Left alone: `DistributedLogprob` before 0.4.0, which computes in the logits' dtype and so gives other numbers; the
-variants with top-k or top-p sampling, which exchange whole rows; those for several targets a token, for hidden states,
-for soft targets, and `ChunkedDistributedEntropy`.""",
+variants with top-k or top-p sampling, which exchange whole rows; those for several targets per token, for hidden
+states, for soft targets, and `ChunkedDistributedEntropy`.""",
     references=(
         "https://github.com/NVIDIA-NeMo/RL/blob/v0.7.0/nemo_rl/distributed/model_utils.py",
         "https://github.com/NovaSky-AI/SkyRL/pull/1543",
     ),
     # The tag v0.5.0 calls itself 0.5.0rc0 in its metadata; main said 0.6.0 on 2026-08-22, after v0.7.0.
-    guard=Guard("nemo-rl", ">=0.4.0,<=0.7.0"),
-    changes=(
-        Replace(
-            target=f"{_MODULE}:DistributedLogprob.forward",
-            implementation=f"{_UPSTREAM}:distributed_forward",
-            fingerprints=(
-                "d6bb726a08a79a1e",
-                "f0466427600fa81c",  # main: no softmax where inference_only
-            ),
-        ),
-        Replace(
-            target=f"{_MODULE}:DistributedLogprob.backward",
-            implementation=f"{_UPSTREAM}:backward",
-            fingerprints=("e197385d8b4ffc07",),
-        ),
-        Replace(
-            target=f"{_MODULE}:ChunkedDistributedLogprob.forward",
-            implementation=f"{_UPSTREAM}:chunked_forward",
-            fingerprints=("48a3487a0e970457",),
-        ),
-        Replace(
-            target=f"{_MODULE}:ChunkedDistributedLogprob.backward",
-            implementation=f"{_UPSTREAM}:backward",
-            fingerprints=(
-                "a5b2410bc49023b8",  # 0.4.0, 0.5.0: every chunk's gradient is kept
-                "4733bab6e4d5d0f9",  # 0.6.0: one fp32 tensor
-                "cfe0737e2f86a69a",  # 0.7.0 and main: one of the logits' dtype
+    variants=(
+        Variant(
+            Guard("nemo-rl", ">=0.4.0,<=0.7.0"),
+            (
+                Replace(
+                    target=f"{_MODULE}:DistributedLogprob.forward",
+                    implementation=f"{_UPSTREAM}:distributed_forward",
+                    fingerprints={
+                        "d6bb726a08a79a1e": "0.4.0 to 0.7.0",
+                        "f0466427600fa81c": "main: no softmax where inference_only",
+                    },
+                ),
+                Replace(
+                    target=f"{_MODULE}:DistributedLogprob.backward",
+                    implementation=f"{_UPSTREAM}:backward",
+                    fingerprints={
+                        "e197385d8b4ffc07": "0.4.0 to 0.7.0, main",
+                    },
+                ),
+                Replace(
+                    target=f"{_MODULE}:ChunkedDistributedLogprob.forward",
+                    implementation=f"{_UPSTREAM}:chunked_forward",
+                    fingerprints={
+                        "48a3487a0e970457": "0.4.0 to 0.7.0, main",
+                    },
+                ),
+                Replace(
+                    target=f"{_MODULE}:ChunkedDistributedLogprob.backward",
+                    implementation=f"{_UPSTREAM}:backward",
+                    fingerprints={
+                        "a5b2410bc49023b8": "0.4.0, 0.5.0: every chunk's gradient is kept",
+                        "4733bab6e4d5d0f9": "0.6.0: one fp32 tensor",
+                        "cfe0737e2f86a69a": "0.7.0, main: one of the logits' dtype",
+                    },
+                ),
             ),
         ),
     ),

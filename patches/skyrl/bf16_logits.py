@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite
+from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _MODULE = "skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 _UTILS = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
@@ -24,7 +24,7 @@ The model is called with `fp32_output=False`, and the log-probabilities with a c
 casts one chunk at a time; results are fp32 as before. The size is `trainer.logprobs_chunk_size` if the configuration
 has such an attribute (tokens; None for no chunks), as in SkyRL 0.3.0; if not, a chunk's fp32 logits get 128 MiB.
 These releases' command line does not know the option: set the attribute (`cfg.trainer.logprobs_chunk_size = 512`).
-Entropies are computed in fp32, in the same chunks. SkyRL's own functions take five collectives a chunk for
+Entropies are computed in fp32, in the same chunks. SkyRL's own functions take five collectives per chunk for
 log-probabilities and three for entropies; `skyrl-logprob-backward` and `skyrl-entropy-backward` need no chunks.
 
 Logits stay in fp32, and everything as it was, where bfloat16 would change results: with a temperature other than 1,
@@ -33,43 +33,49 @@ and `skyrl-entropy-backward` make one gradient of both, since two would be round
 in another dtype, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The report says how often. With
 context parallelism, packed logits are put together in their own dtype, where SkyRL takes torch's default.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543", "https://github.com/NovaSky-AI/SkyRL/pull/1610"),
-    guard=Guard("skyrl", ">=0.1.0,<=0.2.0"),
-    changes=(
-        *(
-            Rewrite(
-                target=f"{_MODULE}:MegatronModelWrapper.{method}",
-                pattern="model",
-                inside=_CALL,
-                replacement=f"$IN_ITS_DTYPE(model, temperature{config})",
-                uses={"IN_ITS_DTYPE": f"{_LOGITS}:in_its_dtype"},
-            )
-            for method, config in zip(_METHODS, ("", ", loss_config"), strict=True)
-        ),
-        *(
-            Rewrite(
-                target=f"{_MODULE}:MegatronModelWrapper.{method}",
-                pattern="from_parallel_logits_to_logprobs",
-                replacement="$IN_CHUNKS(from_parallel_logits_to_logprobs, self.cfg)",
-                alongside=(
-                    "from_parallel_logits_to_logprobs($$$ARGUMENTS, chunk_size=None)",
-                    "logits.div_(temperature)",
+    variants=(
+        Variant(
+            Guard("skyrl", ">=0.1.0,<=0.2.0"),
+            (
+                *(
+                    Rewrite(
+                        target=f"{_MODULE}:MegatronModelWrapper.{method}",
+                        pattern="model",
+                        inside=_CALL,
+                        replacement=f"$IN_ITS_DTYPE(model, temperature{config})",
+                        uses={"IN_ITS_DTYPE": f"{_LOGITS}:in_its_dtype"},
+                    )
+                    for method, config in zip(_METHODS, ("", ", loss_config"), strict=True)
                 ),
-                uses={"IN_CHUNKS": f"{_LOGITS}:in_chunks"},
-            )
-            for method in _METHODS
-        ),
-        Rewrite(
-            target=f"{_MODULE}:MegatronModelWrapper.forward_backward_mini_batch",
-            pattern="vocab_parallel_entropy(action_logits)",
-            replacement="$ENTROPY(vocab_parallel_entropy, action_logits, self.cfg)",
-            uses={"ENTROPY": f"{_LOGITS}:entropy"},
-        ),
-        Rewrite(
-            target=f"{_UTILS}:postprocess_packed_seqs",
-            pattern="torch.empty(s_len_padded, *output.shape[2:], device=output.device)",
-            replacement="torch.empty(s_len_padded, *output.shape[2:], dtype=output.dtype, device=output.device)",
+                *(
+                    Rewrite(
+                        target=f"{_MODULE}:MegatronModelWrapper.{method}",
+                        pattern="from_parallel_logits_to_logprobs",
+                        replacement="$IN_CHUNKS(from_parallel_logits_to_logprobs, self.cfg)",
+                        alongside=(
+                            "from_parallel_logits_to_logprobs($$$ARGUMENTS, chunk_size=None)",
+                            "logits.div_(temperature)",
+                        ),
+                        uses={"IN_CHUNKS": f"{_LOGITS}:in_chunks"},
+                    )
+                    for method in _METHODS
+                ),
+                Rewrite(
+                    target=f"{_MODULE}:MegatronModelWrapper.forward_backward_mini_batch",
+                    pattern="vocab_parallel_entropy(action_logits)",
+                    replacement="$ENTROPY(vocab_parallel_entropy, action_logits, self.cfg)",
+                    uses={"ENTROPY": f"{_LOGITS}:entropy"},
+                ),
+                Rewrite(
+                    target=f"{_UTILS}:postprocess_packed_seqs",
+                    pattern="torch.empty(s_len_padded, *output.shape[2:], device=output.device)",
+                    replacement=(
+                        "torch.empty(s_len_padded, *output.shape[2:], dtype=output.dtype, device=output.device)"
+                    ),
+                ),
+            ),
         ),
     ),
     observations=f"{_LOGITS}:observed",
-    retire="when nobody uses SkyRL below 0.3.0, which has a chunk size and `fused_lm_head_logprob`, without any logits",
+    retire="when the oldest SkyRL in use is 0.3.0, which has a chunk size and `fused_lm_head_logprob`, without logits",
 )

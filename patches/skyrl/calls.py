@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 
+from rlhf_patches import in_force, matched
+
 from ..vocab_parallel import upstream
 from ..vocab_parallel.entropy import token_entropy
 from ..vocab_parallel.logprob import token_logprobs
+from . import logprob_backward
+
+ENTROPY = "skyrl-entropy-backward"
+LOGPROB = logprob_backward.PATCH.name
 
 
-def _is_ours(function: Any) -> bool:
-    return str(function.__code__.co_filename).startswith("<rlhf_patches ")
-
-
-def entropy_is_ours() -> bool:
-    """Whether `skyrl-entropy-backward` is in force."""
-    return _is_ours(_model_utils()._VocabParallelEntropy.backward)
-
-
-def one_gradient_for_both() -> bool:
+def has_joint_backward() -> bool:
     """Whether log-probabilities and entropies of the same logits have one backward: both patches are in force."""
-    return entropy_is_ours() and _is_ours(_model_utils().ChunkedDistributedLogprob.backward)
-
-
-def _model_utils() -> Any:
-    return sys.modules["skyrl.backends.skyrl_train.distributed.megatron.model_utils"]
+    return in_force(ENTROPY) and in_force(LOGPROB)
 
 
 # ------------------------------------------------------------------------------------- log-probabilities
@@ -41,7 +33,7 @@ def along_with_entropy(function: Any) -> Callable[..., torch.Tensor]:
     If the entropies of the same logits will come from us too, they are computed on the way.
     """
     upstreams: Callable[..., torch.Tensor] = function.apply
-    if not entropy_is_ours():
+    if not in_force(ENTROPY):
         return upstreams
 
     def apply(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, *arguments: Any) -> torch.Tensor:
@@ -58,18 +50,19 @@ def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: 
     """Around ``DistributedLogprob.forward``: ours saves the logits, upstream's a softmax of its own.
 
     The entropy of SkyRL 0.1.0 and 0.2.0 writes into the logits in backward. Where `skyrl-entropy-backward` is disabled,
-    upstream's function has to go on.
+    upstream's function has to go on. Its own fingerprint is not known then; that of the chunked backward stayed until
+    after the entropy was repaired (no commit of SkyRL has the one without the other).
     """
-    entropy = wrapped.__globals__["_VocabParallelEntropy"]
-    if "sub_" in entropy.backward.__code__.co_names:
+    writes_into_logits = matched(LOGPROB, logprob_backward.CHUNKED_BACKWARD) == logprob_backward.OF_0_1_AND_0_2
+    if writes_into_logits and not in_force(ENTROPY):
         return wrapped(*args, **kwargs)
     return upstream.distributed_forward(*args, **kwargs)
 
 
 def around_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``DistributedLogprob.backward``: the one that belongs to the forward."""
+    """Around ``DistributedLogprob.backward``: the one that belongs to the forward, whatever is in force by now."""
     ctx, *_ = args
-    return upstream.backward(*args) if hasattr(ctx, "refusal") else wrapped(*args, **kwargs)
+    return upstream.backward(*args) if upstream.is_ours(ctx) else wrapped(*args, **kwargs)
 
 
 # ------------------------------------------------------------------------------------- entropies

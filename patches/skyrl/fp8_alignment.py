@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite
+from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _MODULE = "skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 
@@ -163,21 +163,22 @@ def _padding(unless: tuple[str, ...] = ()) -> tuple[Rewrite, ...]:
     )
 
 
-_SYMPTOM = """\
+PATCH = Patch(
+    name="skyrl-fp8-alignment",
+    summary="sequences get the padding that TransformerEngine's FP8 recipe needs on each rank",
+    symptom="""\
 SkyRL with the Megatron backend and FP8 (`transformer_config_kwargs.fp8`) stops in the first layer or in backward,
 at most batches but not all: `AssertionError: FP8 execution requires the product of all dimensions except the last to
 be divisible by 8 and the last dimension to be divisible by 16, but got tensor with dims=...`, `Assertion failed:
 ret.lda % 16 == 0. Leading dimension requirement on A for FP8 GEMM. Caller must pad.`, `MXFP8 requires tensor dims that
-are divisible by 32` or `All-gather requires quantizable tensor for quantizer Float8BlockQuantizer`."""
-
-_CAUSE = """\
+are divisible by 32` or `All-gather requires quantizable tensor for quantizer Float8BlockQuantizer`.""",
+    cause="""\
 `preprocess_packed_seqs` and `remove_left_padding` pad sequences to a multiple of what tensor and context parallelism
 need to share the tokens out: 1, 2, 4 and so on. Neither knows of FP8. Pull request 1543 takes the larger of the
 tensor-parallel size and 8: for a size of 6 that is not a multiple of 6, and with context or sequence
 parallelism a rank holds a part of it only. 0.3.0 pads to multiples of 16 on each context-parallel rank, whatever the
-recipe."""
-
-_REPAIR = """\
+recipe.""",
+    repair="""\
 If the model's config says `fp8`, sequences are padded to the least common multiple of what parallelism needs
 (`tp`, or `2 * tp * cp` with context parallelism) and the recipe's number for each rank's part: times
 `cp`, and times `tp` with `sequence_parallel`, because TransformerEngine checks the part before it gathers it.
@@ -194,51 +195,32 @@ If the model's config says `fp8`, sequences are padded to the least common multi
 `assert_dim_for_fp8_exec`). The weight's gradient multiplies along the tokens, and there cuBLAS needs 16.
 
 Padding tokens stand at the end of each sequence, as SkyRL's own do: causal attention keeps them out of everything, and
-SkyRL drops their outputs; a mixture of experts routes them, as before. {replay}Without `fp8` SkyRL's functions run
+SkyRL drops their outputs; a mixture of experts routes them, as before. Router replay (`moe_enable_routing_replay`,
+0.2.0), which works out the positions of tokens for itself, gets the same padding. Without `fp8` SkyRL's functions run
 unchanged. Only the wrapper's calls are repaired: code of your own that calls `preprocess_packed_seqs` gets no more
-padding than before."""
-
-_REFERENCES = (
-    "https://github.com/NovaSky-AI/SkyRL/pull/1543",
-    "https://github.com/NovaSky-AI/SkyRL/pull/1828",
-    "https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html",
-    "https://nvidia.github.io/TransformerEngine/features/low_precision_training/fp8_blockwise_scaling/fp8_blockwise_scaling.html",
-    "https://nvidia.github.io/TransformerEngine/features/low_precision_training/mxfp8/mxfp8.html",
-)
-
-PATCH = Patch(
-    name="skyrl-fp8-alignment",
-    summary="sequences get the padding that TransformerEngine's FP8 recipe needs on each rank",
-    symptom=_SYMPTOM,
-    cause=_CAUSE,
-    repair=_REPAIR.format(
-        replay="""\
-Router replay (`moe_enable_routing_replay`), which
-works out the positions of tokens for itself, gets the same padding. """
+padding than before.""",
+    references=(
+        "https://github.com/NovaSky-AI/SkyRL/pull/1543",
+        "https://github.com/NovaSky-AI/SkyRL/pull/1828",
+        "https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html",
+        "https://nvidia.github.io/TransformerEngine/features/low_precision_training/fp8_blockwise_scaling/fp8_blockwise_scaling.html",
+        "https://nvidia.github.io/TransformerEngine/features/low_precision_training/mxfp8/mxfp8.html",
     ),
-    references=_REFERENCES,
-    guard=Guard("skyrl", ">=0.2.0,<0.3.0"),
-    changes=(
-        *_padding(),
-        *_rewrites(
-            "setup_per_microbatch_replay_forward",
-            "$REPLAYING(setup_per_microbatch_replay_forward)",
-            REPLAYING=f"{__name__}:{replaying.__name__}",
+    variants=(
+        # Without router replay.
+        Variant(Guard("skyrl", ">=0.1.0,<0.2.0"), _padding(unless=(_REPLAY,))),
+        Variant(
+            Guard("skyrl", ">=0.2.0,<0.3.0"),
+            (
+                *_padding(),
+                *_rewrites(
+                    "setup_per_microbatch_replay_forward",
+                    "$REPLAYING(setup_per_microbatch_replay_forward)",
+                    REPLAYING=f"{__name__}:{replaying.__name__}",
+                ),
+            ),
         ),
     ),
     observations=f"{__name__}:{observed.__name__}",
-    retire="when nobody uses SkyRL below 0.3.0",
-)
-
-PATCH_OF_0_1 = Patch(
-    name="skyrl-0-1-fp8-alignment",
-    summary="the same in SkyRL 0.1.0, which has no router replay",
-    symptom=_SYMPTOM,
-    cause=_CAUSE,
-    repair=_REPAIR.format(replay=""),
-    references=_REFERENCES,
-    guard=Guard("skyrl", ">=0.1.0,<0.2.0"),
-    changes=_padding(unless=(_REPLAY,)),
-    observations=f"{__name__}:{observed.__name__}",
-    retire="together with skyrl-fp8-alignment",
+    retire="when the oldest SkyRL in use is 0.3.0",
 )

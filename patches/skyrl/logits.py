@@ -14,6 +14,8 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.module import Float16Module
 
+from rlhf_patches import in_force
+
 from ..vocab_parallel.entropy import token_entropy
 from . import calls
 
@@ -39,7 +41,7 @@ def in_its_dtype(model: Any, temperature: float, config: Any = None) -> Callable
     reason = _refusal(model)
     if reason is None and temperature != 1.0:
         reason = "the temperature is not 1"
-    elif reason is None and getattr(config, "use_entropy_loss", False) and not calls.one_gradient_for_both():
+    elif reason is None and getattr(config, "use_entropy_loss", False) and not calls.has_joint_backward():
         reason = "the entropy is part of the loss, and has a gradient of its own"
     with _lock:
         _done["logits in the model's dtype" if reason is None else f"logits in fp32 because {reason}"] += 1
@@ -110,7 +112,7 @@ def entropy(function: Callable[..., torch.Tensor], logits: torch.Tensor, config:
     """
     if logits.dtype != torch.bfloat16:
         return function(logits)
-    if calls.entropy_is_ours():
+    if in_force(calls.ENTROPY):
         return token_entropy(logits, parallel_state.get_tensor_model_parallel_group())
     chunks = logits.split(tokens_per_chunk(config, logits) or max(1, logits.shape[1]), dim=1)
     return torch.cat([function(chunk.float()) for chunk in chunks], dim=1)

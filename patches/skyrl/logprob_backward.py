@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace, Rewrite, Wrap
+from rlhf_patches import Guard, Patch, Replace, Rewrite, Variant, Wrap
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.model_utils"
 _UPSTREAM = "rlhf_patches.patches.vocab_parallel.upstream"
 _CALLS = f"{__package__}.calls"
+CHUNKED_BACKWARD = f"{_MODULE}:ChunkedDistributedLogprob.backward"
+OF_0_1_AND_0_2 = "a5b2410bc49023b8"
+"""Its fingerprint in releases whose entropy writes into the logits in backward."""
 
 PATCH = Patch(
     name="skyrl-logprob-backward",
-    summary="token log-probabilities need no memory beside the logits in backward, and 2 collectives a call",
+    summary="token log-probabilities need no memory beside the logits in backward, and 2 collectives per call",
     symptom="""\
 SkyRL with the Megatron backend runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at
 sequence lengths at which the model itself has room left; and that step is slow, the more so the smaller
 `logprobs_chunk_size` is. SkyRL 0.1.0 and 0.2.0 with a `chunk_size` and the entropy loss: `RuntimeError: one of the
 variables needed for gradient computation has been modified by an inplace operation` (see `skyrl-entropy-backward`).""",
     cause="""\
-`ChunkedDistributedLogprob.backward` computes the softmax a second time, with two all-reduces a chunk after three in
+`ChunkedDistributedLogprob.backward` computes the softmax a second time, with two all-reduces per chunk after three in
 forward. It keeps the fp32 gradient of every chunk and then joins them, or collects them in one fp32 tensor
 (0.4.0), which autograd casts to the logits' dtype at last. `DistributedLogprob` keeps a whole fp32 softmax for
 backward, and makes a whole fp32 gradient there.""",
     repair="""\
 Forward needs one all-reduce of the maxima and one of all sums, for the whole call, and saves the logits and a few
-numbers a token; backward needs no collective. The gradient is computed a block of tokens at a time and written over
+numbers per token; backward needs no collective. The gradient is computed a block of tokens at a time and written over
 the logits, if nothing else can ever look at them again, or else into one tensor of the logits' dtype.
 [Why that is exact, and when it is refused](../logprob-in-place.md). Log-probabilities are those of SkyRL bit for bit on
 one and two ranks, and within one unit in the last place on more;
@@ -37,41 +40,54 @@ logits.""",
         "https://github.com/NovaSky-AI/SkyRL/pull/1543",
         "https://github.com/NovaSky-AI/SkyRL/pull/1806",
     ),
-    guard=Guard("skyrl", ">=0.1.0,<=0.4.0"),
-    changes=(
-        Wrap(
-            target=f"{_MODULE}:DistributedLogprob.forward",
-            implementation=f"{_CALLS}:around_forward",
-            fingerprints=("d6bb726a08a79a1e",),
-        ),
-        Wrap(
-            target=f"{_MODULE}:DistributedLogprob.backward",
-            implementation=f"{_CALLS}:around_backward",
-            fingerprints=("e197385d8b4ffc07",),
-        ),
-        Replace(
-            target=f"{_MODULE}:ChunkedDistributedLogprob.forward",
-            implementation=f"{_UPSTREAM}:chunked_forward",
-            fingerprints=("48a3487a0e970457",),
-        ),
-        Replace(
-            target=f"{_MODULE}:ChunkedDistributedLogprob.backward",
-            implementation=f"{_UPSTREAM}:backward",
-            fingerprints=(
-                "a5b2410bc49023b8",  # 0.1.0, 0.2.0: every chunk's gradient is kept, one-hot rows
-                "e2b5ce51e151e079",  # 0.3.0: the same, without one-hot rows
-                "cc2da393484c2a50",  # 0.4.0: one fp32 tensor
+    variants=(
+        Variant(
+            Guard("skyrl", ">=0.1.0,<=0.4.0"),
+            (
+                Wrap(
+                    target=f"{_MODULE}:DistributedLogprob.forward",
+                    implementation=f"{_CALLS}:around_forward",
+                    fingerprints={
+                        "d6bb726a08a79a1e": "0.1.0 to 0.4.0",
+                    },
+                ),
+                Wrap(
+                    target=f"{_MODULE}:DistributedLogprob.backward",
+                    implementation=f"{_CALLS}:around_backward",
+                    fingerprints={
+                        "e197385d8b4ffc07": "0.1.0 to 0.4.0",
+                    },
+                ),
+                Replace(
+                    target=f"{_MODULE}:ChunkedDistributedLogprob.forward",
+                    implementation=f"{_UPSTREAM}:chunked_forward",
+                    fingerprints={
+                        "48a3487a0e970457": "0.1.0 to 0.4.0",
+                    },
+                ),
+                Replace(
+                    target=CHUNKED_BACKWARD,
+                    implementation=f"{_UPSTREAM}:backward",
+                    fingerprints={
+                        OF_0_1_AND_0_2: "0.1.0, 0.2.0: every chunk's gradient is kept, one-hot rows",
+                        "e2b5ce51e151e079": "0.3.0: the same, without one-hot rows",
+                        "cc2da393484c2a50": "0.4.0: one fp32 tensor",
+                    },
+                ),
+                *(
+                    Rewrite(
+                        target=f"{_MODULE}:{caller}",
+                        pattern=f"{function}.apply",
+                        replacement=f"$OURS({function})",
+                        uses={"OURS": f"{_CALLS}:along_with_entropy"},
+                    )
+                    for caller in (
+                        "from_parallel_logits_to_logprobs",
+                        "from_parallel_logits_to_logprobs_packed_sequences",
+                    )
+                    for function in ("ChunkedDistributedLogprob", "DistributedLogprob")
+                ),
             ),
-        ),
-        *(
-            Rewrite(
-                target=f"{_MODULE}:{caller}",
-                pattern=f"{function}.apply",
-                replacement=f"$OURS({function})",
-                uses={"OURS": f"{_CALLS}:along_with_entropy"},
-            )
-            for caller in ("from_parallel_logits_to_logprobs", "from_parallel_logits_to_logprobs_packed_sequences")
-            for function in ("ChunkedDistributedLogprob", "DistributedLogprob")
         ),
     ),
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite
+from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def one_of_each_data_parallel_rank(statuses: Sequence[Any], actor_infos: Sequence[Any]) -> list[Any]:
@@ -56,21 +56,28 @@ which some data-parallel rank has no such actor, or two, is an error. Metrics ar
 Left alone: `forward_backward_from_staged`. It returns the first actor's status, and so the `loss_fn_outputs` of one
 data-parallel rank, none of them twice; SkyRL's trainer, which alone calls it, throws them away.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
-    guard=Guard("skyrl", ">=0.1.0,<0.3.0"),
-    changes=(
-        Rewrite(
-            target="skyrl.backends.skyrl_train.workers.worker_dispatch:WorkerDispatch.forward_backward",
-            pattern="statuses",
-            inside="for $STATUS in statuses:\n    $$$BODY",
-            alongside=(
-                'refs = self._actor_groups[model].async_run_ray_method("mesh", "forward_backward", data, **kwargs)',
-                "statuses = ray.get(refs)",
-                'all_loss_fn_outputs.extend($STATUS.pop("loss_fn_outputs", []))',
+    variants=(
+        Variant(
+            Guard("skyrl", ">=0.1.0,<0.3.0"),
+            (
+                Rewrite(
+                    target="skyrl.backends.skyrl_train.workers.worker_dispatch:WorkerDispatch.forward_backward",
+                    pattern="statuses",
+                    inside="for $STATUS in statuses:\n    $$$BODY",
+                    alongside=(
+                        (
+                            "refs = self._actor_groups[model].async_run_ray_method("
+                            '"mesh", "forward_backward", data, **kwargs)'
+                        ),
+                        "statuses = ray.get(refs)",
+                        'all_loss_fn_outputs.extend($STATUS.pop("loss_fn_outputs", []))',
+                    ),
+                    unless=("$RANK.is_collection_dp_rank()",),
+                    replacement="$ONE_OF_EACH(statuses, self._actor_groups[model].actor_infos)",
+                    uses={"ONE_OF_EACH": f"{__name__}:{one_of_each_data_parallel_rank.__name__}"},
+                ),
             ),
-            unless=("$RANK.is_collection_dp_rank()",),
-            replacement="$ONE_OF_EACH(statuses, self._actor_groups[model].actor_infos)",
-            uses={"ONE_OF_EACH": f"{__name__}:{one_of_each_data_parallel_rank.__name__}"},
         ),
     ),
-    retire="when nobody uses SkyRL below 0.3.0",
+    retire="when the oldest SkyRL in use is 0.3.0",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace, Rewrite
+from rlhf_patches import Guard, Patch, Replace, Rewrite, Variant
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
 _PADDING = f"{__package__}.padding"
@@ -11,10 +11,10 @@ PATCH = Patch(
     name="skyrl-sequence-parallel-logits",
     summary="padding is removed and restored without a loop over the batch, and split logits are refused by name",
     symptom="""\
-SkyRL with the Megatron backend and without sample packing: each micro-batch waits for the GPU several times a row, and
-backward allocates and adds up as many tensors of the size of all logits as the micro-batch has rows. With an
-output layer that leaves the sequence split: `IndexError: The shape of the mask [22] at index 0 does not match the
-shape of the indexed tensor [11, 32] at index 0`.""",
+SkyRL with the Megatron backend and without sample packing: each micro-batch waits for the GPU several times per row,
+and backward allocates and adds up as many tensors of the size of all logits as the micro-batch has rows. With an output
+layer that leaves the sequence split: `IndexError: The shape of the mask [22] at index 0 does not match the shape of the
+indexed tensor [11, 32] at index 0`.""",
     cause="""\
 `remove_left_padding` and `recover_left_padding` go through the batch row by row, with boolean masks, each of which is a
 synchronisation on a GPU. The backward of each row's index makes a tensor of zeros of the size of all rows' logits. And
@@ -28,29 +28,35 @@ Megatron-Bridge 0.3.1 makes them: the output layer gathers its input. They are n
 does it: each rank would have some tokens with another rank's part of the vocabulary, and wrong log-probabilities
 without any error. [Why, and what to do instead](../skyrl-split-logits.md).""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
-    guard=Guard("skyrl", ">=0.1.0,<=0.4.0"),
-    changes=(
-        # The padded length is computed above the loop, and left alone: `skyrl-fp8-alignment` is about that.
-        Rewrite(
-            target=f"{_MODULE}:remove_left_padding",
-            pattern="""\
+    variants=(
+        Variant(
+            Guard("skyrl", ">=0.1.0,<=0.4.0"),
+            (
+                # The padded length is computed above the loop, and left alone: `skyrl-fp8-alignment` is about that.
+                Rewrite(
+                    target=f"{_MODULE}:remove_left_padding",
+                    pattern="""\
 for i in range(batch_size):
     if pre_process:
         new_input_ids[i, : seq_lens[i]] = input_ids[i, attention_mask[i]]
     new_attention_mask[i, : seq_lens[i]] = attention_mask[i, attention_mask[i]]
     new_position_ids[i, : seq_lens[i]] = position_ids[i, attention_mask[i]]
 """,
-            replacement="""\
+                    replacement="""\
 moved = ((new_position_ids, position_ids), *([(new_input_ids, input_ids)] if pre_process else []))
 $COMPACT(attention_mask, seq_lens, new_attention_mask, *moved)
 """,
-            alongside=("seq_lens = attention_mask.sum(dim=1)",),
-            uses={"COMPACT": f"{_PADDING}:compact"},
-        ),
-        Replace(
-            target=f"{_MODULE}:recover_left_padding",
-            implementation=f"{_PADDING}:recover_left_padding",
-            fingerprints=("e837af2d217eeafb",),
+                    alongside=("seq_lens = attention_mask.sum(dim=1)",),
+                    uses={"COMPACT": f"{_PADDING}:compact"},
+                ),
+                Replace(
+                    target=f"{_MODULE}:recover_left_padding",
+                    implementation=f"{_PADDING}:recover_left_padding",
+                    fingerprints={
+                        "e837af2d217eeafb": "0.1.0 to 0.4.0",
+                    },
+                ),
+            ),
         ),
     ),
     retire="when SkyRL's functions have no loop over the batch; those of 0.4.0, the newest, have",

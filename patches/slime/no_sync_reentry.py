@@ -9,9 +9,8 @@ from ..megatron_core.no_sync import patch
 PATCH = patch(
     name="slime-no-sync-reentry",
     title="slime",
-    target="slime.backends.megatron_utils.model:train",
     # The tag v0.1.0 calls itself 0.0.1 in its metadata; main still said 0.3.1 on 2026-08-21.
-    guard=Guard("slime", ">=0.0.1,<=0.3.1"),
+    places={Guard("slime", ">=0.0.1,<=0.3.1"): "slime.backends.megatron_utils.model:train"},
     references=(
         "https://github.com/THUDM/slime/issues/1779",
         "https://github.com/THUDM/slime/pull/1857",

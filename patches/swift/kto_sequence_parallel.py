@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite
+from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def length_on_this_rank(length: Any, args: Any) -> Any:
@@ -37,16 +37,20 @@ The length that `forward_step` slices by is divided by the tensor-parallel size 
 as 3.12.3 does. The loss, which slices the last stage's output (whole sequences), is left alone. 3.9.0 to 3.11.3 have
 the defect of 3.12.0 in another form. Not repaired: 3.9.0 to 3.10.0 forget context parallelism in this line too.""",
     references=("https://github.com/modelscope/ms-swift/pull/7882",),
-    guard=Guard("ms-swift", ">=3.9.0,<3.12.3"),
-    changes=(
-        Rewrite(
-            target="swift.megatron.trainers.kto_trainer:MegatronKTOTrainer.forward_step",
-            pattern="length = $LENGTH",
-            alongside=("$REF.set_input_tensor(self._get_input_tensor(input_tensor, $KL, True, length, 0))",),
-            unless=("length //= $SIZE",),
-            replacement="length = $LENGTH_ON_THIS_RANK($LENGTH, self.args)",
-            uses={"LENGTH_ON_THIS_RANK": f"{__name__}:{length_on_this_rank.__name__}"},
+    variants=(
+        Variant(
+            Guard("ms-swift", ">=3.9.0,<3.12.3"),
+            (
+                Rewrite(
+                    target="swift.megatron.trainers.kto_trainer:MegatronKTOTrainer.forward_step",
+                    pattern="length = $LENGTH",
+                    alongside=("$REF.set_input_tensor(self._get_input_tensor(input_tensor, $KL, True, length, 0))",),
+                    unless=("length //= $SIZE",),
+                    replacement="length = $LENGTH_ON_THIS_RANK($LENGTH, self.args)",
+                    uses={"LENGTH_ON_THIS_RANK": f"{__name__}:{length_on_this_rank.__name__}"},
+                ),
+            ),
         ),
     ),
-    retire="when nobody uses ms-swift below 3.12.3",
+    retire="when the oldest ms-swift in use is 3.12.3",
 )

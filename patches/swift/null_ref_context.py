@@ -6,7 +6,7 @@ one range of releases.
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Wrap
+from rlhf_patches import Guard, Patch, Variant, Wrap
 
 _DROPOUT = """\
 With dropout above 0 the reference log-probabilities differ from one pass to the next on the same batch. A policy has
@@ -14,7 +14,7 @@ a KL divergence from itself that is not 0; DPO's, KTO's and GRPO's losses and re
 gradients do too. No error is shown."""
 _ADAPTER = """\
 With a reference adapter (`--ref_adapters`), an exception inside the context (out of memory, an interrupt, a bad
-batch) that somebody catches leaves the reference adapter active: from then on it is trained, and the policy's adapter
+batch) that is caught leaves the reference adapter active: from then on it is trained, and the policy's adapter
 is not."""
 
 _OVERLAP = """\
@@ -22,20 +22,22 @@ Contexts of one model may be nested or overlap, in several threads too: all of t
 is left. Of two that want different adapters, the one that was entered last has its own."""
 
 
-def _patch(
-    name: str, target: str, versions: str, fingerprints: tuple[str, ...], around: str, texts: dict[str, str]
-) -> Patch:
-    context = target.partition(":")[2]
+def _patch(name: str, places: str, texts: dict[str, str], *variants: Variant) -> Patch:
     return Patch(
         name=name,
-        summary=f"{context}: the reference pass runs in eval mode and leaves modes and adapters as they were",
+        summary=f"{places}: the reference pass runs in eval mode and leaves modes and adapters as they were",
         references=("https://github.com/modelscope/ms-swift",),
-        guard=Guard("ms-swift", versions),
-        changes=(
-            Wrap(target=target, implementation=f"{__package__}.reference_pass:{around}", fingerprints=fingerprints),
-        ),
+        variants=variants,
         retire="when the oldest ms-swift in use restores what its null_ref_context changes; none released so far does",
         **texts,
+    )
+
+
+def _around(trainer: str, implementation: str, fingerprints: dict[str, str]) -> Wrap:
+    return Wrap(
+        target=f"{trainer}.null_ref_context",
+        implementation=f"{__package__}.reference_pass:{implementation}",
+        fingerprints=fingerprints,
     )
 
 
@@ -92,64 +94,74 @@ With `disable_dropout` there was no noise, and there is none.""",
 
 PATCH = _patch(
     "swift-null-ref-context",
-    "swift.megatron.trainers.rlhf_mixin:MegatronRLHFTrainer.null_ref_context",
-    ">=3.9.0,<=4.6.0",
-    (
-        "51d1f8ae75487ca4",  # 3.9.0 to 3.11.1
-        "62bc1586a9aa20b9",  # 3.11.2 to 3.12.6: --ref_adapters
-        "7f7aea00688c9237",  # 4.0.0 to 4.6.0: without Megatron-LM's get_args
-    ),
-    "of_megatron",
+    "Megatron trainers",
     _MEGATRON,
+    Variant(
+        Guard("ms-swift", ">=3.7.0,<3.9.0"),
+        (
+            _around(
+                "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer",
+                "of_megatron_dpo",
+                {
+                    "365eeb34940d1d25": "3.7.0 to 3.7.3: no reference adapter",
+                    "c35bfe0e4fd4c781": "3.8.0 to 3.8.2",
+                    "c7dcae05c0a37e15": "3.8.3",
+                },
+            ),
+        ),
+    ),
+    Variant(
+        Guard("ms-swift", ">=3.9.0,<=4.6.0"),
+        (
+            _around(
+                "swift.megatron.trainers.rlhf_mixin:MegatronRLHFTrainer",
+                "of_megatron",
+                {
+                    "51d1f8ae75487ca4": "3.9.0 to 3.11.1",
+                    "62bc1586a9aa20b9": "3.11.2 to 3.12.6: --ref_adapters",
+                    "7f7aea00688c9237": "4.0.0 to 4.6.0: without Megatron-LM's get_args",
+                },
+            ),
+        ),
+    ),
 )
 
-PATCH_OF_DPO = _patch(
-    "swift-dpo-null-ref-context",
-    "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer.null_ref_context",
-    ">=3.7.0,<3.9.0",
-    (
-        "365eeb34940d1d25",  # 3.7.0 to 3.7.3: no reference adapter
-        "c35bfe0e4fd4c781",  # 3.8.0 to 3.8.2
-        "c7dcae05c0a37e15",  # 3.8.3
-    ),
-    "of_megatron_dpo",
-    _MEGATRON,
+_GRPO = _around(
+    "swift.rlhf_trainers.grpo_trainer:GRPOTrainer",
+    "of_transformers",
+    {"1e64c1a646b2e911": "4.0.0 to 4.3.2"},
 )
-
-_OF_GRPO = ("1e64c1a646b2e911",)  # the same in 3.8.0 to 4.3.2; since 4.4.0 in the mixin
+_DPO = _around(
+    "swift.rlhf_trainers.dpo_trainer:DPOTrainer",
+    "of_transformers",
+    {"81bc3edcb7855a30": "4.0.3 to 4.3.2"},
+)
 
 PATCH_HF = _patch(
     "swift-null-ref-context-hf",
-    "swift.rlhf_trainers.rlhf_mixin:RLHFTrainerMixin.null_ref_context",
-    ">=4.4.0,<=4.6.0",
-    _OF_GRPO,
-    "of_transformers",
+    "Trainers without Megatron",
     _TRANSFORMERS,
-)
-
-PATCH_HF_OF_GRPO = _patch(
-    "swift-grpo-null-ref-context-hf",
-    "swift.rlhf_trainers.grpo_trainer:GRPOTrainer.null_ref_context",
-    ">=4.0.0,<4.4.0",
-    _OF_GRPO,
-    "of_transformers",
-    _TRANSFORMERS,
-)
-
-PATCH_HF_OF_DPO = _patch(
-    "swift-dpo-null-ref-context-hf",
-    "swift.rlhf_trainers.dpo_trainer:DPOTrainer.null_ref_context",
-    ">=4.0.3,<4.4.0",
-    ("81bc3edcb7855a30",),
-    "of_transformers",
-    _TRANSFORMERS,
-)
-
-PATCH_HF_OF_GRPO_3 = _patch(
-    "swift-3-grpo-null-ref-context-hf",
-    "swift.trainers.rlhf_trainer.grpo_trainer:GRPOTrainer.null_ref_context",
-    ">=3.8.0,<4.0.0",
-    _OF_GRPO,
-    "of_transformers",
-    _TRANSFORMERS,
+    Variant(
+        Guard("ms-swift", ">=3.8.0,<4.0.0"),
+        (
+            _around(
+                "swift.trainers.rlhf_trainer.grpo_trainer:GRPOTrainer",
+                "of_transformers",
+                {"1e64c1a646b2e911": "3.8.0 to 3.12.6"},
+            ),
+        ),
+    ),
+    Variant(Guard("ms-swift", ">=4.0.0,<4.0.3"), (_GRPO,)),
+    # Independent: GRPO's trainer does not import DPO's, nor the other way round, and a run imports one of them.
+    Variant(Guard("ms-swift", ">=4.0.3,<4.4.0"), (_GRPO, _DPO), independent=True),
+    Variant(
+        Guard("ms-swift", ">=4.4.0,<=4.6.0"),
+        (
+            _around(
+                "swift.rlhf_trainers.rlhf_mixin:RLHFTrainerMixin",
+                "of_transformers",
+                {"1e64c1a646b2e911": "4.4.0 to 4.6.0"},
+            ),
+        ),
+    ),
 )

@@ -31,7 +31,7 @@ _ADAPTER_LAYERS = (BaseTunerLayer, getattr(other, "AuxiliaryTrainingWrapper", ot
 
 
 def of_megatron(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
-    """Around ``MegatronRLHFTrainer.null_ref_context`` (3.9 and later), which yields a model a pipeline chunk."""
+    """Around ``MegatronRLHFTrainer.null_ref_context`` (3.9 and later), which yields one model per pipeline chunk."""
     own = contextmanager(wrapped)(*args, **kwargs)
     with _reference_pass(trainer.peft_models, own, lambda reference_models: reference_models) as reference_models:
         yield reference_models

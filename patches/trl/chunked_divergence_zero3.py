@@ -1,8 +1,10 @@
-"""``DistillationTrainer`` under DeepSpeed ZeRO-3: one gather of both heads a pass, not two a chunk."""
+"""``DistillationTrainer`` under DeepSpeed ZeRO-3: one gather of both heads per pass, not two per chunk."""
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Wrap
+from rlhf_patches import Guard, Patch, Variant, Wrap
+
+TARGET = "trl.trainer.distillation_trainer:_chunked_divergence_loss"
 
 PATCH = Patch(
     name="trl-chunked-divergence-zero3",
@@ -26,17 +28,21 @@ are NaN (1.14.2). Without ZeRO-3 the original function runs.""",
         "https://github.com/huggingface/trl/pull/6698",
         "https://github.com/huggingface/trl/issues/6696",
     ),
-    guard=Guard("trl", ">=1.10.0,<1.15.0"),
-    changes=(
-        Wrap(
-            target="trl.trainer.distillation_trainer:_chunked_divergence_loss",
-            implementation=f"{__package__}.chunked_head:around_divergence",
-            fingerprints=(
-                "c4ef116d3690c7b8",  # 1.10.0
-                "a054e2695a826a96",  # 1.11.0 to 1.12.0: at least one chunk
-                "62c2de8dbb288f54",  # 1.13.0 to 1.14.2: multiplies in the hidden states' dtype
+    variants=(
+        Variant(
+            Guard("trl", ">=1.10.0,<1.15.0"),
+            (
+                Wrap(
+                    target=TARGET,
+                    implementation=f"{__package__}.chunked_head:around_divergence",
+                    fingerprints={
+                        "c4ef116d3690c7b8": "1.10.0",
+                        "a054e2695a826a96": "1.11.0 to 1.12.0: at least one chunk",
+                        "62c2de8dbb288f54": "1.13.0 to 1.14.2: multiplies in the hidden states' dtype",
+                    },
+                ),
             ),
         ),
     ),
-    retire="when nobody uses trl below 1.15, which fuses the loss and gathers once",
+    retire="when the oldest trl in use is 1.15, which fuses the loss and gathers once",
 )

@@ -14,9 +14,37 @@ from typing import Any
 
 import torch
 
-from . import zero3
+from rlhf_patches import matched
+
+from . import chunked_divergence_zero3, chunked_nll_zero3, zero3
 
 _IGNORED = -100
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What differs between the releases, where it shows in a result.
+
+    Attributes:
+        valid_first: whether valid rows are put first, and ignored ones fill up the last chunk.
+        divides_nothing: whether a loss without any valid token is divided too: 0 / num_items_in_batch.
+    """
+
+    valid_first: bool
+    divides_nothing: bool
+
+
+_SHAPES = {
+    "049d735a374630d9": _Shape(valid_first=False, divides_nothing=False),
+    "7aae60e97f5d4b57": _Shape(valid_first=False, divides_nothing=False),
+    "8523748fe2b17e15": _Shape(valid_first=True, divides_nothing=False),
+    "e05f4e153a955ab1": _Shape(valid_first=True, divides_nothing=False),
+    "9df531774182647a": _Shape(valid_first=True, divides_nothing=True),
+    "c4ef116d3690c7b8": _Shape(valid_first=True, divides_nothing=False),
+    "a054e2695a826a96": _Shape(valid_first=True, divides_nothing=True),
+    "62c2de8dbb288f54": _Shape(valid_first=True, divides_nothing=True),
+}
+"""By fingerprint; the patches name the releases of each."""
 
 
 def around_nll(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -28,7 +56,8 @@ def around_nll(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict
     _, weight, _, labels, shift_labels, *_, bias = args
     if not any(map(zero3.is_zero3, (weight, bias))) or (labels is None and shift_labels is None):
         return wrapped(*args, **kwargs)
-    return _nll(wrapped, *args, **kwargs)
+    shape = _SHAPES[matched(chunked_nll_zero3.PATCH.name, chunked_nll_zero3.TARGET)]
+    return _nll(shape, wrapped, *args, **kwargs)
 
 
 def around_divergence(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -36,11 +65,13 @@ def around_divergence(wrapped: Any, instance: None, args: tuple[Any, ...], kwarg
     _, _, student, teacher, _, _, _, _, student_bias, teacher_bias, *_ = args
     if not any(map(zero3.is_zero3, (student, teacher, student_bias, teacher_bias))):
         return wrapped(*args, **kwargs)
-    return _divergence(wrapped, *args, **kwargs)
+    shape = _SHAPES[matched(chunked_divergence_zero3.PATCH.name, chunked_divergence_zero3.TARGET)]
+    return _divergence(shape, wrapped, *args, **kwargs)
 
 
 @torch.compiler.disable
 def _nll(
+    shape: _Shape,
     trl: Any,
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
@@ -63,14 +94,15 @@ def _nll(
         result: tuple[torch.Tensor, ...] = chunk(rows, *head, targets, logit_scale, final_logit_softcapping)
         return result
 
-    chosen, number = _chosen(trl, valid), valid.sum()
+    chosen, number = _chosen(shape, valid), valid.sum()
     loop = _Loop(compute, chunk_size, int(number), (True, False, True))  # loss, correct predictions, entropy
     loss, correct, entropy = loop.sums(_flat(hidden_states)[chosen], (weight, bias), (), targets[chosen])
-    return _reduced(trl, loss, number, loop.valid, num_items_in_batch), correct, entropy, number
+    return _reduced(shape, loss, number, loop.valid, num_items_in_batch), correct, entropy, number
 
 
 @torch.compiler.disable
 def _divergence(
+    shape: _Shape,
     trl: Any,
     student_hidden_states: torch.Tensor,
     teacher_hidden_states: torch.Tensor,
@@ -99,29 +131,23 @@ def _divergence(
         result: tuple[torch.Tensor, ...] = chunk(*of_student, *of_teacher, beta, temperature, valid)
         return result
 
-    chosen, number = _chosen(trl, valid), valid.sum()
+    chosen, number = _chosen(shape, valid), valid.sum()
     loop = _Loop(compute, chunk_size, int(number), (True, True))  # loss, entropy
     others = (_flat(teacher_hidden_states)[chosen].detach(), valid[chosen].float())
     rows, fixed = _flat(student_hidden_states)[chosen], (teacher, teacher_bias)
     loss, entropy = loop.sums(rows, (student, student_bias), fixed, *others)
-    return _reduced(trl, loss, number, loop.valid, num_items_in_batch), entropy, number
+    return _reduced(shape, loss, number, loop.valid, num_items_in_batch), entropy, number
 
 
-# What differs between the releases, where it shows in a result, is read off the names that the original uses.
+def _chosen(shape: _Shape, valid: torch.Tensor) -> torch.Tensor:
+    """Which rows, and in what order."""
+    return valid.to(torch.int8).argsort(descending=True, stable=True) if shape.valid_first else valid
 
 
-def _chosen(trl: Any, valid: torch.Tensor) -> torch.Tensor:
-    """Which rows, and in what order: 1.8 and later put valid ones first, and ignored ones fill up the last chunk."""
-    if "argsort" in trl.__code__.co_names:
-        return valid.to(torch.int8).argsort(descending=True, stable=True)
-    return valid
-
-
-def _reduced(trl: Any, loss: torch.Tensor, number: torch.Tensor, valid: int, items: Any) -> torch.Tensor:
-    """Before 1.11, the loss without any valid token is 0, and not 0 / num_items_in_batch."""
+def _reduced(shape: _Shape, loss: torch.Tensor, number: torch.Tensor, valid: int, items: Any) -> torch.Tensor:
     if items is None:
         return loss / number.clamp(min=1)
-    if not valid and "clamp" not in trl.__code__.co_names:
+    if not valid and not shape.divides_nothing:
         return loss
     return loss / (items.to(loss.device) if isinstance(items, torch.Tensor) else items)
 
@@ -177,14 +203,14 @@ class _Sums(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         _, _, need_rows, need_weight, need_bias, *rest = ctx.needs_input_grad
-        held = zero3.gather(ctx.head[:2], ctx.head[2:])
+        gathered_here = zero3.gather(ctx.head[:2], ctx.head[2:])
         try:
             found = _backward(ctx, (need_rows, need_weight, need_bias), gradients)
         except BaseException:
-            zero3.release(held)
+            zero3.release(gathered_here)
             raise
         weight, bias, *_ = ctx.head
-        for parameter in held:
+        for parameter in gathered_here:
             if (need_weight and parameter is weight) or (need_bias and parameter is bias):
                 zero3.release_after_accumulation(parameter)
             else:

@@ -1,8 +1,10 @@
-"""``SFTTrainer(loss_type="chunked_nll")`` under DeepSpeed ZeRO-3: one gather of the head a pass, not one a chunk."""
+"""``SFTTrainer(loss_type="chunked_nll")`` under DeepSpeed ZeRO-3: one gather of the head per pass, not per chunk."""
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Wrap
+from rlhf_patches import Guard, Patch, Variant, Wrap
+
+TARGET = "trl.trainer.sft_trainer:_chunked_cross_entropy_loss"
 
 PATCH = Patch(
     name="trl-chunked-nll-zero3",
@@ -38,19 +40,23 @@ others. Without ZeRO-3 (DDP, FSDP2, one process) the original function runs.""",
         "https://github.com/huggingface/trl/pull/6694",
         "https://github.com/huggingface/trl/pull/6698",
     ),
-    guard=Guard("trl", ">=1.4.0,<1.15.0"),
-    changes=(
-        Wrap(
-            target="trl.trainer.sft_trainer:_chunked_cross_entropy_loss",
-            implementation=f"{__package__}.chunked_head:around_nll",
-            fingerprints=(
-                "049d735a374630d9",  # 1.4.0 to 1.5.1: no gather
-                "7aae60e97f5d4b57",  # 1.6.0 to 1.7.1: gathers in each chunk
-                "8523748fe2b17e15",  # 1.8.0: static shapes
-                "e05f4e153a955ab1",  # 1.9.0 to 1.10.0
-                "9df531774182647a",  # 1.11.0 to 1.14.2: at least one chunk
+    variants=(
+        Variant(
+            Guard("trl", ">=1.4.0,<1.15.0"),
+            (
+                Wrap(
+                    target=TARGET,
+                    implementation=f"{__package__}.chunked_head:around_nll",
+                    fingerprints={
+                        "049d735a374630d9": "1.4.0 to 1.5.1: no gather",
+                        "7aae60e97f5d4b57": "1.6.0 to 1.7.1: gathers in each chunk",
+                        "8523748fe2b17e15": "1.8.0: static shapes",
+                        "e05f4e153a955ab1": "1.9.0 to 1.10.0",
+                        "9df531774182647a": "1.11.0 to 1.14.2: at least one chunk",
+                    },
+                ),
             ),
         ),
     ),
-    retire="when nobody uses trl below 1.15, which fuses the loss and gathers once",
+    retire="when the oldest trl in use is 1.15, which fuses the loss and gathers once",
 )

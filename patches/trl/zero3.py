@@ -1,7 +1,7 @@
 """Parameters that DeepSpeed ZeRO-3 has partitioned: gathering them for a direct read, and letting go of them again.
 
 DeepSpeed is not imported: a parameter of ZeRO-3 carries everything that is needed, and other parameters have
-none of it. In this module "to hold" means: gathered by us, so that we have to partition it again.
+none of it. ``gathered_here`` are the parameters that this module has gathered, and so has to partition again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_zero3(parameter: Any) -> bool:
 
 
 def gather(*heads: Iterable[Any]) -> list[Any]:
-    """Gather what is partitioned of each head (weight and bias), with one collective a head, and return it.
+    """Gather what is partitioned of each head (weight and bias), with one collective per head, and return it.
 
     Every rank must call this at the same point: what is partitioned on one rank is partitioned on all.
 
@@ -34,30 +34,32 @@ def gather(*heads: Iterable[Any]) -> list[Any]:
             f"DeepSpeed is prefetching the output head (ds_id {in_flight}) for a module, and its weight is read "
             "directly at the same time; set stage3_prefetch_bucket_size to 0"
         )
-    held: list[Any] = []
+    gathered_here: list[Any] = []
     try:
         for head in heads:
-            held += _gather_one(head)
+            gathered_here += _gather_one(head)
     except BaseException:
-        release(held)
+        release(gathered_here)
         raise
-    return held
+    return gathered_here
 
 
 def _gather_one(head: Iterable[Any]) -> list[Any]:
-    held = [parameter for parameter in head if parameter.ds_status.name == "NOT_AVAILABLE"]
-    if len(held) > 1 and not any(hasattr(parameter.ds_tensor, "ds_quant_scale") for parameter in held):
+    gathered_here = [parameter for parameter in head if parameter.ds_status.name == "NOT_AVAILABLE"]
+    if len(gathered_here) > 1 and not any(
+        hasattr(parameter.ds_tensor, "ds_quant_scale") for parameter in gathered_here
+    ):
         # all_gather() launches one collective for each, and before DeepSpeed 0.19 waits for the last one only, which
         # on gloo is not enough.
-        held[0].all_gather_coalesced(held).wait()
-    elif held:
-        held[0].all_gather(param_list=held)
-    return held
+        gathered_here[0].all_gather_coalesced(gathered_here).wait()
+    elif gathered_here:
+        gathered_here[0].all_gather(param_list=gathered_here)
+    return gathered_here
 
 
-def release(held: Iterable[Any]) -> None:
+def release(gathered_here: Iterable[Any]) -> None:
     """Partition what `gather` returned, but for what a module of DeepSpeed's has taken over meanwhile."""
-    for parameter in held:
+    for parameter in gathered_here:
         if parameter.ds_status.name == "AVAILABLE" and not parameter.ds_active_sub_modules:
             parameter.partition()
 
@@ -65,11 +67,11 @@ def release(held: Iterable[Any]) -> None:
 @contextmanager
 def gathered(*heads: Iterable[Any]) -> Iterator[None]:
     """`gather` on entry, `release` on exit, whatever happens in between."""
-    held = gather(*heads)
+    gathered_here = gather(*heads)
     try:
         yield
     finally:
-        release(held)
+        release(gathered_here)
 
 
 def release_after_accumulation(parameter: Any) -> None:

@@ -9,8 +9,7 @@ from ..megatron_core.no_sync import patch
 PATCH = patch(
     name="verl-no-sync-reentry",
     title="verl",
-    target="verl.utils.megatron_utils:register_megatron_training_hooks",
-    guard=Guard("verl", ">=0.6.1,<=0.9.1"),
+    places={Guard("verl", ">=0.6.1,<=0.9.1"): "verl.utils.megatron_utils:register_megatron_training_hooks"},
     references=("https://github.com/THUDM/slime/issues/1779",),
     extra="""
 verl asserts and installs in a loop over the model chunks, so with virtual pipeline stages that share one config

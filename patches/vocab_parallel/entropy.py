@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import shared
-from .softmax import Tokens
+from .softmax import VocabParallelLogprobEntropy
 
 
 @torch.compiler.disable
@@ -41,5 +41,5 @@ def token_entropy(
         known = shared.recall(logits, group)
         if known is not None:
             return known
-        _, entropy = Tokens.apply(logits, None, shared.reducing(group), True)
+        _, entropy = VocabParallelLogprobEntropy.apply(logits, None, shared.reduction_group(group), True)
         return entropy

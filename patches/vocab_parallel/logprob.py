@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import shared
-from .softmax import Tokens
+from .softmax import VocabParallelLogprobEntropy
 
 
 @torch.compiler.disable
@@ -26,7 +26,7 @@ def token_logprobs(
 
     Two all-reduces forward, none backward, and neither if the group has one rank. Beside the result, memory for one
     block of tokens (`softmax.WORK_BYTES`); in backward the gradient is written over the logits if `ownership` can
-    prove that nobody sees it, else into one tensor of the logits' dtype.
+    prove that nothing else reads them, else into one tensor of the logits' dtype.
 
     Args:
         logits: ``[..., V / TP]``, any floating dtype, any strides; this rank's part of the vocabulary.
@@ -50,7 +50,7 @@ def token_logprobs(
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         graph = torch.is_grad_enabled() and logits.requires_grad
         both = with_entropy and graph and shared.has_one_backward(logits)
-        log_probs, entropy = Tokens.apply(logits, local, shared.reducing(group), both)
+        log_probs, entropy = VocabParallelLogprobEntropy.apply(logits, local, shared.reduction_group(group), both)
         if entropy is not None:
             log_probs = shared.remember(logits, group, log_probs, entropy)
     return log_probs
@@ -59,7 +59,9 @@ def token_logprobs(
 def local_target(
     logits: torch.Tensor, target: torch.Tensor, start: int, end: int, chunk_size: int | None
 ) -> torch.Tensor:
-    """The targets as `softmax.Tokens` wants them: int64 indices in this rank's part ``[start, end)``, or -1.
+    """The targets as `softmax.VocabParallelLogprobEntropy` wants them.
+
+    That is int64: indices in this rank's part ``[start, end)``, or -1.
 
     Raises:
         ValueError: as `token_logprobs`.

@@ -25,7 +25,7 @@ def check_logits(logits: torch.Tensor) -> None:
         )
 
 
-def reducing(group: Any) -> Any:
+def reduction_group(group: Any) -> Any:
     """The group to reduce over, or None if there is no other rank: a sum over one rank costs a launch for nothing."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
@@ -121,7 +121,7 @@ def _leads_to_owner(tensor: torch.Tensor) -> bool:
     if tensor is owner:
         return True
     target, node = owner.grad_fn, tensor.grad_fn
-    for _ in range(32):  # views of views; nobody makes more
+    for _ in range(32):  # views of views; no code makes more
         if node is None or target is None or node is target:
             break
         parents = node.next_functions

@@ -1,12 +1,13 @@
 """One autograd function for what both log-probabilities and entropies need of the logits.
 
-The numbers of a token: x are its logits over the whole vocabulary, m their maximum, z = x - m, s = sum(exp z), and
+Per token: x are its logits over the whole vocabulary, m their maximum, z = x - m, s = sum(exp z), and
 p = exp(z) / s. Then
 
     log-probability of target t:  z_t - log s          gradient  [t] - p
     entropy:                      log s - sum(p z)     gradient  p (sum(p z) - z)
 
-so backward needs m, s and sum(p z) of each token, and nothing at all from other ranks. For a target that no rank has,
+which follow from dp_i / dx_j = p_i ([i = j] - p_j) (Bishop, Pattern Recognition and Machine Learning, 2006, eq. 4.106).
+So backward needs m, s and sum(p z) of each token, and nothing at all from other ranks. For a target that no rank has,
 SkyRL and NeMo-RL return 0, and the gradient -p, as if that 0 were no constant; callers get what they got.
 """
 
@@ -29,7 +30,7 @@ WORK_BYTES_ON_GPU = 32 << 20
 _LOWEST = -1e4
 
 
-class Tokens(torch.autograd.Function):
+class VocabParallelLogprobEntropy(torch.autograd.Function):
     """Log-probabilities of target tokens, or entropies, or both, over vocabulary-parallel logits.
 
     ``apply(logits, target, group, with_entropy)``: logits are ``[..., V / TP]``; ``target`` is ``[...]``, int64, the
@@ -77,6 +78,7 @@ class Tokens(torch.autograd.Function):
         if with_entropy:
             entropy = log_total.view(tokens) - (weighted / total).view(tokens)
         ctx.set_materialize_grads(False)
+        ctx.saved_by = VocabParallelLogprobEntropy  # tells a context of ours from upstream's
         ctx.refusal = ownership.refusal_in_forward(logits)
         ctx.save_for_backward(logits, maximum, sums, target)
         return log_probs, entropy
@@ -101,7 +103,7 @@ class Tokens(torch.autograd.Function):
             factor = -of_target / total
             of_target = of_target.masked_fill(target < 0, 0.0)
         if of_entropy is not None:
-            # A token of which nobody wants the entropy gets no NaN from it: SkyRL leaves out chunks of such tokens.
+            # A token whose entropy has weight 0 gets no NaN from it: SkyRL leaves out chunks of such tokens.
             of_entropy = of_entropy.reshape(-1).float()
             unwanted = of_entropy == 0
             slope = (-of_entropy / total).masked_fill_(unwanted, 0.0)

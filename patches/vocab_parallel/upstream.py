@@ -1,6 +1,7 @@
-"""``forward`` and ``backward`` of the autograd functions that SkyRL and NeMo-RL share, computed by `softmax.Tokens`.
+"""``forward`` and ``backward`` of the autograd functions that SkyRL and NeMo-RL share.
 
-In place of the methods, so that ``DistributedLogprob.apply`` stays what it is to whoever calls it.
+They are computed by `softmax.VocabParallelLogprobEntropy`, in place of the methods, so that
+``DistributedLogprob.apply`` stays what it is to its callers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from . import logprob, shared
-from .softmax import Tokens
+from .softmax import VocabParallelLogprobEntropy
 
 
 @torch.compiler.disable
@@ -42,8 +43,8 @@ def chunked_forward(
 ) -> torch.Tensor:
     """``ChunkedDistributedLogprob.forward``."""
     local = logprob.local_target(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, chunk_size)
-    log_probs, _ = Tokens.forward(
-        _Unsaved() if inference_only else ctx, vocab_parallel_logits, local, shared.reducing(tp_group), False
+    log_probs, _ = VocabParallelLogprobEntropy.forward(
+        _Unsaved() if inference_only else ctx, vocab_parallel_logits, local, shared.reduction_group(tp_group), False
     )
     assert log_probs is not None
     return log_probs
@@ -52,14 +53,21 @@ def chunked_forward(
 @torch.compiler.disable
 def backward(ctx: Any, *grad_outputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """``backward`` of both: a gradient for the logits, and none for the six other arguments."""
-    gradient, *_ = Tokens.backward(ctx, grad_outputs[0], None)
+    gradient, *_ = VocabParallelLogprobEntropy.backward(ctx, grad_outputs[0], None)
     return gradient, *(None,) * 6
+
+
+def is_ours(ctx: Any) -> bool:
+    """Whether a forward of this module has saved what is in this context."""
+    return getattr(ctx, "saved_by", None) is VocabParallelLogprobEntropy
 
 
 def entropy_forward(ctx: Any, vocab_parallel_logits: torch.Tensor, group: Any) -> torch.Tensor:
     """``_VocabParallelEntropy.forward``, whose result has the dtype of the logits."""
     shared.check_logits(vocab_parallel_logits)
-    _, entropy = Tokens.forward(ctx, vocab_parallel_logits, None, shared.reducing(group), True)
+    _, entropy = VocabParallelLogprobEntropy.forward(
+        ctx, vocab_parallel_logits, None, shared.reduction_group(group), True
+    )
     assert entropy is not None
     return entropy.to(vocab_parallel_logits.dtype)
 
@@ -67,7 +75,7 @@ def entropy_forward(ctx: Any, vocab_parallel_logits: torch.Tensor, group: Any) -
 @torch.compiler.disable
 def entropy_backward(ctx: Any, grad_output: torch.Tensor | None) -> torch.Tensor | None:
     """``_VocabParallelEntropy.backward``."""
-    gradient, *_ = Tokens.backward(ctx, None, grad_output)
+    gradient, *_ = VocabParallelLogprobEntropy.backward(ctx, None, grad_output)
     result: torch.Tensor | None = gradient
     return result
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
-import toy_slime
-from installed import Installed
 
-from rlhf_patches import download
+from rlhf_patches.offline import download
+from tests.harness import ranks, toy_slime
+from tests.harness.installed import Installed
 
 WORKER = Path(ranks.__file__).with_name("verify_ranks.py")
 CACHE = Path(__file__).parents[2] / ".cache" / "rlhf-patches"
@@ -119,6 +118,7 @@ def test_the_rank_with_the_store_is_killed(slime):
         assert "DistNetworkError: " in text
 
 
+@pytest.mark.exhaustive
 def test_hundreds_of_processes_start_at_once(make_installed, slime, tmp_path):
     """One site-packages for all, without bytecode, the hook on: as when a job starts on a shared file system."""
     number = 200

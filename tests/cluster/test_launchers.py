@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
-from launched_ranks import PATCH
+
+from tests.harness import ranks
+from tests.harness.launched_ranks import PATCH
 
 SUPPORT = Path(ranks.__file__).parent
 WORKER = SUPPORT / "launched_ranks.py"

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 import ray
-import toy_slime
 
 import rlhf_patches.ray
-from rlhf_patches import SettingsError, public
-from rlhf_patches.engine import Engine
+from rlhf_patches import SettingsError, api
+from rlhf_patches.engine.engine import Engine
 from rlhf_patches.ray import VerifyError, runtime_env, verify
+from tests.harness import toy_slime
 
-SUPPORT = Path(__file__).parents[1] / "support"
+HARNESS = Path(__file__).parents[1] / "harness"
 # What a task or an actor runs is sent as it is: the workers cannot import this file.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -82,7 +82,9 @@ def base(slime):
 @pytest.fixture
 def fresh_engine(monkeypatch):
     """This process as a driver that has called nothing yet."""
-    monkeypatch.setattr(public, "engine", Engine())
+    made = Engine()
+    for module in (api, rlhf_patches.ray):
+        monkeypatch.setattr(module, "engine", made)
 
 
 @pytest.fixture(scope="module")
@@ -383,8 +385,11 @@ class Trainer:
     """A rank: real TRL's chunked loss on a head that real DeepSpeed ZeRO-3 has partitioned."""
 
     def loss(self) -> dict[str, object]:
-        import chunked_nll_ranks as ranks
         import torch
+        from warm_server import bind_tests
+
+        bind_tests()
+        from tests.patches.trl import chunked_nll_zero3_ranks as ranks
 
         with ranks.zero3_configured():
             head = ranks.zero3.partition(ranks.make_head())
@@ -409,7 +414,7 @@ def _trainers(autoload: str) -> list[ray.actor.ActorHandle]:
 
 def test_real_trl_under_zero3_in_actors(connect):
     """Unpatched it crashes; patched the loss is that of a float64 computation, whose rounding is float32's."""
-    with connect(runtime_env({"env_vars": {"PYTHONPATH": str(SUPPORT)}})):
+    with connect(runtime_env({"env_vars": {"PYTHONPATH": str(HARNESS)}})):
         unpatched = _trainers("0")
         for found in ray.get([trainer.loss.remote() for trainer in unpatched]):
             assert "must match the size of tensor b" in found["error"]

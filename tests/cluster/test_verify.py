@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 import torch.distributed as dist
-import toy_slime
 
-from rlhf_patches import distributed
-from rlhf_patches.agreement import Process
+from rlhf_patches.runs import comparison, process_group
+from rlhf_patches.runs.processes import Process
+from tests.harness import ranks, toy_slime
 
 WORKER = Path(ranks.__file__).with_name("verify_ranks.py")
 ONE_SWITCHED_OFF = {1: {"RLHF_PATCHES_DISABLE": toy_slime.PATCH}}
@@ -148,8 +147,10 @@ def test_calls_on_one_store_do_not_read_each_other():
         found: dict[int, str | None] = {}
 
         def take_part(rank: int, package: str) -> None:
-            group = distributed._Group(store, "world", list(range(len(packages))), rank)
-            found[rank] = distributed._Exchange(group, limit).run(Process(rank, "a", 1, package, {}))
+            group = process_group._Group(store, "world", list(range(len(packages))), rank)
+            found[rank] = process_group._Exchange(group, limit).run(
+                Process("a", 1, str(rank), {"rlhf-patches": package}, {})
+            )
 
         threads = [threading.Thread(target=take_part, args=item) for item in enumerate(packages) if item[1]]
         for thread in threads:
@@ -166,6 +167,23 @@ def test_calls_on_one_store_do_not_read_each_other():
     assert all("rank 2 of 3 has not called" in text for text in exchange("1", "1", None, limit=0.5))
 
 
+def test_of_two_verdicts_the_first_counts(monkeypatch):
+    """Two ranks have waited long enough at the same time, and have not found the same."""
+    one = process_group._Exchange(process_group._Group(dist.HashStore(), "world", [0, 1], 0), 60)
+    one._call = 1
+    for rank in (0, 1):
+        one._set(f"state/{rank}", comparison.to_dict(Process("a", 1, str(rank), {"rlhf-patches": "1"}, {})))
+    compare = process_group.differences
+
+    def while_another_is_faster(processes):
+        one._set("verdict", {"present": 1, "error": "the first"})
+        return compare(processes)
+
+    monkeypatch.setattr(process_group, "differences", while_another_is_faster)
+    one._decide()
+    assert one._get("verdict") == {"present": 1, "error": "the first"}
+
+
 STORES = {
     "hash": lambda folder: dist.HashStore(),
     "file": lambda folder: dist.FileStore(str(folder / "store"), 2),
@@ -176,7 +194,7 @@ STORES = {
 @pytest.mark.parametrize("kind", STORES)
 def test_less_than_a_millisecond_is_not_for_ever(tmp_path, kind):
     """torch's stores cut a time to milliseconds, and all but TCPStore take 0 for no limit."""
-    one = distributed._Exchange(distributed._Group(STORES[kind](tmp_path), "world", [0, 1], 0), 60)
+    one = process_group._Exchange(process_group._Group(STORES[kind](tmp_path), "world", [0, 1], 0), 60)
     one._call = 1
     found = []
     # A daemon, and not waited for without limit: in a store's wait() nothing else can end a thread.
@@ -190,9 +208,9 @@ def test_less_than_a_millisecond_is_not_for_ever(tmp_path, kind):
 def test_a_group_without_a_limit_of_its_own_gets_ours(monkeypatch, given):
     """A HashStore or a file takes init_process_group(timeout=timedelta(0)) for no limit; that is no wrong argument."""
     asked = []
-    monkeypatch.setattr(distributed, "_verify_default", asked.append)
-    assert distributed._initialise_and_verify(lambda **_: "made", None, (), {"timeout": given}) == "made"
-    assert asked == [distributed.TIMEOUT]
+    monkeypatch.setattr(process_group, "_verify_default", asked.append)
+    assert process_group._initialise_and_verify(lambda **_: "made", None, (), {"timeout": given}) == "made"
+    assert asked == [process_group.TIMEOUT]
 
 
 # ------------------------------------------------------------------------------------- RLHF_PATCHES_VERIFY

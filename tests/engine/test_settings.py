@@ -62,21 +62,22 @@ def test_the_hint_ends_the_message():
 def test_unknown_variables_name_the_nearest(monkeypatch, variable, near):
     monkeypatch.setenv(f"RLHF_PATCHES_{variable}", "1")
     with pytest.raises(SettingsError, match=f"RLHF_PATCHES_{variable} is unknown") as raised:
-        settings.read(NAMES)
+        settings.from_environment(NAMES)
     if near:
         assert str(raised.value).endswith(f"did you mean 'RLHF_PATCHES_{near}'?")
 
 
 def test_read(monkeypatch):
-    assert settings.read(NAMES) == settings.Settings((), (), False)
+    assert settings.from_environment(NAMES) == settings.Settings((), (), False)
     monkeypatch.setenv("RLHF_PATCHES_DISABLE", " trl-* , ,megatron-no-sync-reentry,")
     monkeypatch.setenv("RLHF_PATCHES_ONLY", "megatron-*")
     monkeypatch.setenv("RLHF_PATCHES_STRICT", "Yes")
-    assert settings.read(NAMES) == settings.Settings(NAMES[1:], NAMES[:2], True)
+    assert settings.from_environment(NAMES) == settings.Settings(NAMES[1:], NAMES[:2], True)
     monkeypatch.setenv("RLHF_PATCHES_ONLY", " , ")
-    assert settings.read(NAMES).only == ()
-    monkeypatch.setenv("RLHF_PATCHES_VERIFY", "on")
-    assert settings.read(NAMES).verify
+    assert settings.from_environment(NAMES).only == ()
+    monkeypatch.setenv("RLHF_PATCHES_VERIFY", "perhaps")
+    with pytest.raises(SettingsError, match="RLHF_PATCHES_VERIFY is 'perhaps'"):
+        settings.from_environment(NAMES)
 
 
 @pytest.mark.parametrize("variable", ["DISABLE", "ONLY"])
@@ -85,7 +86,7 @@ def test_read_names_the_variable(monkeypatch, variable):
     with pytest.raises(
         SettingsError, match=f"^RLHF_PATCHES_{variable} names 'trl-lost-los'.*did you mean 'trl-lost-loss'"
     ):
-        settings.read(NAMES)
+        settings.from_environment(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +96,13 @@ def test_read_names_the_variable(monkeypatch, variable):
 def test_the_standard_library_cannot_be_watched(monkeypatch, value, named):
     monkeypatch.setenv("RLHF_PATCHES_WATCH", value)
     with pytest.raises(SettingsError, match=f"RLHF_PATCHES_WATCH names {named}: expected top-level modules of framew"):
-        settings.read(NAMES)
+        settings.from_environment(NAMES)
 
 
 @pytest.mark.parametrize("value", ["", " , ", "mine,transformers.models", "json_repair"])
 def test_everything_else_can_be_watched(monkeypatch, value):
     monkeypatch.setenv("RLHF_PATCHES_WATCH", value)
-    settings.read(NAMES)
+    settings.from_environment(NAMES)
 
 
 @pytest.mark.parametrize("wrong", [None, "60", 0, -1, True, float("nan"), float("inf"), datetime.timedelta(0)])
@@ -137,7 +138,7 @@ def test_truth(monkeypatch, value, expected):
 def test_truth_of_what_cannot_be_meant(monkeypatch, variable, value):
     monkeypatch.setenv(f"RLHF_PATCHES_{variable}", value)
     with pytest.raises(SettingsError, match=f"RLHF_PATCHES_{variable} is '{value}': expected one of 1, true"):
-        settings.read(NAMES)
+        settings.from_environment(NAMES)
 
 
 @pytest.mark.parametrize(

@@ -3,163 +3,22 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
-import toy_slime
-from installed import ROOT
 
-from rlhf_patches import Rewrite, autoload, cli
-from rlhf_patches.plugins import Registered
+from rlhf_patches import Rewrite, autoload
+from rlhf_patches.cli import judge
+from rlhf_patches.definitions.registry import Registered
+from tests.harness import toy_slime
+from tests.harness.installed import ROOT
 
 ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
-MODULES = "import sys; print(*sorted(sys.modules))"
 
 
 @pytest.fixture
 def slime(tmp_path):
     return toy_slime.write(tmp_path)
-
-
-def test_the_wheel_ships_the_hook_beside_the_package(installed):
-    assert (installed.site / "rlhf_patches.pth").exists()
-    assert (installed.site / "rlhf_patches.start").read_text().strip() == "rlhf_patches.site_hook:install"
-    assert not (installed.site / "patches").exists()
-    assert (installed.site / "rlhf_patches" / "patches" / "plugin.py").exists()
-
-
-def test_off_loads_nothing(installed, slime):
-    assert "rlhf_patches" not in installed.code(MODULES).split()
-    assert installed.code(toy_slime.LOOK, cwd=slime) == "untouched"
-    assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="0") == "untouched"
-    assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="off") == "untouched"
-
-
-def test_on_loads_only_itself_before_a_framework(installed):
-    bare = set(installed.code(MODULES, "-I").split())
-    on = set(installed.code(MODULES, "-I", **ON).split())
-    assert on - bare == {"rlhf_patches", "rlhf_patches.import_system", "rlhf_patches.site_hook"}
-
-
-@pytest.mark.parametrize("flags", [(), ("-E",), ("-I",), ("-X", "dev")])
-def test_on_patches_the_framework_and_says_so_once_if_asked(installed, slime, flags):
-    code = f"import sys; sys.path.insert(0, {str(slime)!r}); {toy_slime.LOOK}"
-    done = installed.run(installed.python, *flags, "-c", code, **ON)
-    assert (done.stdout.strip(), done.stderr) == ("applied", ""), "unasked, only what is wrong is said"
-    done = installed.run(installed.python, *flags, "-c", code, RLHF_PATCHES_LOG="info", **ON)
-    assert done.stdout.strip() == "applied"
-    lines = [line for line in done.stderr.splitlines() if line.startswith("[rlhf_patches]")]
-    assert len(lines) == 1
-    assert lines[0].startswith(f"[rlhf_patches] applied {toy_slime.PATCH}")
-
-
-@pytest.mark.parametrize("flag", ["-O", "-OO"])
-def test_without_assertions_there_is_nothing_to_repair(installed, slime, flag):
-    code = f"{toy_slime.LOOK}; import rlhf_patches; print(rlhf_patches.report()[{toy_slime.PATCH!r}].status)"
-    assert installed.code(code, flag, cwd=slime, **ON).split() == ["untouched", "unaffected"]
-
-
-def test_no_site_no_hook(installed, slime):
-    code = f"import sys; sys.path.insert(0, {str(slime)!r}); {toy_slime.LOOK}"
-    assert installed.code(code, "-S", **ON) == "untouched"
-
-
-CHILDREN = {
-    "subprocess": f"import subprocess, sys; subprocess.run([sys.executable, '-c', {toy_slime.LOOK!r}], check=True)",
-    "shell": f"import os, shlex, sys; os.system(shlex.join([sys.executable, '-c', {toy_slime.LOOK!r}]))",
-    "thread": f"import threading; t = threading.Thread(target=exec, args=({toy_slime.LOOK!r},)); t.start(); t.join()",
-    "fork before": "import os; "
-    f"os.fork() or (exec({toy_slime.LOOK!r}), print(end='', flush=True), os._exit(0)); os.wait()",
-    "fork after": f"{toy_slime.IMPORT}; import os\nif not os.fork():\n {toy_slime.LOOK}\nelse: os.wait()",
-}
-
-
-@pytest.mark.parametrize("kind", CHILDREN)
-def test_every_kind_of_child(installed, slime, kind):
-    assert installed.code(CHILDREN[kind], cwd=slime, **ON).split() == ["applied"]
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_multiprocessing(installed, slime, method):
-    (slime / "job.py").write_text(
-        "import multiprocessing, sys\n"
-        f"def look():\n    {toy_slime.LOOK}\n"
-        "if __name__ == '__main__':\n"
-        f"    process = multiprocessing.get_context({method!r}).Process(target=look)\n"
-        "    process.start(); process.join(); sys.exit(process.exitcode)\n"
-    )
-    done = installed.run(installed.python, "job.py", cwd=slime, **ON)
-    assert (done.returncode, done.stdout.split()) == (0, ["applied"]), done.stderr
-
-
-def test_python_m(installed, slime):
-    (slime / "job.py").write_text(toy_slime.LOOK)
-    assert installed.run(installed.python, "-m", "job", cwd=slime, **ON).stdout.split() == ["applied"]
-
-
-def test_threads_that_import_at_once_all_find_it_patched(installed, slime):
-    code = f"""
-import threading
-barrier = threading.Barrier(8)
-def look():
-    barrier.wait()
-    {toy_slime.LOOK}
-threads = [threading.Thread(target=look) for _ in range(8)]
-[t.start() for t in threads]; [t.join() for t in threads]
-"""
-    assert installed.code(code, cwd=slime, **ON).split() == ["applied"] * 8
-
-
-def test_a_pth_that_runs_twice_installs_one_finder(installed):
-    code = (
-        "import sys; from rlhf_patches.site_hook import install; install(); install();"
-        "print(sum(type(f).__module__ == 'rlhf_patches.site_hook' for f in sys.meta_path))"
-    )
-    assert installed.code(code, **ON) == "1"
-
-
-def test_more_modules_can_be_watched(installed, slime):
-    (slime / "elsewhere.py").write_text("import sys; print('rlhf_patches.engine' in sys.modules)")
-    assert installed.code("import elsewhere", cwd=slime, **ON) == "False"
-    assert installed.code("import elsewhere", cwd=slime, RLHF_PATCHES_WATCH="else, elsewhere", **ON) == "True"
-
-
-def test_disable_one(installed, slime):
-    assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_DISABLE="slime-*", **ON) == "untouched"
-
-
-def test_a_typo_stops_the_run_at_its_first_framework_and_nothing_else(installed, slime):
-    wrong = {**ON, "RLHF_PATCHES_DISABLE": "slime-no-sink-reentry"}
-    assert installed.code("print(1)", **wrong) == "1"
-    code = f"try:\n {toy_slime.IMPORT}\nexcept Exception: pass\n{toy_slime.LOOK}"
-    done = installed.run(installed.python, "-c", code, cwd=slime, **wrong)
-    assert done.returncode == 1, "a framework that swallows the first exception must not get away unpatched"
-    assert "did you mean 'slime-no-sync-reentry'?" in done.stderr
-
-
-def test_the_report_file_has_a_line_a_process(installed, slime, tmp_path):
-    import json
-
-    file = tmp_path / "report.jsonl"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {toy_slime.LOOK!r}]); {toy_slime.LOOK}"
-    installed.code(code, cwd=slime, RLHF_PATCHES_REPORT=str(file), RANK="3", **ON)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len({line["pid"] for line in lines}) == len(lines) == 2
-    for line in lines:
-        assert line["rank"] == "3"
-        statuses = {patch["name"]: patch["status"] for patch in line["patches"]}
-        assert statuses[toy_slime.PATCH] == "applied"
-
-
-def test_only_rank_0_speaks(installed, slime):
-    quiet = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, RANK="1", RLHF_PATCHES_LOG="info", **ON)
-    loud = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, RANK="1", RLHF_PATCHES_LOG="info:all", **ON)
-    assert quiet.stdout == loud.stdout == "applied\n"
-    assert (quiet.stderr.count(toy_slime.PATCH), loud.stderr.count(toy_slime.PATCH)) == (0, 1)
 
 
 # ------------------------------------------------------------------------------------- damage
@@ -235,17 +94,17 @@ def test_everybody_can_read_the_hook_and_nobody_else_write_it(pth, mask):
 def test_a_hook_of_the_wrong_mode_is_said_and_repaired(pth, monkeypatch, mode, said):
     autoload.on()
     pth.chmod(mode)
-    for text in (str(autoload.status()), cli._hook_state()):
+    for text in (str(autoload.status()), judge._hook_state()):
         assert f"but {said} {pth}" in text or f"but {said} read {pth}" in text
         assert "`rlhf-patches autoload on` writes it anew" in text
         assert "every process" not in text
     assert "but" not in str(autoload.on())
-    assert cli._hook_state() == f"site hook: on for every process of this environment ({pth})"
+    assert judge._hook_state() == f"site hook: on for every process of this environment ({pth})"
     # The wheel's own, installed under umask 077.
     wheels = pth.rename(pth.with_name("rlhf_patches.pth"))
     wheels.chmod(mode)
-    assert said in cli._hook_state()
-    assert "chmod" in cli._hook_state()
+    assert said in judge._hook_state()
+    assert "chmod" in judge._hook_state()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -261,181 +120,7 @@ def test_the_wheels_hook_is_made_of_the_same_text():
     assert shipped == autoload.line("0"), "write it with: autoload.line('0')"
 
 
-GONE = "import site, sys; site.addsitedir(sys.argv[1]); site.addsitedir(sys.argv[1]); sys.path.append(sys.argv[1])\n"
-
-
-@pytest.mark.parametrize("default", ["0", "1"])
-@pytest.mark.parametrize(
-    ("settings", "refuses"),
-    [
-        ({}, False),
-        ({"STRICT": "0", "VERIFY": "off"}, False),
-        ({"STRICT": "1"}, True),
-        ({"VERIFY": "yes"}, True),
-        ({"AUTOLOAD": "0", "STRICT": "1"}, None),
-        ({"AUTOLOAD": " Off", "STRICT": "1"}, None),
-    ],
-)
-def test_the_package_is_gone_and_its_hook_is_left(tmp_path, default, settings, refuses):
-    """One line a process, which names the file where it is now; with STRICT or VERIFY no framework is imported."""
-    made, moved = tmp_path / "made", tmp_path / "moved"
-    made.mkdir()
-    (made / "left.pth").write_text(autoload.line(default, ("mine",)))
-    for name in ("torch", "mine", "asked", "other"):
-        (made / f"{name}.py").touch()
-    made.rename(moved)
-    settings = {"AUTOLOAD": "1", **settings} if default == "0" else settings
-    # ImportError is what scripts take for "not installed".
-    tries = "".join(
-        f"try: import {name}; print('{name}')\nexcept ImportError: print('ImportError')\n"
-        "except RuntimeError as error: assert 'NOT ACTIVE' in str(error)\n"
-        for name in ("torch", "mine", "asked", "json", "other")
-    )
-    environment = {f"RLHF_PATCHES_{name}": value for name, value in {"WATCH": "json, asked.models", **settings}.items()}
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", GONE + tries, str(moved)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    everything = ["torch", "mine", "asked", "json", "other"]
-    assert done.stdout.split() == (["json", "other"] if refuses else everything), done.stderr
-    if refuses is None:
-        assert done.stderr == ""
-    else:
-        assert done.stderr.startswith("[rlhf_patches] NOT ACTIVE, although ")
-        assert "No module named 'rlhf_patches'. Install rlhf-patches again" in done.stderr
-        assert str(moved / "left.pth") in done.stderr
-        assert done.stderr.count("\n") == 1
-
-
-def test_a_hook_that_is_left_and_nowhere_to_say_so(tmp_path):
-    (tmp_path / "left.pth").write_text(autoload.line("1"))
-    for closed in ("2>&-", "2>/dev/full"):
-        code = f"{shlex.quote(sys.executable)} -I -S -c {shlex.quote(GONE + 'print(1)')} {tmp_path} {closed}"
-        done = subprocess.run(code, shell=True, env={}, stdout=subprocess.PIPE, text=True, timeout=60)
-        assert done.stdout == "1\n"
-
-
-# ------------------------------------------------------------------------------------- run
-
-
-@pytest.mark.parametrize("command", [("python", "-c", toy_slime.LOOK), ("sh", "-c", f'python -c "{toy_slime.LOOK}"')])
-def test_run_patches_the_command(installed, slime, command):
-    done = installed.run(installed.command, "run", "--", *command, cwd=slime)
-    assert done.stdout == "applied\n", done.stderr
-
-
-def test_run_takes_options(installed, slime, tmp_path):
-    look = ("--", "python", "-c", toy_slime.LOOK)
-    report = tmp_path / "r.jsonl"
-    run = (installed.command, "run")
-    assert installed.run(*run, "--disable", toy_slime.PATCH, *look, cwd=slime).stdout == "untouched\n"
-    assert installed.run(*run, "--only", "verl-*", *look, cwd=slime).stdout == "untouched\n"
-    quiet = installed.run(*run, "--log", "off", "--strict", "--report", str(report), *look, cwd=slime)
-    assert (quiet.stdout, quiet.stderr) == ("applied\n", "")
-    assert len(report.read_text().splitlines()) == 1
-
-    assert installed.run(installed.command, "report", str(report)).returncode == 0
-    said = [installed.run(*run, *options, *look, cwd=slime).stderr for options in ((), ("--quiet",), ("--log", "info"))]
-    assert [text.count("\n") for text in said] == [0, 0, 1]
-    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
-    (slime / "slime-0.3.1.dist-info").mkdir()
-    (slime / "slime-0.3.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
-    model.write_text(model.read_text().replace("config.no_sync_func is None", "not config.no_sync_func"))
-    said = [installed.run(*run, *options, *look, cwd=slime).stderr for options in ((), ("--quiet",))]
-    assert [text.count("[rlhf_patches] refused") for text in said] == [1, 0]
-
-
-def test_run_hands_through_exit_status_and_signals(installed):
-    assert installed.run(installed.command, "run", "--", "sh", "-c", "exit 7").returncode == 7
-    assert installed.run(installed.command, "run", "--", "sh", "-c", "kill -TERM $$").returncode == -15
-    process = subprocess.Popen(
-        [installed.command, "run", "--", "sh", "-c", "trap 'exit 42' INT; echo ready; while :; do sleep 0.1; done"],
-        env=installed.environment({}),
-        stdout=subprocess.PIPE,
-        text=True,
-        # Started in the background of a shell, these tests ignore the signal, and a shell cannot trap what it ignores.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(2)
-    assert process.wait(timeout=30) == 42
-    process.stdout.close()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("run",), 2, "needs a command"),
-        (("run", "--", "no-such-command"), 127, "no-such-command"),
-        (("run", "--only", "verl-no-sync", "--", "true"), 2, "did you mean 'verl-no-sync-reentry'?"),
-        (("run", "--log", "loud", "--", "true"), 2, "RLHF_PATCHES_LOG is 'loud'"),
-        (("run", "--log", "info", "--quiet", "--", "true"), 2, "not allowed with"),
-        (("run", "--report", "missing/run.jsonl", "--", "true"), 2, "cannot be written: No such file or directory"),
-        (("run", "--report", "/dev/full", "--", "true"), 2, "cannot be written: it is no regular file"),
-        (("run", "--report", "bin/rlhf-patches", "--", "true"), 2, "cannot be written: it holds something else"),
-        (("autoload", "maybe"), 2, "maybe"),
-    ],
-)
-def test_wrong_commands(installed, arguments, status, message):
-    done = installed.run(installed.command, *arguments)
-    assert done.returncode == status
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("text", ["no program", "#!/no/such/interpreter\n"])
-def test_a_command_that_cannot_be_executed(installed, tmp_path, text):
-    file = tmp_path / "program"
-    file.write_text(text)
-    file.chmod(0o755)
-    done = installed.run(installed.command, "run", "--", str(file))
-    assert done.returncode == 126
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"rlhf-patches: {file} cannot be executed: ")
-
-
-def test_what_cannot_be_watched_is_refused_before_the_run(installed):
-    done = installed.run(installed.command, "run", "--", "true", RLHF_PATCHES_WATCH="mine,json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("rlhf-patches: RLHF_PATCHES_WATCH names json: expected top-level modules")
-
-
 def test_a_plugin_for_the_standard_library_is_not_waited_for(framework):
     targets = ("json.decoder:JSONDecoder.decode", framework.path("m:f"))
     patch = framework.patch(*(Rewrite(target, "$A - $B", "$A + $B") for target in targets))
     assert autoload.watch_list([Registered(patch, "tests")]) == (framework.name,)
-
-
-def test_watched_names_cover_every_built_in_patch():
-    from rlhf_patches import site_hook
-    from rlhf_patches.patches import plugin
-
-    tops = {module.partition(".")[0] for patch in plugin.rlhf_patches() for module in patch.modules}
-    assert tops <= set(site_hook.WATCHED)
-
-
-def test_the_very_module_whose_import_loads_the_engine_is_patched(installed, tmp_path):
-    """The engine's finder joins sys.meta_path while Python walks through it for this import."""
-    (tmp_path / "toptarget.py").write_text("def f(a, b):\n    return a - b\n")
-    (tmp_path / "plug.py").write_text(
-        "from rlhf_patches import Guard, Patch, Rewrite, hookimpl\n"
-        "@hookimpl\n"
-        "def rlhf_patches():\n"
-        "    return [Patch('toptarget-sign', 's', 's', 's', 's', ('r',), Guard('toptarget', ''),\n"
-        "        (Rewrite('toptarget:f', '$A - $B', '$A + $B'),), 'never')]\n"
-    )
-    metadata = tmp_path / "plug-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[rlhf_patches]\nplug = plug\n")
-    code = "import toptarget; print(toptarget.f(5, 2))"
-    environment = {"PYTHONPATH": str(tmp_path)}
-    assert installed.code(code, **environment) == "3"
-    assert installed.code(code, RLHF_PATCHES_WATCH="toptarget", **ON, **environment) == "7"
-    # `run` knows from the plugin what to watch.
-    done = installed.run(installed.command, "run", "--", installed.python, "-c", code, **environment)
-    assert done.stdout == "7\n", done.stderr

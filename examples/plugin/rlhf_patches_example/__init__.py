@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, hookimpl
+from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
 
 MASKED_MEAN = Patch(
     name="toy-masked-mean",
@@ -11,8 +11,12 @@ MASKED_MEAN = Patch(
     cause="`masked_mean` divides by the number of all tokens instead of the number of those that the mask keeps.",
     repair="Divides by the sum of the mask. Nothing else of the function changes.",
     references=("https://example.invalid/toy-framework/issues/1",),
-    guard=Guard("toy-framework", ">=1.0,<2.0"),
-    changes=(Rewrite("toy_framework.losses:masked_mean", "$TOTAL / len($LOSSES)", "$TOTAL / sum(mask)"),),
+    variants=(
+        Variant(
+            Guard("toy-framework", ">=1.0,<2.0"),
+            (Rewrite("toy_framework.losses:masked_mean", "$TOTAL / len($LOSSES)", "$TOTAL / sum(mask)"),),
+        ),
+    ),
     retire="When toy-framework 1.x is no longer in use.",
 )
 

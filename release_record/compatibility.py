@@ -1,0 +1,107 @@
+"""``docs/compatibility.md``: the record as a table that a user can read, and its figures."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+
+import record
+from record import Entry, Record
+
+from rlhf_patches.definitions.patch import Patch
+
+_HEAD = """\
+# Compatibility
+
+Every release that was read, and what was found in it. Generated from [the record](../release_record/record) by
+`make releases`; a test compares it with the record and the record with the patches' ranges. "Read" means: the
+published file was fetched, each patch's code pattern was looked for in it, and the repaired module was compiled, with
+no other function different and no line moved. To ask about a copy of your own: `rlhf-patches check SOURCE`.
+
+A patch with several variants repairs the bug in several shapes of upstream's code; its page shows each.
+
+| state | meaning |
+| --- | --- |
+| affected | has the bug; the patch repairs it |
+| not there | the code that has the bug does not exist yet, or not in this package |
+| fixed | newer than the bug, and without it; the note says where it went |
+"""
+
+
+def page(records: Iterable[Record], patches: Iterable[Patch]) -> str:
+    """The whole page, as Markdown."""
+    records, patches = list(records), list(patches)
+    parts = [_HEAD]
+    for item in records:
+        own = [patch for patch in record.patches_of(item.distribution, patches) if item.has_module(patch)]
+        if not own:
+            continue
+        source = "git tags" if item.in_git else "PyPI"
+        parts.append(f"## {item.name}\n\n{len(item.entries)} releases read ({source}).\n")
+        rows = ["| versions | state | patch | note |", "| --- | --- | --- | --- |"]
+        for patch in own:
+            link = f"[{patch.name}](patches/{patch.name}.md)"
+            notes = record.reviewed().harmless.get(patch.name, {})
+            for members, state in stretches(item, patch):
+                note = "; ".join(_notes(members, patch, notes))
+                rows.append(f"| {_span(item, members)} | {state} | {link} | {note} |".replace("  |", " |"))
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def stretches(item: Record, patch: Patch) -> list[tuple[list[Entry], str]]:
+    """Neighbouring releases in the same state and of the same variant's shape, oldest first, and that state."""
+    entries = sorted(item.entries, key=lambda entry: entry.order)
+    seen = False
+    states = []
+    for entry in entries:
+        shapes = record.recognised(patch, entry)
+        seen = seen or bool(shapes)
+        which = f", variant {shapes[0] + 1}" if shapes and len(patch.variants) > 1 else ""
+        states.append(f"affected{which}" if shapes else "fixed" if seen else "not there")
+    groups = itertools.groupby(zip(entries, states, strict=True), key=lambda pair: pair[1])
+    return [([entry for entry, _ in group], state) for state, group in groups]
+
+
+def _span(item: Record, members: list[Entry]) -> str:
+    first, last = _name(item, members[0]), _name(item, members[-1])
+    return first if len(members) == 1 else f"{first} to {last} ({len(members)})"
+
+
+def _name(item: Record, entry: Entry) -> str:
+    return entry.file if item.in_git else entry.version
+
+
+def _notes(members: list[Entry], patch: Patch, notes: dict[str, str]) -> list[str]:
+    found = []
+    for entry in members:
+        if record.recognised(patch, entry):
+            continue
+        for code in entry.patches[patch.name]:
+            if code.state == record.DIFFERENT:
+                found.append(notes.get(code.key, "not read yet"))
+    return list(dict.fromkeys(found))
+
+
+def figures(records: Iterable[Record], patches: Iterable[Patch]) -> str:
+    """Releases and decisions of each kind, per framework and patch."""
+    patches = list(patches)
+    lines = []
+    for item in records:
+        lines.append(f"{item.name}: {len(item.entries)} {'tags' if item.in_git else 'releases'}")
+        for patch in record.patches_of(item.distribution, patches):
+            kinds = Counter(decision(patch, entry) for entry in item.entries)
+            counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+            lines.append(f"  {patch.name}: {counts}")
+    return "\n".join(lines)
+
+
+def decision(patch: Patch, entry: Entry) -> str:
+    """What `rlhf-patches check` says of a release."""
+    number = record.claimed(patch, entry)
+    if number is None:
+        return "absent" if record.code(patch, entry).state == record.NO_MODULE else "unaffected"
+    if record.may_lack(patch, entry):
+        return "absent"
+    return "applies" if entry.patches[patch.name][number].state == record.DEFECT else "refused"

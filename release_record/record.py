@@ -1,0 +1,460 @@
+"""The record: for every release of every framework, which variants of each patch have their shape in its code.
+
+One file per distribution, ``record/NAME.json``; for a framework that lives in git ``record/git/NAME.json``, by tag. It
+holds facts about released code only (no upstream text, no version guard), so the guards can be held against it:
+`disagreements` and `loose_bounds` must be empty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import tomllib
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from rlhf_patches.definitions import registry
+from rlhf_patches.definitions.patch import Change, Patch, Rewrite, Variant
+from rlhf_patches.guards import decision, shapes, sources, versions
+from rlhf_patches.guards.rewriting import Unrecognised
+from rlhf_patches.guards.sources import NotFound, Source, Unreadable
+from rlhf_patches.guards.versions import Verdict
+from rlhf_patches.offline.archive import Release
+
+HERE = Path(__file__).parent
+
+DEFECT = "defect"
+"""Recognised; for rewrites also: the edited module compiles, nothing but the function differs, no line moves."""
+DIFFERENT = "different"
+"""Every function is there, and at least one is not as the patch expects it."""
+NO_FUNCTION = "no function"
+NO_MODULE = "no module"
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the shape guard of one variant finds in one release.
+
+    Attributes:
+        state: one of the constants of this module.
+        fingerprints: of each target function, in the order of the variant's targets; empty if one is not defined.
+        why: what the shape guard said, empty for DEFECT.
+    """
+
+    state: str
+    fingerprints: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def key(self) -> str:
+        """How ``reviewed.toml`` names code that is DIFFERENT."""
+        return "+".join(self.fingerprints)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release. ``tag`` and ``commit`` for git, ``file`` and ``sha256`` for an index.
+
+    ``version`` is what its metadata says, which in git need not be what the tag says. ``patches`` has a `Code` for each
+    variant of each patch.
+    """
+
+    version: str
+    file: str
+    sha256: str
+    patches: dict[str, tuple[Code, ...]]
+
+    @property
+    def order(self) -> Version:
+        """For sorting."""
+        return Version(self.version)
+
+    @property
+    def label(self) -> str:
+        """What people call this release: the version it was published as, or ``main``."""
+        return re.sub(r"^(core_)?v(?=\d)", "", self.file) if len(self.sha256) == 40 else self.version
+
+
+@dataclass
+class Record:
+    """All releases of one distribution, oldest first.
+
+    Attributes:
+        name: the distribution, or the git repository.
+        in_git: whether the entries are tags of a repository.
+        distribution: whose guards count.
+        digests: per patch, that of the variants' changes that the entries were made with.
+        entries: the releases.
+    """
+
+    name: str
+    in_git: bool
+    distribution: str
+    digests: dict[str, str]
+    entries: list[Entry]
+
+    def has_module(self, patch: Patch) -> bool:
+        """Whether any release has the patch's modules."""
+        return any(code(patch, entry).state != NO_MODULE for entry in self.entries)
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept."""
+        return HERE / "record" / ("git" if self.in_git else "") / f"{self.name}.json"
+
+
+def built_in() -> list[Patch]:
+    """The patches of this project."""
+    registered, failures = registry.load()
+    if failures:
+        raise SystemExit("\n".join(map(str, failures)))
+    return [item.patch for item in registered if item.plugin == registry.BUILT_IN]
+
+
+def patches_of(distribution: str, patches: Iterable[Patch]) -> list[Patch]:
+    """Those whose guard names this distribution."""
+    wanted = canonicalize_name(distribution)
+    return [patch for patch in patches if canonicalize_name(patch.distribution) == wanted]
+
+
+def records_of(patch: Patch, records: Iterable[Record]) -> list[Record]:
+    """Those of the distribution that a patch's guard names."""
+    return [record for record in records if patches_of(record.distribution, [patch])]
+
+
+def digest(patch: Patch) -> str:
+    """Changes when the changes of any variant do, or their order; notes on fingerprints do not count."""
+    changes = [[_without_notes(change) for change in variant.changes] for variant in patch.variants]
+    return hashlib.sha256(repr(changes).encode()).hexdigest()[:16]
+
+
+def _without_notes(change: Change) -> tuple[Any, ...]:
+    values = ((field.name, getattr(change, field.name)) for field in fields(change))
+    return type(change).__name__, *(sorted(value) if name == "fingerprints" else value for name, value in values)
+
+
+# ------------------------------------------------------------------------------------- finding the facts
+
+
+def examine(release: Release, patch: Patch) -> tuple[Code, ...]:
+    """What the shape guard of each variant of a patch finds in a release."""
+    return tuple(_examine(release, variant) for variant in patch.variants)
+
+
+def _examine(release: Release, variant: Variant) -> Code:
+    try:
+        texts = {module: release.source(module) for module in variant.modules}
+    except NotFound as error:
+        return Code(NO_MODULE, why=_without_label(release, error))
+    except Unreadable as error:
+        return Code(UNREADABLE, why=_without_label(release, error))
+    try:
+        fingerprints = tuple(_fingerprints(variant, texts))
+        shapes.check_compiles(shapes.recognise_all(variant, texts), lines=True)
+    except NotFound as error:
+        return Code(NO_FUNCTION, why=_without_label(release, error))
+    except Unreadable as error:
+        return Code(UNREADABLE, why=_without_label(release, error))
+    except Unrecognised as error:
+        return Code(DIFFERENT, fingerprints, _without_label(release, error))
+    return Code(DEFECT, fingerprints)
+
+
+def targets(variant: Variant) -> tuple[str, ...]:
+    """The functions of a variant, each once."""
+    return tuple(dict.fromkeys(change.target for change in variant.changes))
+
+
+def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
+    for target in targets(variant):
+        module, _, qualname = target.partition(":")
+        yield sources.fingerprint_of(sources.find_function(texts[module], qualname))
+
+
+def _without_label(release: Release, error: Exception) -> str:
+    # The path of a file on the machine that made the record means nothing to its readers.
+    return str(error).replace(f" in {release.label}", "").replace(f"{release.label}/", "")
+
+
+# -------------------------------------------------------------------------------------- reading, writing
+
+
+def load(path: Path) -> Record:
+    """Read one record."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    entries = []
+    for item in data.pop("releases"):
+        codes = {
+            name: tuple(Code(**{**one, "fingerprints": tuple(one.get("fingerprints", ()))}) for one in found)
+            for name, found in item.pop("patches").items()
+        }
+        entries.append(Entry(**item, patches=codes))
+    return Record(**data, entries=entries)
+
+
+def load_all() -> list[Record]:
+    """Every record, those of indexes first."""
+    return [load(path) for path in [*sorted(HERE.glob("record/*.json")), *sorted(HERE.glob("record/git/*.json"))]]
+
+
+def save(record: Record) -> None:
+    """Write a record, one line per release, so that a diff shows which changed."""
+    lines = [
+        json.dumps(_as_json(entry)) for entry in sorted(record.entries, key=lambda entry: (entry.order, entry.file))
+    ]
+    fields = {key: getattr(record, key) for key in ("name", "in_git", "distribution", "digests")}
+    head = json.dumps(fields, indent=1)
+    text = head.removesuffix("\n}") + ',\n "releases": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+    record.path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = record.path.with_suffix(".unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, record.path)
+
+
+def _as_json(entry: Entry) -> dict[str, Any]:
+    data = asdict(entry)
+    data["patches"] = {
+        name: [{key: value for key, value in one.items() if value} for one in found]
+        for name, found in data["patches"].items()
+    }
+    return data
+
+
+# ------------------------------------------------------------------------------------- what the facts mean
+
+
+def recognised(patch: Patch, entry: Entry) -> list[int]:
+    """Which variants have their shape in a release, by number; more than one is never right."""
+    codes = entry.patches[patch.name]
+    there = [variant for variant, one in zip(patch.variants, codes, strict=True) if one.state == DEFECT]
+    return [patch.variants.index(variant) for variant in decision.widest(there)]
+
+
+def code(patch: Patch, entry: Entry) -> Code:
+    """What counts of a release: the variant that is recognised, or else the one that has come furthest."""
+    codes = entry.patches[patch.name]
+    for number in recognised(patch, entry):
+        return codes[number]
+    order = (UNREADABLE, DIFFERENT, NO_FUNCTION, NO_MODULE)
+    return min(codes, key=lambda one: order.index(one.state))
+
+
+def claimed(patch: Patch, entry: Entry) -> int | None:
+    """The variant whose version guard says that a release is affected, by number."""
+    for number, variant in enumerate(patch.variants):
+        if versions.judge(variant.guard, entry.version).verdict is Verdict.AFFECTED:
+            return number
+    return None
+
+
+def may_lack(patch: Patch, entry: Entry) -> bool:
+    """Whether an affected release has no module to patch, and its variant's guard says why that may be."""
+    number = claimed(patch, entry)
+    if number is None or patch.variants[number].guard.may_be_missing is None:
+        return False
+    return entry.patches[patch.name][number].state == NO_MODULE
+
+
+# ----------------------------------------------------------------------------- holding the guards against it
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """What a person has read, ``reviewed.toml``: the file says how to fill it in.
+
+    Attributes:
+        harmless: patch -> fingerprint of a target that the patch does not recognise -> why it has no such defect.
+        accepted: patch -> version for which the two guards may disagree -> why.
+    """
+
+    harmless: dict[str, dict[str, str]]
+    accepted: dict[str, dict[str, str]]
+
+    def accepts(self, item: Disagreement) -> bool:
+        """Whether a disagreement has been explained."""
+        return item.version in self.accepted.get(item.patch, {})
+
+
+def reviewed() -> Reviewed:
+    """Read ``reviewed.toml``."""
+    data = tomllib.loads((HERE / "reviewed.toml").read_text(encoding="utf-8"))
+    return Reviewed(data.get("harmless", {}), data.get("accepted", {}))
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """The version guards say one thing of a release, the shape guards another. ``affected`` is by version."""
+
+    patch: str
+    name: str
+    version: str
+    file: str
+    affected: bool
+    code: Code
+
+    def __str__(self) -> str:
+        says = "affected" if self.affected else "not affected"
+        code = f"{self.code.state} {self.code.why}".rstrip()
+        return f"{self.patch}: {self.name} {self.version} ({self.file}) is {says} by its version, its code: {code}"
+
+
+def disagreements(records: Iterable[Record], patches: Iterable[Patch]) -> list[Disagreement]:
+    """Every release that a range claims wrongly, or fails to claim, or that another variant's range has to claim."""
+    patches = list(patches)
+    found = []
+    for record in records:
+        for patch in patches_of(record.distribution, patches):
+            for entry in record.entries:
+                number, there = claimed(patch, entry), recognised(patch, entry)
+                one = code(patch, entry) if number is None else entry.patches[patch.name][number]
+                if there != ([] if number is None or may_lack(patch, entry) else [number]):
+                    affected = number is not None
+                    found.append(Disagreement(patch.name, record.name, entry.version, entry.file, affected, one))
+    return found
+
+
+def loose_bounds(records: Iterable[Record], patches: Iterable[Patch]) -> list[str]:
+    """Guards that claim more than was read: each bound must be a release that was read and is as the bound says."""
+    records = list(records)
+    complaints = []
+    for patch in patches:
+        for number, variant in enumerate(patch.variants):
+            complaints += [
+                f"{patch.name}: {text}" for text in _loose(records_of(patch, records), patch, number, variant)
+            ]
+    return complaints
+
+
+def _loose(records: list[Record], patch: Patch, number: int, variant: Variant) -> Iterator[str]:
+    there: dict[Version, bool] = {}
+    for record in records:
+        for entry in record.entries:
+            there[entry.order] = there.get(entry.order, False) or number in recognised(patch, entry)
+    pins = list(SpecifierSet(variant.guard.versions))
+    if {pin.operator[0] for pin in pins} < {"<", ">"} and [pin.operator for pin in pins] != ["=="]:
+        yield f"{variant.guard.versions!r} is open to one side"
+    for pin in pins:
+        version = Version(pin.version)
+        if version not in there:
+            yield f"{pin} names a release that is not in the record"
+        elif there[version] != (pin.operator in (">=", "<=", "==")):
+            yield f"{pin} names a release whose code is {'' if there[version] else 'not '}of this shape"
+
+
+def unreviewed(records: Iterable[Record], patches: Iterable[Patch], notes: Reviewed) -> list[str]:
+    """Target functions that a patch does not recognise and that were not reviewed, and notes that nothing needs."""
+    records, patches = list(records), list(patches)
+    complaints: list[str] = []
+    needed: set[tuple[str, str]] = set()
+    for record in records:
+        for patch in patches_of(record.distribution, patches):
+            for entry in record.entries:
+                if recognised(patch, entry):
+                    continue
+                for one in dict.fromkeys(entry.patches[patch.name]):
+                    if one.state == UNREADABLE:
+                        complaints.append(f"{patch.name}: {record.name} {entry.version} cannot be read: {one.why}")
+                    if one.state != DIFFERENT:
+                        continue
+                    known = (patch.name, one.key) in needed
+                    needed.add((patch.name, one.key))
+                    if not known and one.key not in notes.harmless.get(patch.name, {}):
+                        complaints.append(
+                            f"{patch.name}: not reviewed: {record.name} {entry.version} ({entry.file}): "
+                            f"{one.key}: {one.why}"
+                        )
+    for name, entries in notes.harmless.items():
+        complaints += [
+            f"{name}: the note on {key} is about no release in the record"
+            for key in entries
+            if (name, key) not in needed
+        ]
+    return complaints
+
+
+def outdated(records: Iterable[Record], patches: Iterable[Patch]) -> list[str]:
+    """Patches whose changes are not those that the record was made with."""
+    records = list(records)
+    complaints = []
+    for patch in patches:
+        own = records_of(patch, records)
+        if not own:
+            complaints.append(f"{patch.name}: there is no record of {patch.distribution}")
+        complaints += [
+            f"{patch.name}: the record of {record.name} was made with other changes"
+            for record in own
+            if record.digests.get(patch.name) != digest(patch)
+        ]
+    return complaints
+
+
+# ------------------------------------------------------------------------------ the releases of a fingerprint
+
+_SPAN = re.compile(r"(\S+)(?: to (\S+))?")
+
+
+def mistaken_fingerprints(records: Iterable[Record], patches: Iterable[Patch]) -> list[str]:
+    """Fingerprints whose releases are not those of the record.
+
+    The text is ``SPAN, SPAN ...: NOTE``, the note optional; a span is a release, ``FIRST to LAST``, or ``main``.
+    """
+    records = list(records)
+    complaints: list[str] = []
+    for patch in patches:
+        for (target, fingerprint), text in _fingerprint_texts(patch).items():
+            there, known = [], []
+            for record in records_of(patch, records):
+                for entry in sorted(record.entries, key=lambda entry: entry.order):
+                    known.append(entry.label)
+                    if fingerprint in _found(patch, entry, target):
+                        there.append(entry.label)
+            said = _expanded(text, known)
+            if said != set(there):
+                complaints.append(
+                    f"{patch.name}: {target} has the fingerprint {fingerprint} in {', '.join(there) or 'no release'}; "
+                    f"the patch says {text!r}"
+                )
+    return complaints
+
+
+def _fingerprint_texts(patch: Patch) -> dict[tuple[str, str], str]:
+    return {
+        (change.target, fingerprint): text
+        for variant in patch.variants
+        for change in variant.changes
+        if not isinstance(change, Rewrite)
+        for fingerprint, text in change.fingerprints.items()
+    }
+
+
+def _found(patch: Patch, entry: Entry, target: str) -> set[str]:
+    return {
+        fingerprint
+        for variant, one in zip(patch.variants, entry.patches[patch.name], strict=True)
+        for name, fingerprint in zip(targets(variant), one.fingerprints, strict=False)
+        if name == target
+    }
+
+
+def _expanded(text: str, known: list[str]) -> set[str] | None:
+    """The releases that a text names, out of those that are known; None where it does not keep to the form."""
+    releases = [label for label in known if label != "main"]
+    found: set[str] = set()
+    for span in text.partition(":")[0].split(", "):
+        match = _SPAN.fullmatch(span)
+        if not match or not {match[1], match[2] or match[1]} <= set(releases if match[2] else known):
+            return None
+        if match[2]:
+            found |= {*releases[releases.index(match[1]) : releases.index(match[2]) + 1]}
+        else:
+            found.add(match[1])
+    return found

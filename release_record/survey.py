@@ -1,0 +1,306 @@
+"""Look at every release of every patched framework, and record what each patch's shape guard finds: `make releases`.
+
+Releases are fetched without dependencies into ``.cache/releases`` and read as text. What the record has already, from
+the same file and for the same changes, is not looked at again, so an interrupted survey goes on where it was, and
+a later one shows what changed upstream since. Frameworks that live in git need a clone:
+``--git Megatron-LM=~/Megatron-LM``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import compatibility
+import record
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, PyPISimple
+from record import Code, Entry, Record
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rlhf_patches.definitions.patch import Patch
+from rlhf_patches.offline import archive
+
+ROOT = Path(__file__).parent.parent
+CACHE = ROOT / ".cache" / "releases"
+WORKERS = 4  # half of the time is waiting for the index
+
+
+def main() -> int:
+    """Returns 1 if a guard and the record disagree, or if something has to be reviewed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="distributions (default: all that patches name)")
+    parser.add_argument("--git", action="append", default=[], metavar="NAME=FOLDER", help="a clone: its tags and main")
+    parser.add_argument("--index", default=PYPI_SIMPLE_ENDPOINT, metavar="URL", help="another index than PyPI")
+    parser.add_argument("--offline", action="store_true", help="look at nothing new, only write docs/compatibility.md")
+    options = parser.parse_args()
+    patches = record.built_in()
+    console = Console(highlight=False)
+    before = {(item.name, item.in_git): item for item in record.load_all()}
+    if not options.offline:
+        known = sorted({canonicalize_name(patch.distribution) for patch in patches})
+        names = [canonicalize_name(name) for name in options.names]
+        if not set(names) <= set(known):
+            parser.error(f"expected names among {', '.join(known)}, which patches are for")
+        for clone in options.git:
+            name, _, folder = clone.partition("=")
+            if name not in REPOSITORIES or not folder:
+                parser.error(f"--git {clone}: expected NAME=FOLDER, with NAME one of {', '.join(REPOSITORIES)}")
+            survey_git(name, folder, patches, console)
+        for name in names or ([] if options.git else known):
+            survey_index(name, options.index, patches, console)
+    after = record.load_all()
+    for item in after:
+        for line in changes(before.get((item.name, item.in_git)), item, record.patches_of(item.distribution, patches)):
+            console.print(line, markup=False, soft_wrap=True)
+    (ROOT / "docs" / "compatibility.md").write_text(compatibility.page(after, patches), encoding="utf-8")
+    console.print(compatibility.figures(after, patches))
+    notes = record.reviewed()
+    complaints = [
+        *(str(item) for item in record.disagreements(after, patches) if not notes.accepts(item)),
+        *record.loose_bounds(after, patches),
+        *record.unreviewed(after, patches, notes),
+        *record.outdated(after, patches),
+    ]
+    for complaint in complaints:
+        console.print(f"look at this: {complaint}", style="bold red", markup=False, soft_wrap=True)
+    return int(bool(complaints))
+
+
+# ----------------------------------------------------------------------------------------- from an index
+
+
+def survey_index(name: str, url: str, patches: list[Patch], console: Console) -> None:
+    """Bring the record of one distribution up to date."""
+    own = record.patches_of(name, patches)
+    with PyPISimple(url) as index:
+        packages = index.get_project_page(name).packages
+    wanted = {package.filename: package for package in map(_best, _by_version(packages).values())}
+    _survey(
+        Record(name, False, name, {}, []),
+        own,
+        {file: package.digests.get("sha256", "") for file, package in wanted.items()},
+        lambda file: (_look_up, wanted[file], own),
+        console,
+    )
+
+
+def _by_version(packages: Iterable[DistributionPackage]) -> dict[Version, list[DistributionPackage]]:
+    found: dict[Version, list[DistributionPackage]] = {}
+    for package in packages:
+        try:
+            version = Version(package.version or "")
+        except InvalidVersion:
+            continue
+        if package.package_type in ("wheel", "sdist"):
+            found.setdefault(version, []).append(package)
+    return found
+
+
+def _best(packages: list[DistributionPackage]) -> DistributionPackage:
+    """A wheel, because that is what gets installed; of several, the one that most people here would get."""
+    order = ("py3-none-any", "cp311-cp311-manylinux", "-cp311-", ".whl")
+    ranks = {package.filename: [mark not in package.filename for mark in order] for package in packages}
+    return min(packages, key=lambda package: (ranks[package.filename], package.filename))
+
+
+def _look_up(package: DistributionPackage, patches: list[Patch]) -> Entry:
+    file = CACHE / canonicalize_name(package.project or "unknown") / package.filename
+    sha256 = package.digests.get("sha256", "")
+    if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
+        with PyPISimple() as index:
+            index.download_package(package, unfinished, keep_on_error=False)
+        os.replace(unfinished, file)
+    release = archive.open_release(str(file))
+    ((_, version),) = release.claims
+    return Entry(
+        version or "", package.filename, sha256, {patch.name: record.examine(release, patch) for patch in patches}
+    )
+
+
+# -------------------------------------------------------------------------------------------- from git
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A framework that is used from a checkout.
+
+    Attributes:
+        distribution: what its patches' guards name.
+        tags: which tags are releases.
+        version: a file in it, and a function from its text to the version that an installed copy calls itself.
+    """
+
+    distribution: str
+    tags: re.Pattern[str]
+    version_file: str
+    version: Callable[[str], str]
+
+
+def _package_info(text: str) -> str:
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id.isupper()
+        and isinstance(node.value, (ast.Constant, ast.List))
+    }
+    return f"{values['MAJOR']}.{values['MINOR']}.{values['PATCH']}{values['PRE_RELEASE']}"
+
+
+def _setup_py(text: str) -> str:
+    (version,) = re.findall(r"""^\s*version\s*=\s*["']([^"']+)["']""", text, re.MULTILINE)
+    return str(version)
+
+
+REPOSITORIES = {
+    "Megatron-LM": Repository(
+        "megatron-core", re.compile(r"core_[rv].*"), "megatron/core/package_info.py", _package_info
+    ),
+    "slime": Repository("slime", re.compile(r"v\d.*"), "setup.py", _setup_py),
+    # Before v0.2.1 it was called nemo-reinforcer, and had none of the modules.
+    "NeMo-RL": Repository("nemo-rl", re.compile(r"v(?!0\.1\.|0\.2\.0$)\d.*"), "nemo_rl/package_info.py", _package_info),
+}
+
+
+def survey_git(name: str, folder: str, patches: list[Patch], console: Console) -> None:
+    """Bring the record of a repository up to date, from a clone."""
+    repository = REPOSITORIES[name]
+    own = record.patches_of(repository.distribution, patches)
+    commits = dict(_commits(folder, repository))
+    _survey(
+        Record(name, True, repository.distribution, {}, []),
+        own,
+        commits,
+        lambda ref: (_look_up_tag, folder, ref, commits[ref], repository, own),
+        console,
+    )
+
+
+def _commits(folder: str, repository: Repository) -> Iterator[tuple[str, str]]:
+    for line in _git(
+        folder, "for-each-ref", "--format=%(refname:short) %(objectname) %(*objectname)", "refs/tags"
+    ).splitlines():
+        tag, *commits = line.split()
+        if repository.tags.fullmatch(tag):
+            yield tag, commits[-1]
+    yield "main", _git(folder, "rev-parse", "HEAD").strip()
+
+
+def _look_up_tag(folder: str, ref: str, commit: str, repository: Repository, patches: list[Patch]) -> Entry:
+    modules = sorted({module for patch in patches for module in patch.modules})
+    with tempfile.TemporaryDirectory() as tree:
+        for path in [f"{module.replace('.', '/')}.py" for module in modules]:
+            if _git(folder, "ls-tree", "--name-only", commit, path):
+                (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)
+                (Path(tree) / path).write_text(_git(folder, "show", f"{commit}:{path}"), encoding="utf-8")
+        release = archive.open_release(tree)
+        codes = {patch.name: record.examine(release, patch) for patch in patches}
+    version = repository.version(_git(folder, "show", f"{commit}:{repository.version_file}"))
+    return Entry(str(Version(version)), ref, commit, codes)
+
+
+def _git(folder: str, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"git -C {folder} {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+# ------------------------------------------------------------------------------------------- the survey
+
+
+def _survey(
+    fresh: Record,
+    patches: list[Patch],
+    sums: dict[str, str],
+    job: Callable[[str], tuple[Any, ...]],
+    console: Console,
+) -> None:
+    """Look up what is not in the record yet, and save as it comes in.
+
+    Args:
+        fresh: the record to be filled, empty.
+        patches: those of its distribution.
+        sums: per file (or tag) its checksum (or commit): an entry with the same one is kept.
+        job: for a file, a function that makes its entry, and the arguments.
+        console: for the progress bar.
+    """
+    fresh.digests = {patch.name: record.digest(patch) for patch in patches}
+    if fresh.path.exists():
+        old = record.load(fresh.path)
+        if old.digests == fresh.digests:
+            fresh.entries = [entry for entry in old.entries if sums.get(entry.file) == entry.sha256]
+    known = {entry.file for entry in fresh.entries}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    failed = []
+    with Progress(*columns, console=console) as progress, ProcessPoolExecutor(WORKERS) as pool:
+        bar = progress.add_task(fresh.name, total=len(sums), completed=len(known))
+        futures = [pool.submit(_attempt, file, *job(file)) for file in sums if file not in known]
+        try:
+            for done in as_completed(futures):
+                entry = done.result()
+                if isinstance(entry, Entry):
+                    fresh.entries.append(entry)
+                else:
+                    failed.append(entry)
+                progress.update(bar, advance=1)
+                if len(fresh.entries) % 20 == 0:
+                    record.save(fresh)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            record.save(fresh)
+    if failed:
+        raise SystemExit("\n".join([f"{len(failed)} of {len(sums)} releases could not be looked at:", *failed]))
+
+
+def _attempt(file: str, look_up: Callable[..., Entry], *arguments: Any) -> Entry | str:
+    # As text, because not every exception survives the way back from a process of the pool.
+    try:
+        return look_up(*arguments)
+    except Exception as error:
+        return f"{file}: {type(error).__name__}: {error}"
+
+
+def changes(old: Record | None, new: Record, patches: list[Patch]) -> Iterator[str]:
+    """What is new upstream since the last survey, patch by patch, for people."""
+    known = {entry.file for entry in old.entries} if old else set()
+    entries = sorted(new.entries, key=lambda entry: entry.order)
+    for previous, entry in zip([None, *entries[:-1]], entries, strict=True):
+        if entry.file in known or not known:
+            continue
+        for patch in patches:
+            was, now = record.code(patch, previous) if previous else Code(record.NO_MODULE), record.code(patch, entry)
+            if was == now:
+                news = f"as before: {now.state}"
+            elif was.state == now.state == record.DEFECT:
+                news = "the function changed, and still has the defect"
+            elif was.state == record.DEFECT:
+                news = (
+                    f"no longer has the defect ({now.state} {now.why}): end the range before it, and say so in retire"
+                )
+            else:
+                news = f"{was.state} -> {now.state} {now.why}".rstrip()
+            yield f"new: {new.name} {entry.version}, {patch.name}: {news}"
+    gone = known - {entry.file for entry in entries}
+    yield from (f"gone: {new.name} {file}" for file in sorted(gone))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

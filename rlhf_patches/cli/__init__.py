@@ -1,0 +1,58 @@
+"""The command ``rlhf-patches``. Nothing here imports a framework: it works on a login node without a GPU.
+
+Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken or the processes of a run differ, 2 the
+command line, a setting, a release given to ``check`` or a file given to ``report`` is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import autoload, settings
+from .._version import __version__
+from ..runs import report_summary
+from . import catalogue, environment, judge, output, run
+from .command_line import Commands, UsageError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status.
+
+    Args:
+        arguments: those of the command line; None means this process's.
+    """
+    options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or pipe that knows ASCII only, say
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return int(options.action(options))
+    except (UsageError, settings.SettingsError, autoload.AutoloadError, report_summary.ReportFileError) as error:
+        output.complain(str(error))
+        return 2
+    except BrokenPipeError:  # `rlhf-patches list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlhf-patches",  # as `python -m rlhf_patches`, too
+        description="Repairs known bugs of RLHF training stacks at run time.",
+        epilog="examples:\n"
+        "  rlhf-patches doctor                                 what would be patched here, and why\n"
+        "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
+        "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
+        "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
+        "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"
+        "  rlhf-patches autoload on                            patch every process of this environment (images)\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
+    commands = Commands(parser)
+    for group in (catalogue, judge, run, environment):
+        group.add(commands)
+    return parser

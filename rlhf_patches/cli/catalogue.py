@@ -1,0 +1,92 @@
+"""``list``, ``explain`` and ``diff``: the patches there are, and what one of them is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.markdown import Markdown
+from rich.syntax import Syntax
+
+from .. import settings
+from ..definitions import pages, registry
+from ..definitions.registry import Registered
+from ..definitions.status import printable
+from ..guards.rewriting import NoEffect, Unrecognised
+from ..guards.sources import NotFound, Unreadable
+from ..offline import evaluate
+from . import output
+from .command_line import Commands, UsageError
+
+
+def add(commands: Commands) -> None:
+    """Declare the commands."""
+    command = commands.add("list", _list, "all patches, built-in and from plugins", "rlhf-patches list --json")
+    command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
+    command = commands.add(
+        "explain", _explain, "a patch's page", "rlhf-patches explain megatron-forward-pre-hook-reentry"
+    )
+    command.add_argument("name", metavar="NAME")
+    command = commands.add(
+        "diff", _diff, "what a patch changes in the source installed here", "rlhf-patches diff verl-no-sync-reentry"
+    )
+    command.add_argument("name", metavar="NAME")
+
+
+def _list(options: argparse.Namespace) -> int:
+    registered, failures = registry.load()
+    report = evaluate.inspect(registered, failures)
+    if options.json:
+        output.print_json(report)
+        return 0
+    table = output.columns("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS")
+    for item, row in zip(registered, report, strict=True):
+        releases = f"{item.patch.distribution} {item.patch.versions}".rstrip()
+        texts = (releases, item.patch.summary + registry.credit(item.plugin))
+        table.add_row(row.name, output.coloured(row.status), *map(printable, texts))
+    output.console().print(table)
+    output.complain_of_plugins(failures)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    item = _patch(options.name)
+    text = output.printable_lines(pages.page(item.patch, item.plugin))
+    console = output.console()
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        print(text, end="")
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    patch = _patch(options.name).patch
+    try:
+        text = evaluate.diff(patch)
+    except NotFound as error:
+        raise UsageError(
+            f"{patch.name}: nothing to show, {patch.distribution} is not installed here ({error})"
+        ) from error
+    except (NoEffect, Unrecognised, Unreadable) as error:
+        raise UsageError(f"{patch.name} would change nothing here: {error}") from error
+    console = output.console()
+    if console.is_terminal:
+        console.print(Syntax(output.printable_lines(text), "diff", background_color="default", word_wrap=True))
+    else:
+        # As it is, for the command patch is to take it.
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the diff is no {sys.stdout.encoding} text: set PYTHONIOENCODING=utf-8") from error
+        print(text, end="")
+    return 0
+
+
+def _patch(name: str) -> Registered:
+    registered, failures = registry.load()
+    for item in registered:
+        if item.patch.name == name:
+            return item
+    nearest = settings.nearest(name, [item.patch.name for item in registered])
+    raise UsageError(f"there is no patch {name!r}{nearest}{registry.hint(failures)}")

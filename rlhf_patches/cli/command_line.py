@@ -1,0 +1,48 @@
+"""What the groups of commands share: how a command is declared, and what a wrong command line raises."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be."""
+
+
+class Commands:
+    """The parser's commands, each with its help and an example."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        self, name: str, action: Callable[[argparse.Namespace], int], text: str, example: str
+    ) -> argparse.ArgumentParser:
+        """Add a command.
+
+        Args:
+            name: what the user types.
+            action: runs it with the parsed options; returns the exit status.
+            text: what it does, a phrase.
+            example: a line for its help.
+
+        Returns:
+            its parser, for its arguments.
+        """
+        command = self._commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(action=action)
+        return command
+
+
+def add_output(command: argparse.ArgumentParser) -> None:
+    """Give a command ``--json`` and ``--quiet``."""
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="in JSON, see docs/cli.md")
+    form.add_argument("--quiet", action="store_true", help="nothing but what is wrong, on standard error")

@@ -1,0 +1,134 @@
+"""``doctor`` and ``check``: what each patch would do here, or in a release that is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from .. import autoload, settings
+from .._version import __version__
+from ..definitions import registry
+from ..definitions.status import Report, Status, printable
+from ..offline import archive, confined, download, evaluate
+from . import output
+from .command_line import Commands, add_output
+
+_NOTHING_FOUND = (
+    "has no package of any framework that a patch is for. A directory must be the one that holds the packages: the "
+    "root of a checkout, or site-packages"
+)
+
+
+def add(commands: Commands) -> None:
+    """Declare the commands."""
+    command = commands.add(
+        "doctor",
+        _doctor,
+        "what each patch would do in this environment, and why",
+        "rlhf-patches doctor || echo 'look above'",
+    )
+    add_output(command)
+    command = commands.add(
+        "check",
+        _check,
+        "what each patch would do in a release, from its text alone; nothing of it is imported or run",
+        "rlhf-patches check verl==0.9.1 megatron_core-0.16.1-cp311-cp311-linux_x86_64.whl ~/Megatron-LM",
+    )
+    command.add_argument(
+        "source",
+        nargs="+",
+        metavar="SOURCE",
+        help="a wheel, an sdist, a directory, or NAME==VERSION (fetched with pip)",
+    )
+    add_output(command)
+    command.add_argument("--cache", metavar="DIR", help="where fetched wheels stay (default: ~/.cache/rlhf-patches)")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    registered, failures = registry.load()
+    report = evaluate.inspect(registered, failures)
+    bad = bool(report.problems or failures)
+    if options.json:
+        output.print_json(report)
+        return int(bad)
+    if options.quiet:
+        output.complain_of_patches(report)
+        output.complain_of_plugins(failures)
+        return int(bad)
+    console = output.console()
+    console.print(output.judgements(report))
+    console.print()
+    console.print(printable(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})"))
+    console.print(printable(_hook_state()), soft_wrap=True)
+    for name in settings.KNOWN:
+        value = os.environ.get(settings.PREFIX + name)
+        if value is not None:
+            console.print(printable(f"{settings.PREFIX}{name}={value}"))
+    output.complain_of_plugins(failures)
+    return int(bad)
+
+
+def _check(options: argparse.Namespace) -> int:
+    registered, failures = registry.load()
+    cache = Path(options.cache) if options.cache else download.default_cache()
+    console = output.console()
+    rows: list[dict[str, object]] = []
+    bad, unreadable = bool(failures), False
+    for source in options.source:
+        try:
+            # What exists on disk is never looked for on an index.
+            path = (
+                source if os.path.lexists(source) or _looks_like_a_path(source) else str(download.fetch(source, cache))
+            )
+            checked = confined.check(path, registered, failures)
+        except (download.DownloadError, archive.ReleaseError) as error:
+            output.complain(str(error))
+            unreadable = True
+            continue
+        report = checked.report
+        if not checked.is_patched:
+            output.complain(f"{source} {_NOTHING_FOUND}")
+            unreadable = True
+        bad = bad or bool(report.problems)
+        rows += [{**row.to_dict(), "source": source} for row in report]
+        if options.quiet:
+            output.complain_of_patches(report, source)
+        elif not options.json and checked.is_patched:
+            _print_checked(console, source, report)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    output.complain_of_plugins(failures)
+    return 2 if unreadable else int(bad)
+
+
+def _looks_like_a_path(source: str) -> bool:
+    return os.sep in source or source.endswith((".whl", ".zip", ".tar.gz", ".tgz"))
+
+
+def _print_checked(console: Console, source: str, report: Report) -> None:
+    console.print(printable(source), style="bold")
+    there = [row for row in report if row.status is not Status.ABSENT]
+    if there:
+        console.print(output.judgements(there))
+    absent = len(report.patches) - len(there)
+    if absent:
+        other = "other modules" if there else "modules that it does not have"
+        console.print(f"{absent} patches of {other}: absent", style="dim")
+    console.print()
+
+
+def _hook_state() -> str:
+    file = autoload.hook_file()
+    if file is None:
+        return "site hook: none (editable install); `rlhf-patches autoload on` writes one"
+    problems = autoload.problems(file)
+    if problems:
+        return f"site hook: {file}, but {'; '.join(problems)}"
+    if autoload.status().switched_on:
+        return f"site hook: on for every process of this environment ({file})"
+    return f"site hook: installed, active where RLHF_PATCHES_AUTOLOAD=1 ({file})"

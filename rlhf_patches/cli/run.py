@@ -1,0 +1,110 @@
+"""``run`` and ``report``: a command with the patches, and what became of them in all of its processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+
+from .. import autoload, settings
+from ..definitions import registry
+from ..runs import report_file, report_summary
+from . import output
+from .command_line import Commands, UsageError, add_output
+
+
+def add(commands: Commands) -> None:
+    """Declare the commands."""
+    command = commands.add(
+        "run",
+        _run,
+        "run a command with the patches, in all of its Python processes",
+        "rlhf-patches run --strict -- torchrun --nproc-per-node 8 train.py",
+    )
+    command.add_argument("--only", metavar="NAMES", help="names or globs, comma-separated: apply nothing else")
+    command.add_argument("--disable", metavar="NAMES", help="names or globs, comma-separated: do not apply these")
+    command.add_argument("--strict", action="store_true", help="a refused or failed patch stops the process")
+    said = command.add_mutually_exclusive_group()
+    said.add_argument(
+        "--log",
+        metavar="LEVEL",
+        help="debug, info, warning, error, off; ':all' for every rank (default: one line, if anything is wrong)",
+    )
+    said.add_argument("--quiet", action="store_true", help="the same as --log off")
+    command.add_argument("--report", metavar="FILE", help="each process keeps a line of JSON in this file")
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    command = commands.add(
+        "report",
+        _report,
+        "what became of the patches in all processes of a run, and which of them differ",
+        "rlhf-patches run --report run.jsonl -- torchrun train.py; rlhf-patches report run.jsonl",
+    )
+    command.add_argument("file", nargs="+", metavar="FILE", help="what RLHF_PATCHES_REPORT named, of every host")
+    add_output(command)
+
+
+def _run(options: argparse.Namespace) -> int:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise UsageError("run needs a command: rlhf-patches run -- torchrun --nproc-per-node 8 train.py")
+    registered, _ = registry.load()
+    names = [item.patch.name for item in registered]
+    environment = dict(os.environ, RLHF_PATCHES_AUTOLOAD="1")
+    for variable, value in (("ONLY", options.only), ("DISABLE", options.disable)):
+        if value is not None:
+            settings.expand(settings.split(value), names, f"--{variable.lower()}")
+            environment[settings.PREFIX + variable] = value
+    if options.strict:
+        environment[settings.PREFIX + "STRICT"] = "1"
+    if options.log or options.quiet:
+        environment[settings.PREFIX + "LOG"] = options.log or "off"
+    if options.report:
+        environment[settings.PREFIX + "REPORT"] = _writable(os.path.abspath(options.report))
+    watched = settings.split(os.environ.get(settings.PREFIX + "WATCH", ""))
+    watched += [name for name in autoload.watch_list(registered) if name not in watched]
+    if watched:
+        environment[settings.PREFIX + "WATCH"] = ",".join(watched)
+    os.environ.clear()
+    os.environ.update(environment)
+    settings.from_environment(names)
+    settings.log_level()
+    if not autoload.hook_file():
+        raise UsageError(
+            "this environment has no site hook, so the command would run unpatched (an editable install ships none): "
+            "run `rlhf-patches autoload on` once, or install the wheel"
+        )
+    program = shutil.which(command[0])
+    if program is None:
+        output.complain(f"there is no command {command[0]!r}")
+        return 127
+    sys.stdout.flush()
+    # exec: signals and the exit status are the command's own.
+    try:
+        os.execve(program, command, environment)
+    except OSError as error:  # no format that the system knows, an interpreter that is not there
+        output.complain(f"{program} cannot be executed: {error.strerror}")
+        return 126
+
+
+def _writable(path: str) -> str:
+    """The report's path, if it can be written here: found out before the run, not after it."""
+    try:
+        report_file.try_out(path)
+    except OSError as error:
+        raise UsageError(f"--report {path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def _report(options: argparse.Namespace) -> int:
+    summary = report_summary.summarise(options.file)
+    if options.json:
+        print(json.dumps(summary.to_dict(), indent=2))
+    elif options.quiet:
+        for problem in summary.problems:
+            output.complain(problem)
+    else:
+        # Plain text, for a terminal too: lines that can be searched for, copied, and mailed.
+        print(output.printable_lines(str(summary)))
+    return int(bool(summary.problems))

@@ -1,0 +1,1 @@
+"""What a patch is, where patches come from, and the words in which their state is told."""

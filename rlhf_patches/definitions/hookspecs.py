@@ -1,0 +1,24 @@
+"""The one pluggy hook through which patches come in: built-in ones and those of plugins alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from .patch import Patch
+
+PROJECT = "rlhf_patches"
+ENTRY_POINT_GROUP = "rlhf_patches"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Decorates a plugin's ``rlhf_patches()`` function."""
+
+
+@hookspec
+def rlhf_patches() -> Iterable[Patch]:  # type: ignore[empty-body]
+    """Return the patches that this distribution brings.
+
+    Called once per process, when patches are first listed or applied. It must not import a framework.
+    """

@@ -1,0 +1,346 @@
+"""What a patch is: immutable data, cheap to import, no behaviour beyond checking itself.
+
+A patch names the code that it repairs as ``module:qualified.name`` and never imports it. Implementations
+are named the same way and are imported only when their target is patched, so that listing patches never
+imports torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Union
+
+__all__ = ["Change", "DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Variant", "Wrap"]
+
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+_METAVARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+class DefinitionError(ValueError):
+    """A patch is described wrongly; the message says which field, what was expected and what to write."""
+
+
+def _check_path(path: str, what: str) -> None:
+    if not isinstance(path, str) or not _PATH.fullmatch(path):
+        raise DefinitionError(f"{what} is {path!r}: expected 'module:qualified.name', such as 'pkg.mod:Class.method'")
+
+
+def _freeze(change: object, name: str) -> None:
+    """Put a read-only copy of a mapping into its place."""
+    object.__setattr__(change, name, MappingProxyType(dict(getattr(change, name))))
+
+
+def _reduce(change: Any) -> tuple[object, ...]:
+    # A read-only view cannot be pickled, and Ray pickles what it sends to workers.
+    values = [getattr(change, field.name) for field in fields(change)]
+    return type(change), tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in values)
+
+
+def _check_fingerprints(change: Replace | Wrap) -> None:
+    kind, found = type(change).__name__, change.fingerprints
+    if not isinstance(found, Mapping):
+        raise DefinitionError(
+            f"{kind}.fingerprints is {found!r}: expected a dictionary, from each fingerprint to the releases with it"
+        )
+    for fingerprint, releases in found.items():
+        if not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
+            raise DefinitionError(f"{kind}.fingerprints has {fingerprint!r}: expected 16 hex digits")
+        if not isinstance(releases, str) or not releases.strip():
+            raise DefinitionError(
+                f"{kind}.fingerprints[{fingerprint!r}] is {releases!r}: expected the releases that have it, as text"
+            )
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The version guard; the shape guard is part of each change, and both must hold.
+
+    Attributes:
+        distribution: the framework's name on PyPI, such as ``megatron-core``.
+        versions: a PEP 440 specifier of the releases that have the defect, such as ``>=0.9.0,<0.17``; pre-releases
+            count. An empty one means every version.
+        may_be_missing: why such a release may come without the patched modules (a part of the framework that only some
+            copies have); the patch is then absent. Without this text it is refused.
+    """
+
+    distribution: str
+    versions: str
+    may_be_missing: str | None = None
+
+    def __post_init__(self) -> None:
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+        if not self.distribution:
+            raise DefinitionError("Guard.distribution is empty: expected the framework's name on PyPI")
+        try:
+            SpecifierSet(self.versions)
+        except InvalidSpecifier as error:
+            raise DefinitionError(
+                f"Guard.versions is {self.versions!r}: expected a PEP 440 specifier such as '>=0.9.0,<0.17' ({error})"
+            ) from error
+        if self.may_be_missing is not None and not self.may_be_missing.strip():
+            raise DefinitionError("Guard.may_be_missing is empty: expected the reason, or None")
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.versions}".rstrip()
+
+    def shares_a_version_with(self, other: Guard) -> str | None:
+        """A version that is in both ranges; None where there is none.
+
+        Membership changes at the versions that the ranges name only, so those, and one right after each, tell all.
+        """
+        from packaging.specifiers import SpecifierSet
+
+        ranges = [SpecifierSet(guard.versions) for guard in (self, other)]
+        named = {pin.version.removesuffix(".*") for each in ranges for pin in each}
+        candidates = [
+            text for base in sorted(named) for text in (base, f"{base}.0.0.0.1", f"{base}.post1", f"{base}.dev1")
+        ]
+        for candidate in [*candidates, "0.0.0.0.1.dev0", "99999"]:
+            try:
+                if all(each.contains(candidate, prereleases=True) for each in ranges):
+                    return candidate
+            except ValueError:  # 1.0.post1.post1
+                continue
+        return None
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Edit one function's source: ``pattern`` becomes ``replacement``, wherever it occurs in the function.
+
+    Match the smallest node: the line count of the file never changes. ``pattern``, ``matches``, ``inside``,
+    ``alongside`` and ``unless`` together are the shape guard.
+
+    Attributes:
+        target: the function, ``module:qualified.name``.
+        pattern: an ast-grep pattern; ``$NAME`` matches one node, ``$$$NAME`` any number of them.
+        replacement: the new text. ``$NAME`` stands for what the pattern's metavariable matched, or for an object of
+            ``uses``.
+        matches: how often the pattern occurs in the function, exactly.
+        inside: a pattern that the matched node's parent must have (an ``is None`` test counts only within an
+            ``assert``, say); None for any parent.
+        alongside: patterns that must occur in the function too: the surrounding code that makes the repair right.
+        unless: patterns that must not occur in the function: the repair, as a later release has it.
+        uses: metavariables of the replacement, each with an object, ``module:qualified.name``. It is imported where it
+            is used, so that nothing is put into the framework's namespace.
+    """
+
+    target: str
+    pattern: str
+    replacement: str
+    matches: int = 1
+    inside: str | None = None
+    alongside: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    uses: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_path(self.target, "Rewrite.target")
+        if not self.pattern.strip():
+            raise DefinitionError("Rewrite.pattern is empty: expected an ast-grep pattern")
+        for name in ("alongside", "unless"):
+            if isinstance(getattr(self, name), str):
+                raise DefinitionError(f"Rewrite.{name} is a string: expected a tuple of patterns")
+        if self.matches < 1:
+            raise DefinitionError(f"Rewrite.matches is {self.matches}: expected the number of occurrences, 1 or more")
+        for name, path in self.uses.items():
+            if not _METAVARIABLE.fullmatch(name):
+                raise DefinitionError(f"Rewrite.uses has the name {name!r}: expected capitals, as in a metavariable")
+            _check_path(path, f"Rewrite.uses[{name!r}]")
+        _freeze(self, "uses")
+
+    __reduce__ = _reduce
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Replace a whole function by another.
+
+    Attributes:
+        target: the function, ``module:qualified.name``.
+        implementation: what is called instead, with the caller's arguments, ``module:qualified.name``. It must take the
+            parameters of the target.
+        fingerprints: the shape guard. The fingerprints of the upstream function in every release that was read, each
+            with the releases that have it (`rlhf_patches.fingerprint` computes them).
+    """
+
+    target: str
+    implementation: str
+    fingerprints: Mapping[str, str] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        _check_path(self.target, "Replace.target")
+        _check_path(self.implementation, "Replace.implementation")
+        _check_fingerprints(self)
+        if not self.fingerprints:
+            raise DefinitionError("Replace.fingerprints is empty: expected those of the releases that were read")
+        _freeze(self, "fingerprints")
+
+    __reduce__ = _reduce
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """Put ``implementation`` around a function, in wrapt's convention: ``(wrapped, instance, args, kwargs)``.
+
+    ``wrapped`` is the original, bound to ``instance`` where the target is a method (``instance`` is the class
+    for a class method and None for functions and static methods). ``args`` holds every positional parameter with
+    defaults filled in, ``kwargs`` the keyword-only ones.
+
+    The shape guard is either ``fingerprints``, or ``signature`` together with ``signature_suffices``.
+
+    Attributes:
+        target: the function, ``module:qualified.name``.
+        implementation: what is called, ``module:qualified.name``.
+        fingerprints: as for `Replace`; empty where the signature suffices.
+        signature: the target's parameters as text, without annotations, such as ``"(self, x, *, y=0)"``.
+        signature_suffices: the reason why the body does not matter.
+    """
+
+    target: str
+    implementation: str
+    fingerprints: Mapping[str, str] = field(default_factory=dict, hash=False)
+    signature: str | None = None
+    signature_suffices: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_path(self.target, "Wrap.target")
+        _check_path(self.implementation, "Wrap.implementation")
+        _check_fingerprints(self)
+        by_signature = bool(self.signature and self.signature_suffices)
+        if bool(self.signature) != bool(self.signature_suffices) or bool(self.fingerprints) == by_signature:
+            raise DefinitionError(
+                f"Wrap of {self.target} needs a shape guard: either fingerprints, or signature together with "
+                "signature_suffices (the reason why the body does not matter)"
+            )
+        _freeze(self, "fingerprints")
+
+    __reduce__ = _reduce
+
+
+Change = Union[Rewrite, Replace, Wrap]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The repair of the bug in one shape of upstream's code.
+
+    Attributes:
+        guard: the releases whose code has the bug in this shape.
+        changes: applied all or not at all, once all their modules have been imported.
+        independent: whether the changes of each module do without those of the others. They are then applied when that
+            module is imported, whichever others are or are not; no module's if any is not recognised.
+    """
+
+    guard: Guard
+    changes: tuple[Change, ...]
+    independent: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.guard, Guard):
+            raise DefinitionError(f"Variant.guard is {self.guard!r}; expected a Guard")
+        _check_items("Variant", "changes", self.changes, (Rewrite, Replace, Wrap))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that must have been imported before it can be applied, in the order of the changes."""
+        return tuple(dict.fromkeys(change.target.partition(":")[0] for change in self.changes))
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """What the changes put to use, as ``module:qualified.name``, in the order of the changes."""
+        paths: list[str] = []
+        for change in self.changes:
+            paths += change.uses.values() if isinstance(change, Rewrite) else [change.implementation]
+        return tuple(paths)
+
+
+def _check_items(owner: str, name: str, value: object, kind: type | tuple[type, ...]) -> None:
+    if not isinstance(value, tuple) or not value or not all(isinstance(item, kind) for item in value):
+        raise DefinitionError(f"{owner}: {name} is {value!r}; expected a tuple with one item or more")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One known bug and its repair. Documentation pages and CLI texts are generated from these fields.
+
+    Attributes:
+        name: kebab-case, framework first: ``megatron-forward-pre-hook-reentry``.
+        summary: one line.
+        symptom: what a user sees, error message included, so that a search for it finds this patch.
+        cause: why upstream does that (Markdown).
+        repair: what the patch changes, and what it leaves alone (Markdown).
+        references: addresses of upstream issues and pull requests.
+        variants: one for each shape of upstream's code that has the bug. All are for the same distribution, and no
+            release is in the range of two.
+        retire: when this patch can be removed.
+        observations: ``module:function``, which says what the patch has done so far in this process, as a
+            dictionary of plain values (``{"backward in place": 3}``); reports show it. Called only if something
+            else has imported the module, so it belongs to the module of the implementation, or near it.
+    """
+
+    name: str
+    summary: str
+    symptom: str
+    cause: str
+    repair: str
+    references: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    retire: str
+    observations: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise DefinitionError(f"Patch.name is {self.name!r}: expected kebab-case, framework first ('trl-some-bug')")
+        for text in ("summary", "symptom", "cause", "repair", "retire"):
+            if not getattr(self, text).strip():
+                raise DefinitionError(f"Patch {self.name}: {text} is empty; users read it, so write it")
+        if "\n" in self.summary:
+            raise DefinitionError(f"Patch {self.name}: summary has several lines; expected one")
+        _check_items(f"Patch {self.name}", "references", self.references, str)
+        _check_items(f"Patch {self.name}", "variants", self.variants, Variant)
+        self._check_guards()
+        if self.observations is not None:
+            _check_path(self.observations, f"Patch {self.name}: observations")
+
+    def _check_guards(self) -> None:
+        distributions = dict.fromkeys(variant.guard.distribution for variant in self.variants)
+        if len(distributions) > 1:
+            raise DefinitionError(
+                f"Patch {self.name}: its variants are for {', '.join(distributions)}; expected one distribution, "
+                "and a patch of its own for each other"
+            )
+        for one, other in itertools.combinations(self.variants, 2):
+            version = one.guard.shares_a_version_with(other.guard)
+            if version is not None:
+                raise DefinitionError(
+                    f"Patch {self.name}: version {version} is in the range of two variants, {one.guard.versions!r} and "
+                    f"{other.guard.versions!r}; expected each release in one of them at most"
+                )
+
+    @property
+    def distribution(self) -> str:
+        """The framework's name on PyPI."""
+        return self.variants[0].guard.distribution
+
+    @property
+    def versions(self) -> str:
+        """The releases that have the bug: the ranges of all variants."""
+        return " or ".join(variant.guard.versions for variant in self.variants)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of all variants."""
+        return tuple(dict.fromkeys(module for variant in self.variants for module in variant.modules))
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """What the changes of all variants put to use, as ``module:qualified.name``."""
+        return tuple(dict.fromkeys(path for variant in self.variants for path in variant.implementations))

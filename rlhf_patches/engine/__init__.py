@@ -1,0 +1,1 @@
+"""Patches applied to this process: when, all or nothing, and undone."""

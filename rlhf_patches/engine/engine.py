@@ -1,0 +1,482 @@
+"""Applying and reverting: which patch, when, and what is said about it. `ledger` changes the functions.
+
+Everything that changes functions happens under one lock. Nothing is imported under it: an import hook runs
+while Python holds import locks, and a thread that held ours while waiting for one of those would deadlock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from .. import settings
+from ..definitions import registry
+from ..definitions.patch import Patch, Rewrite, Variant
+from ..definitions.registry import PluginFailure, Registered
+from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report
+from ..guards import decision, implementations, rewriting, shapes, sources
+from ..guards.decision import Choice, Decision
+from ..guards.sources import NotFound, Source, Unreadable
+from ..guards.versions import Finding, Verdict
+from . import import_hooks
+from .ledger import Ledger
+from .log import announce, logger
+
+Names = Iterable[str] | str | None
+
+
+class _NotResolved(Exception):
+    """Implementations that are needed have not been imported yet."""
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__(paths)
+        self.paths = paths
+
+
+class _Outcome(NamedTuple):
+    """What has become of a patch. One value, so that a status never stands beside the reason of another.
+
+    ``waits`` has the modules whose import is waited for: any of these groups, as a whole.
+    """
+
+    status: Status
+    reason: str
+    unreviewed: bool = False
+    waits: tuple[tuple[str, ...], ...] = ()
+
+
+_FRESH = _Outcome(Status.DISABLED, "apply() has not been called")
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A registered patch and what has become of it."""
+
+    patch: Patch
+    plugin: str
+    requested: bool = False
+    outcome: _Outcome = _FRESH
+    version: str | None = None
+
+
+class Asked(NamedTuple):
+    """``chosen`` is None as long as `apply` has not been called; ``hint`` ends an error about an unknown name."""
+
+    names: tuple[str, ...]
+    chosen: tuple[str, ...] | None
+    strict: bool | None
+    hint: str
+
+
+class Engine:
+    """The state of one process. Use the functions of `rlhf_patches`; there is one engine behind them."""
+
+    def __init__(self, load: Callable[[], tuple[list[Registered], list[PluginFailure]]] = registry.load) -> None:
+        self._load = load
+        self.on_change: Callable[[], None] = _ignore
+        """Called after patches may have changed their states, never under the lock; must not raise."""
+        self._lock = threading.RLock()
+        self._loading = threading.RLock()
+        self._is_loading = False
+        self._entries: dict[str, _Entry] | None = None
+        self._failures: list[PluginFailure] = []
+        self._ledger = Ledger()
+        self._resolved: dict[str, Callable[..., Any] | Exception | SystemExit] = {}
+        self._strict: bool | None = None
+        self._called = False
+        # A child must not inherit a lock that another thread of the parent held while it forked.
+        os.register_at_fork(after_in_child=self._renew_locks)
+
+    # ------------------------------------------------------------------------------------- public calls
+
+    @sources.parsed_once(kept=math.inf)
+    def apply(self, only: Names = None, exclude: Names = None, strict: bool | None = None) -> Report:
+        """See `rlhf_patches.apply`."""
+        entries = self._registered()
+        names = list(entries)
+        selected = set(names if only is None else settings.expand(only, names, "only", self._hint()))
+        excluded = set(settings.expand(exclude, names, "exclude", self._hint()))
+        environment = self._settings()  # a wrong variable is an error before anything changes
+        settings.log_level()
+        self._resolve_implementations([entries[name] for name in selected - excluded])
+        with self._lock:
+            self._strict, self._called = strict, True
+            for name, entry in entries.items():
+                if name in selected and name not in excluded:
+                    entry.requested = True
+                elif not entry.requested:
+                    why = "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
+                    entry.outcome = self._switch_off(name, why)
+        for module in dict.fromkeys(m for e in entries.values() if e.requested for m in e.patch.modules):
+            import_hooks.watch(module, self._imported)
+        for entry in entries.values():
+            self._attempt(entry, None)
+        report = self.report()
+        self._say(report.patches, report.plugin_failures, raising=environment.strict if strict is None else strict)
+        return report
+
+    def revert(self, only: Names = None, exclude: Names = None) -> Report:
+        """See `rlhf_patches.revert`."""
+        entries = self._registered()
+        names = list(entries)
+        chosen = set(names if only is None else settings.expand(only, names, "only", self._hint()))
+        chosen -= set(settings.expand(exclude, names, "exclude", self._hint()))
+        with self._lock:
+            for name in chosen:
+                entry = entries[name]
+                if entry.requested or self._ledger.carrying(name):  # an earlier call may not have got it off
+                    entry.requested = False
+                    entry.outcome = self._switch_off(name, "reverted by revert()")
+            still_needed = {m for e in entries.values() if e.requested for m in e.patch.modules}
+            for module in {m for name in chosen for m in entries[name].patch.modules} - still_needed:
+                import_hooks.unwatch(module, self._imported)
+        self.on_change()
+        return self.report()
+
+    def report(self) -> Report:
+        """See `rlhf_patches.report`."""
+        entries = self._registered()
+        with self._lock:
+            for entry in entries.values():
+                self._look_again(entry)
+            rows, failures = [(_row(entry), entry.patch) for entry in entries.values()], tuple(self._failures)
+        # Not under the lock: it is the patch's own code.
+        return Report(tuple(_with_observations(row, patch) for row, patch in rows), failures)
+
+    # ------------------------------------------------------------------- asked within training, without locks
+
+    def in_force(self, name: str) -> bool:
+        """See `rlhf_patches.in_force`."""
+        self._known(name, "in_force")
+        return self._ledger.in_force(name)
+
+    def matched(self, name: str, target: str) -> str:
+        """See `rlhf_patches.matched`."""
+        found = self._ledger.matched(name).get(target)
+        if found is not None:
+            return found
+        patch = self._known(name, "matched").patch
+        changes = [change for variant in patch.variants for change in variant.changes]
+        targets = [change.target for change in changes if not isinstance(change, Rewrite) and change.fingerprints]
+        if target not in targets:
+            raise settings.SettingsError(
+                f"matched names {target!r}, which is no target of {name} with fingerprints"
+                f"{settings.nearest(target, list(dict.fromkeys(targets)))}"
+            )
+        raise PatchError(f"{name} has not been applied to {target} in this process, so no fingerprint was matched")
+
+    def _known(self, name: str, what: str) -> _Entry:
+        entries = self._entries or self._registered()
+        if name not in entries:
+            raise settings.SettingsError(
+                f"{what} names {name!r}, which is no patch{settings.nearest(str(name), list(entries))}{self._hint()}"
+            )
+        return entries[name]
+
+    # ---------------------------------------------------------------------------------- for other processes
+
+    def asked(self) -> Asked:
+        """What the callers of `apply` and `revert` have asked for so far, whatever became of it."""
+        entries = self._registered()
+        with self._lock:
+            chosen = tuple(name for name, entry in entries.items() if entry.requested) if self._called else None
+            return Asked(tuple(entries), chosen, self._strict, self._hint())
+
+    def carried(self) -> list[tuple[Patch, PatchReport, dict[str, str]]]:
+        """Each patch, its row in the report, and the text of each module that it has been applied to.
+
+        Nothing is imported or changed.
+        """
+        entries = self._registered()
+        with self._lock:
+            for entry in entries.values():
+                self._look_again(entry)
+            return [
+                (
+                    entry.patch,
+                    _row(entry),
+                    {p.source.module: p.source.text for p in self._ledger.carrying(entry.patch.name)},
+                )
+                for entry in entries.values()
+            ]
+
+    # ------------------------------------------------------------------------------------------- set-up
+
+    def _registered(self) -> dict[str, _Entry]:
+        with self._loading:
+            if self._entries is None:
+                if self._is_loading:
+                    raise RuntimeError("rlhf_patches was called while it loads its plugins; a plugin must not call it")
+                self._is_loading = True
+                try:
+                    registered, self._failures = self._load()
+                finally:
+                    self._is_loading = False
+                self._entries = {item.patch.name: _Entry(item.patch, item.plugin) for item in registered}
+            return self._entries
+
+    def _hint(self) -> str:
+        return registry.hint(self._failures)
+
+    def _renew_locks(self) -> None:
+        self._lock, self._loading, self._is_loading = threading.RLock(), threading.RLock(), False
+
+    def _resolve_implementations(self, entries: Iterable[_Entry]) -> None:
+        """Import the implementations of patches whose targets are there already, before the lock is taken."""
+        for entry in entries:
+            # Which of several variants it is has not been decided yet, and the others' may not be importable here.
+            if len(entry.patch.variants) == 1 and all(module in sys.modules for module in entry.patch.modules):
+                for path in entry.patch.implementations:
+                    self._resolve(path)
+
+    def _resolve(self, path: str) -> Callable[..., Any] | Exception | SystemExit:
+        if path not in self._resolved or isinstance(self._resolved[path], (Exception, SystemExit)):
+            module, _, qualname = path.partition(":")
+            try:
+                found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+                self._resolved[path] = found  # type: ignore[assignment]
+            except (Exception, SystemExit) as error:
+                self._resolved[path] = error
+        return self._resolved[path]
+
+    def _implementation(self, path: str) -> Callable[..., Any]:
+        """What was resolved before the lock was taken; raises what the import raised."""
+        found = self._resolved[path]
+        if isinstance(found, (Exception, SystemExit)):
+            raise (isinstance(found, Exception) and implementations.missing(path, found)) or found
+        return found
+
+    # ------------------------------------------------------------------------------------ one patch's turn
+
+    @sources.parsed_once(kept=math.inf)
+    def _imported(self, module_name: str, module: ModuleType) -> None:
+        """Called when a watched module has been imported or reloaded. Raises only in strict mode."""
+        entries = [e for e in (self._entries or {}).values() if e.requested and module_name in e.patch.modules]
+        with contextlib.suppress(settings.SettingsError):  # part of each entry's reason
+            self._settings()  # before the lock is taken: an error about a name imports difflib
+        self._resolve_implementations(entries)
+        for entry in entries:
+            self._attempt(entry, module)
+        try:
+            strict = self._strict if self._strict is not None else settings.truth("STRICT")
+        except settings.SettingsError:
+            strict = False  # already part of each entry's reason
+        self._say([_row(entry) for entry in entries], (), raising=strict)
+
+    def _attempt(self, entry: _Entry, announced: ModuleType | None) -> None:
+        """Apply a patch if it is its time; every outcome ends in a status with a reason."""
+        if entry.requested and any(map(_exists, entry.patch.modules)):
+            rewriting.load()  # not under the lock
+        while True:
+            with self._lock:
+                if not entry.requested:
+                    return
+                try:
+                    entry.outcome = self._outcome(entry, announced)
+                    return
+                except _NotResolved as error:  # another thread has imported the target since; not under the lock
+                    paths = error.paths
+                except (Exception, SystemExit) as error:  # the promise: never an exception from a framework's import
+                    logger.debug("patch %s failed", entry.patch.name, exc_info=True)
+                    entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
+                    return
+            for path in paths:
+                self._resolve(path)
+
+    def _outcome(self, entry: _Entry, announced: ModuleType | None) -> _Outcome:
+        patch = entry.patch
+        off = self._switched_off(patch.name)
+        if off:
+            return self._switch_off(patch.name, off)
+        if announced is None:
+            self._look_again(entry)
+            if entry.outcome.status is Status.APPLIED:
+                return entry.outcome
+        ready: dict[str, ModuleType] = {}
+        for name in patch.modules:
+            module = sys.modules.get(name)
+            if module is not None and (module is announced or import_hooks.is_ready(module)):
+                ready[name] = module
+        origins = {name: _origin(module) for name, module in ready.items()}
+        choice = decision.choose([decision.look(variant, origins) for variant in patch.variants])
+        if isinstance(choice, Decision):
+            entry.version = choice.version
+            return self._said(patch, choice)
+        entry.version = choice.finding.version
+        if choice.finding.verdict is Verdict.OUTSIDE:
+            choice = choice._replace(variants=tuple(v for v in choice.variants if ready.keys() >= {*v.modules}))
+        elif not any(_has_begun(variant, ready) for variant in choice.variants):
+            return self._before_import(choice, ready)
+        found = decision.decide(choice, functools.partial(_source, ready))
+        if found.variant is None:
+            return self._said(patch, found)
+        if not _has_begun(found.variant, ready):
+            return self._before_import(choice._replace(variants=(found.variant,)), ready)
+        return self._put_on(patch, choice.finding, found, ready)
+
+    def _put_on(self, patch: Patch, finding: Finding, found: Decision, ready: dict[str, ModuleType]) -> _Outcome:
+        """Apply the changes of a variant in the modules that are imported."""
+        assert found.variant is not None
+        here = [item for item in found.recognised if item.source.module in ready]
+        try:
+            missing = [path for path in shapes.implementations(here) if path not in self._resolved]
+            if missing:
+                raise _NotResolved(missing)
+            implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
+            plan = self._ledger.plan(patch.name, here, ready, self._implementation)
+            compiled = self._ledger.commit(plan)
+        except decision.REFUSALS as error:
+            return self._said(patch, decision.refusal(finding, error))
+        reason = found.reason
+        waits = tuple((name,) for name in found.variant.modules if name not in ready)
+        if waits:
+            reason += f"; waiting for the import of {', '.join(name for (name,) in waits)}, to be patched too"
+        if compiled:
+            reason += f". Warning: torch.compile has already compiled {', '.join(compiled)}; call torch._dynamo.reset()"
+        return _Outcome(Status.APPLIED, reason, waits=waits)
+
+    def _said(self, patch: Patch, found: Decision) -> _Outcome:
+        """A decision against applying, and what that leaves."""
+        stays = ""
+        if found.status.is_problem:
+            carried = self._ledger.carrying(patch.name)
+            stays = "; functions that were patched before stay patched" if carried else "; nothing was changed"
+        return _Outcome(found.status, found.reason + stays, found.unreviewed)
+
+    def _switched_off(self, name: str) -> str | None:
+        """Why the user has switched a patch off with an environment variable."""
+        return self._settings().switched_off(name)
+
+    def _settings(self) -> settings.Settings:
+        """The environment as it is now, not at import; read once in an `apply`, and once in an import."""
+        assert self._entries is not None
+        names = list(self._entries)
+        return sources.remembered(
+            ("settings", self), lambda: settings.from_environment(names, self._hint()), small=True
+        )
+
+    def _before_import(self, choice: Choice, ready: Mapping[str, ModuleType]) -> _Outcome:
+        """Pending, unless it is clear already that the import will not help."""
+        groups = [[name for name in variant.modules if name not in ready] for variant in choice.variants]
+        for name in dict.fromkeys(name for group in groups for name in group):
+            if _is_main(sources.locate(name)):
+                reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
+                return _Outcome(Status.REFUSED, reason)
+        if any(isinstance(change, Rewrite) for variant in choice.variants for change in variant.changes):
+            rewriting.check_ast_grep()  # what will fail at the import is said before it
+        waiting = " or ".join(dict.fromkeys(", ".join(group) for group in groups))
+        reason = f"{choice.finding.reason}; waiting for the import of {waiting}"
+        return _Outcome(Status.PENDING, reason, waits=tuple(variant.modules for variant in choice.variants))
+
+    # ------------------------------------------------------------------------------- changing functions
+
+    def _switch_off(self, name: str, why: str) -> _Outcome:
+        """Take a patch off every function, and what has become of it then."""
+        lost = self._ledger.remove(name)
+        if lost:
+            reason = f"{why}, but not taken off: other code has changed {', '.join(lost)} since it was patched"
+            return _Outcome(Status.FAILED, reason)
+        return _Outcome(Status.DISABLED, why)
+
+    def _look_again(self, entry: _Entry) -> None:
+        """Look whether an applied patch is still what runs, and whether a pending one has missed its import."""
+        status = entry.outcome.status
+        missed = next((group for group in entry.outcome.waits if all(map(_is_ready, group))), None)
+        if missed:
+            reason = f"{', '.join(missed)} was imported past the import hooks; call apply() again"
+            entry.outcome = _Outcome(Status.FAILED, reason)
+            return
+        if status is not Status.APPLIED:
+            return
+        undone = self._ledger.undone(entry.patch.name)
+        if not self._ledger.carrying(entry.patch.name):
+            entry.outcome = _Outcome(Status.DISABLED, "reverted, by a revert() that was interrupted")
+        elif undone:
+            entry.outcome = _Outcome(Status.FAILED, undone)
+
+    # ------------------------------------------------------------------------------------ saying so
+
+    def _say(self, rows: Iterable[PatchReport], failures: Iterable[PluginFailure], raising: bool) -> None:
+        rows, failures = tuple(rows), tuple(failures)
+        self.on_change()
+        announce(rows, failures)
+        lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.status.is_problem]
+        lines += [str(failure) for failure in failures]
+        if raising and lines:
+            raise PatchError("strict mode, and " + "; ".join(lines))
+
+
+def _ignore() -> None:
+    pass
+
+
+def _row(entry: _Entry) -> PatchReport:
+    outcome = entry.outcome
+    return patch_report(entry.patch, entry.plugin, outcome.status, outcome.reason, entry.version, outcome.unreviewed)
+
+
+def _with_observations(row: PatchReport, patch: Patch) -> PatchReport:
+    """The row of an applied patch, with what the patch says it has done so far."""
+    module_name, _, function = (patch.observations or "").partition(":")
+    module = sys.modules.get(module_name)
+    if row.status is not Status.APPLIED or module is None:
+        return row
+    try:
+        found = dict(getattr(module, function)())
+    except Exception as error:  # a report must not fail for this
+        return replace(row, reason=f"{row.reason}; {patch.observations} failed: {type(error).__name__}: {error}")
+    if not found:
+        return row
+    said = ", ".join(f"{what}: {value}" for what, value in found.items())
+    return replace(row, reason=f"{row.reason}; observed: {said}", observations=found)
+
+
+def _has_begun(variant: Variant, ready: Mapping[str, ModuleType]) -> bool:
+    """Whether enough of a variant's modules are imported for it to be applied, or to begin with."""
+    return (any if variant.independent else all)(name in ready for name in variant.modules)
+
+
+def _is_ready(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and import_hooks.is_ready(module)
+
+
+def _source(ready: Mapping[str, ModuleType], name: str) -> Source:
+    if name not in ready:
+        return sources.read(sources.locate(name))
+    spec = sources.spec_of(ready[name])
+    if spec is None:
+        raise Unreadable(f"module {name} has no __spec__, so its source file is unknown")
+    return sources.read(spec)
+
+
+def _origin(module: ModuleType) -> str | None:
+    return getattr(sources.spec_of(module), "origin", None) or sources.namespace_of(module).get("__file__")
+
+
+def _exists(module: str) -> bool:
+    try:
+        sources.locate(module)
+    except NotFound:
+        return False
+    return True
+
+
+def _is_main(spec: ModuleSpec) -> bool:
+    """Whether a module's file is the one that was started, as ``python file.py`` or ``python -m module``."""
+    main = sources.namespace_of(sys.modules.get("__main__")).get("__file__")
+    return main is not None and spec.origin is not None and os.path.realpath(main) == os.path.realpath(spec.origin)
+
+
+engine = Engine()
+"""The one of this process, behind the functions of `rlhf_patches`."""

@@ -1,0 +1,153 @@
+"""Live function objects: finding the one that a target names, and swapping its code.
+
+Swapping ``__code__`` reaches every reference that was taken before, and undoing it is one assignment.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from ..guards import rewriting
+from ..guards.rewriting import Unrecognised
+
+_MOST_LAYERS = 64
+
+
+class Located(NamedTuple):
+    """A function as its module holds it: ``raw`` is the attribute, behind which the function may be hidden."""
+
+    raw: Any
+    owner: type | None
+
+    @property
+    def binding(self) -> str:
+        """How calls bind: ``function``, ``method``, ``classmethod`` or ``staticmethod``."""
+        if isinstance(self.raw, (classmethod, staticmethod)):
+            return type(self.raw).__name__
+        return "function" if self.owner is None else "method"
+
+
+def attribute(module: ModuleType, qualname: str) -> Located:
+    """The attribute that a qualified name stands for, without triggering descriptors.
+
+    Raises:
+        Unrecognised: there is no such attribute, or it is inherited rather than defined there.
+    """
+    # A lazily imported module would answer ordinary attribute access by importing.
+    namespace = object.__getattribute__(module, "__dict__")
+    owner: type | None = None
+    value: Any = module
+    for part in qualname.split("."):
+        if isinstance(value, type) and part.startswith("__") and not part.endswith("__"):
+            part = f"_{value.__name__.lstrip('_')}{part}"
+        if part not in namespace:
+            raise Unrecognised(f"{module.__name__} has no {qualname} of its own (no {part!r})")
+        if value is not module:
+            owner = value
+        value = namespace[part]
+        namespace = vars(value) if isinstance(value, type) else {}
+    return Located(value, owner)
+
+
+def find(located: Located, expected: CodeType, originals: dict[FunctionType, CodeType], target: str) -> FunctionType:
+    """The function behind an attribute whose code is ``expected`` (compiled from the source on disk).
+
+    ``originals`` holds the original code of functions that we have patched already.
+
+    Raises:
+        Unrecognised: none is, or several are; the message says what was found instead.
+    """
+    # Everywhere type(), not isinstance(): to that one, a wrapt proxy around a function passes for the function.
+    layers = list(_layers(located.raw, target))
+    found = [f for f in layers if type(f) is FunctionType and originals.get(f, f.__code__) == expected]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Unrecognised(f"{target} hides {len(found)} functions with the same code; which one runs cannot be told")
+    for function in layers:
+        if type(function) is FunctionType and function.__code__.co_name == expected.co_name:
+            code = function.__code__
+            if code.co_filename != expected.co_filename:
+                raise Unrecognised(
+                    f"{target} is not the code on disk: it was replaced by {function.__module__}."
+                    f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+                )
+            raise Unrecognised(
+                f"{target} is not the code on disk: {code.co_filename} was edited since it was imported, or other "
+                "code has changed the function"
+            )
+    raise Unrecognised(f"{target} is {_describe(located.raw)}, behind which its own function cannot be found")
+
+
+def reaches(raw: Any, function: FunctionType) -> bool:
+    """Whether a function is still behind an attribute."""
+    try:
+        return any(layer is function for layer in _layers(raw, ""))
+    except Unrecognised:
+        return False
+
+
+def _layers(raw: Any, target: str) -> Iterator[Any]:
+    """The object and everything that decorators have put it in front of, outermost first."""
+    waiting: list[Any] = [raw]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_LAYERS:
+        layer = waiting.pop(0)
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        if isinstance(layer, functools._lru_cache_wrapper):
+            raise Unrecognised(f"{target} is cached with functools.lru_cache: results from before would stay")
+        yield layer
+        if isinstance(layer, (staticmethod, classmethod)):
+            waiting.append(layer.__func__)
+            continue
+        if isinstance(layer, property):
+            waiting += [accessor for accessor in (layer.fget, layer.fset, layer.fdel) if accessor is not None]
+            continue
+        if isinstance(layer, (functools.partial, functools.partialmethod, functools.cached_property)):
+            waiting.append(layer.func)
+            continue
+        wrapped = inspect.getattr_static(layer, "__wrapped__", None)
+        if wrapped is not None:
+            # getattr: on a proxy the static attribute is a descriptor.
+            waiting.append(getattr(layer, "__wrapped__", None))
+        if type(layer) is FunctionType:
+            for cell in layer.__closure__ or ():
+                try:
+                    content = cell.cell_contents
+                except ValueError:  # an empty cell
+                    continue
+                if isinstance(content, (FunctionType, staticmethod, classmethod, functools.partial)):
+                    waiting.append(content)
+
+
+def _describe(raw: Any) -> str:
+    kind = type(raw)
+    return f"a {kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else f"a {kind.__name__}"
+
+
+def check_swap(function: FunctionType, code: CodeType) -> None:
+    """Raise unless ``code`` can take the place of the function's code.
+
+    Raises:
+        Unrecognised: it cannot, as `rewriting.check_swap` says.
+    """
+    rewriting.check_swap(function.__code__, code, function.__qualname__)
+
+
+def in_dynamo_cache(function: FunctionType) -> bool:
+    """Whether torch.compile holds compiled code for this very function (inlined ones cannot be told)."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    entries = getattr(dynamo, "_debug_get_cache_entry_list", None)
+    if entries is None:
+        return False
+    try:
+        return bool(entries(function.__code__))
+    except Exception:
+        return False

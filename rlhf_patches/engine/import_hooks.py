@@ -1,0 +1,170 @@
+"""Being told when a module has been imported, whatever the order.
+
+A finder in front of all others has the specs of watched modules observed (`import_system`); so first imports, imports
+tried again after a failure, and modules that are half imported when we start to watch them are one case. Reloads and
+lazy modules have their place below.
+
+wrapt's post-import hooks are not used: they do not fire on a reload, are lost when any hook raises, and make
+a lazy module load at once.
+
+Callbacks must not raise, unless the import is meant to fail.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from .. import import_system
+from ..guards.sources import namespace_of, spec_of
+
+Callback = Callable[[str, ModuleType], None]
+
+_watched: dict[str, tuple[Callback, ...]] = {}
+
+
+def watch(name: str, callback: Callback) -> None:
+    """Call ``callback(name, module)`` after every import or reload of a module from now on.
+
+    A module that is imported to its end already is the caller's to look at; one that is half imported, or lazy,
+    is announced when it is done.
+    """
+    _watched[name] = (*(known for known in _watched.get(name, ()) if known != callback), callback)
+    finder.install()
+    _notice_reloads()
+    module = sys.modules.get(name)
+    spec = spec_of(module)
+    if module is None or spec is None:
+        return
+    if _is_lazy(module):
+        finder.turns_lazy(spec)
+    elif import_system.is_initialising(module):
+        import_system.observe(spec, finder)
+        if not import_system.is_initialising(module):  # it ended meanwhile, in another thread
+            import_system.stop_observing(spec)
+            finder.ends(spec)
+
+
+def unwatch(name: str, callback: Callback) -> None:
+    """Stop telling this callback of a module."""
+    _watched[name] = tuple(known for known in _watched.get(name, ()) if known != callback)
+    if not _watched[name]:
+        del _watched[name]
+
+
+def is_ready(module: ModuleType) -> bool:
+    """Whether a module in ``sys.modules`` has been executed to its end."""
+    return not _is_lazy(module) and not import_system.is_initialising(module)
+
+
+def _is_lazy(module: ModuleType) -> bool:
+    return type(module) is importlib.util._LazyModule  # type: ignore[attr-defined]
+
+
+def _announce(name: str, module: ModuleType) -> None:
+    # The module's lock is held meanwhile; a child that is forked now is to import the module anew.
+    with import_system.loading():
+        for callback in _watched.get(name, ()):
+            # A module may have put something else into its place.
+            callback(name, sys.modules.get(name, module))
+
+
+# ------------------------------------------------------------------------------- first imports
+
+
+class _Finder(import_system.Observer):
+    """Stands in front, and lets the other finders find a watched module. Takes no lock: see `import_system`."""
+
+    def install(self) -> None:
+        """Go to the front, also when another finder has gone there since."""
+        # Not index(): it compares with ==, and other people's finders may define that.
+        place = next((index for index, other in enumerate(sys.meta_path) if other is self), None)
+        if place is None:
+            sys.meta_path.insert(0, self)
+        elif place:
+            # The list keeps its length: Python may be walking through it in another thread, and would miss a finder
+            # if one before it left.
+            sys.meta_path[: place + 1] = [self, *sys.meta_path[:place]]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _watched or target is not None:  # a reload has its own place below
+            return None
+        spec = import_system.ask_the_others(self, fullname, path, target)
+        if spec is not None:
+            self.adopt(spec)
+        return spec
+
+    def adopt(self, spec: ModuleSpec) -> None:
+        """Announce the module of a spec that another finder has found, if it is watched."""
+        if spec.name in _watched:
+            import_system.observe(spec, self)
+
+    def ends(self, spec: ModuleSpec) -> None:
+        module = sys.modules.get(spec.name)
+        if module is not None and not _is_lazy(module):  # None: the import failed
+            _announce(spec.name, module)
+
+    def turns_lazy(self, spec: ModuleSpec) -> None:
+        _announce_after_running(spec)
+
+
+finder = _Finder()
+
+
+# ------------------------------------------------------------------------------- reloads
+
+
+class _Reloading(dict[str, ModuleType]):
+    """In place of importlib's own record of the reloads under way, which an entry leaves when its reload ends."""
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        module = sys.modules.get(name)
+        if module is not None:
+            _announce(name, module)
+
+
+def _notice_reloads() -> None:
+    # Where a later Python has no such record, a patched function that a reload has replaced shows as failed.
+    reloading: Any = getattr(importlib, "_RELOADING", None)
+    if type(reloading) is dict:
+        importlib._RELOADING = _Reloading(reloading)  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------- lazy modules
+
+
+def _announce_after_running(spec: ModuleSpec) -> None:
+    """Announce a lazy module when it has run: by a function in front of its loader's, until then."""
+    loader: Any = spec.loader
+    run = getattr(loader, "exec_module", None)
+    waiting: set[str] | None = getattr(run, "_rlhf_patches_waiting", None)
+    if waiting is not None:
+        waiting.add(spec.name)
+        return
+    waiting = {spec.name}
+
+    def exec_module(module: ModuleType) -> None:
+        name = namespace_of(module).get("__name__")
+        if waiting == {name}:  # one loader may have several lazy modules
+            del loader.exec_module
+        run(module)  # type: ignore[misc]
+        if name in waiting:
+            waiting.discard(name)
+            _announce(name, module)
+
+    # Warnings and tracebacks pass over this frame as over the import system's own.
+    exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
+    exec_module._rlhf_patches_waiting = waiting  # type: ignore[attr-defined]
+    if not isinstance(loader, type):
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # the next report says that it was not noticed
+            pass

@@ -1,0 +1,272 @@
+"""The ledger: which function carries which patches, and every change to it, all or nothing.
+
+It knows code, not statuses: `Engine` decides when, holds the lock, and says what became of it. Nothing is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from ..definitions.patch import Replace, Rewrite, Wrap
+from ..guards import decision, rewriting, shapes, sources
+from ..guards.decision import Conflict, Held
+from ..guards.rewriting import Edit, NoEffect, Unrecognised
+from ..guards.shapes import Recognised
+from ..guards.sources import Source
+from . import functions, trampolines
+
+Implementation = Callable[[str], Callable[..., Any]]
+"""From ``module:qualified.name`` to the object, imported before; raises what its import raised."""
+
+
+@dataclass(eq=False)
+class Patched:
+    """A function object that carries at least one patch, and what it takes to give it any set of them."""
+
+    function: FunctionType
+    located: functions.Located
+    target: str
+    source: Source
+    node: sources.FunctionNode
+    original: CodeType
+    current: CodeType
+    rewrites: dict[str, list[Edit]] = field(default_factory=dict)
+    trampoline_of: str | None = None
+    given: list[tuple[CodeType, list[str]]] = field(default_factory=list)
+    """Every code object that it was given, with the patches in that: what a reader without the lock can rely on."""
+
+    @property
+    def holders(self) -> list[str]:
+        """The patches on this function."""
+        return list(self.rewrites) + ([self.trampoline_of] if self.trampoline_of else [])
+
+    def runs(self, name: str) -> bool:
+        """Whether the function is still where the target says, and the code that it runs now has a patch in it."""
+        code = self.function.__code__  # looked at once: another thread may swap it
+        if not any(code is given and name in holders for given, holders in list(self.given)):
+            return False
+        module_name, _, qualname = self.target.partition(":")
+        module = sys.modules.get(module_name)
+        try:
+            return module is not None and functions.reaches(functions.attribute(module, qualname).raw, self.function)
+        except Unrecognised:
+            return False
+
+
+class Swap(NamedTuple):
+    """One step of applying a patch: a function is to get ``new`` as its code."""
+
+    patched: Patched
+    new: CodeType
+    changes: list[Recognised]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What applying a patch takes: ``functions`` are all that carry it then, those of before a reload included."""
+
+    name: str
+    swaps: list[Swap]
+    functions: list[Patched]
+
+
+class Ledger:
+    """Which function carries what. Every call is made under its `Engine`'s lock, but `in_force` and `matched`."""
+
+    def __init__(self) -> None:
+        self._patched: dict[FunctionType, Patched] = {}
+        self._complete: dict[str, list[Patched]] = {}
+        self._matched: dict[str, dict[str, str]] = {}
+
+    def in_force(self, name: str) -> bool:
+        """Whether a patch is what runs now at each of its targets. Takes no lock and imports nothing."""
+        complete = self._complete.get(name)
+        return complete is not None and all(patched.runs(name) for patched in complete)
+
+    def matched(self, name: str) -> dict[str, str]:
+        """From each target of a patch to the fingerprint that it had when the patch was last applied to it."""
+        return self._matched.get(name, {})
+
+    def carrying(self, name: str) -> list[Patched]:
+        """The functions that carry a patch."""
+        return [patched for patched in self._patched.values() if name in patched.holders]
+
+    def plan(
+        self,
+        name: str,
+        recognised: list[Recognised],
+        modules: dict[str, ModuleType],
+        implementation: Implementation,
+    ) -> Plan:
+        """Every new code object that putting a patch on takes. No function is changed.
+
+        Args:
+            name: the patch.
+            recognised: its changes, as found in the text of their modules.
+            modules: by name, those that the changes are in.
+            implementation: gives what a `Replace` or `Wrap` calls.
+
+        Raises:
+            Conflict: a function is held by another patch, or was changed by other code since it was patched.
+            NoEffect: under ``python -O`` there is nothing to repair.
+            Unrecognised: a live function is not that of the text.
+            decision.CannotApply: no trampoline can stand in for a function.
+        """
+        plan = Plan(name, [], [])
+        idle: NoEffect | None = None
+        originals = {function: patched.original for function, patched in self._patched.items()}
+        groups = shapes.by_function(recognised)
+        for target, changes in groups.items():
+            first = changes[0]
+            located = functions.attribute(modules[target.partition(":")[0]], first.qualname)
+            function = functions.find(located, first.original_code(), originals, target)
+            patched = self._patched.get(function) or Patched(
+                function, located, target, first.source, first.node, function.__code__, function.__code__
+            )
+            if name in patched.holders:  # a reload: this function object carries it from before
+                plan.functions.append(patched)
+                continue
+            if any(swap.patched.function is function for swap in plan.swaps):
+                raise Conflict(f"{target} is a function that another change of {name} has as its target")
+            if function.__code__ is not patched.current or first.source.text != patched.source.text:
+                raise Conflict(f"{target}, patched by {', '.join(patched.holders)}, was changed by other code since")
+            try:
+                new = _compose(name, patched, changes, _rewritten_beside(target, groups), implementation)
+            except NoEffect as error:
+                idle = error
+                continue
+            functions.check_swap(function, new)
+            plan.swaps.append(Swap(patched, new, changes))
+            plan.functions.append(patched)
+        if idle is not None and not plan.swaps and not self.carrying(name):
+            raise idle
+        return plan
+
+    def commit(self, plan: Plan) -> list[str]:
+        """Swap the code of every function of a plan, or of none if anything is raised.
+
+        Returns the targets that torch.compile has compiled already.
+        """
+        name = plan.name
+        cached = [swap.patched.target for swap in plan.swaps if functions.in_dynamo_cache(swap.patched.function)]
+        with self._all_or_nothing(name, [swap.patched for swap in plan.swaps]):
+            # Before the first swap, from which on another thread may run an implementation that asks.
+            found = {change.change.target: change.fingerprint for swap in plan.swaps for change in swap.changes}
+            now = {target: fingerprint for target, fingerprint in found.items() if fingerprint is not None}
+            self._matched[name] = {**self.matched(name), **now}
+            for swap in plan.swaps:
+                if isinstance(swap.changes[0].change, Rewrite):
+                    swap.patched.rewrites[name] = [edit for item in swap.changes for edit in item.edits]
+                else:
+                    swap.patched.trampoline_of = name
+                self._patched[swap.patched.function] = swap.patched
+                _give(swap.patched, swap.new)
+            self._complete[name] = plan.functions
+        return cached
+
+    def remove(self, name: str) -> list[str]:
+        """Take a patch off every function that carries it; returns the targets that other code has changed since."""
+        carrying = self.carrying(name)
+        lost = [patched.target for patched in carrying if patched.function.__code__ is not patched.current]
+        ours = [patched for patched in carrying if patched.function.__code__ is patched.current]
+        codes = []
+        for patched in ours:
+            edits = [edit for other, theirs in patched.rewrites.items() if other != name for edit in theirs]
+            codes.append(rewriting.rewrite_code(patched.source, patched.node, edits) if edits else patched.original)
+        with self._all_or_nothing(name, ours):
+            for patched, code in zip(ours, codes, strict=True):
+                patched.rewrites.pop(name, None)
+                if patched.trampoline_of == name:
+                    patched.trampoline_of = None
+                _give(patched, code)
+        for patched in ours:
+            if not patched.holders:
+                self._patched.pop(patched.function, None)
+        return lost
+
+    def undone(self, name: str) -> str | None:
+        """Why a patch is not what runs any more where it was put; None where it is."""
+        carrying = self.carrying(name)
+        for target in dict.fromkeys(patched.target for patched in carrying):
+            module_name, _, qualname = target.partition(":")
+            module = sys.modules.get(module_name)
+            if module is None:
+                return f"{module_name} is no longer imported"
+            try:
+                raw = functions.attribute(module, qualname).raw
+            except Unrecognised as error:
+                return str(error)
+            here = [p for p in carrying if p.target == target and functions.reaches(raw, p.function)]
+            if not here:
+                return f"{target} was replaced by something else after it was patched"
+            if any(patched.function.__code__ is not patched.current for patched in here):
+                return f"the code of {target} was changed by other code after it was patched"
+        return None
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self, name: str, changed: list[Patched]) -> Iterator[None]:
+        """Undo what was done to these functions, and noted of them, if anything is raised within: Ctrl-C too.
+
+        The patch is not in force within it, when some functions may carry it and others not.
+        """
+        before = [(patched, patched.current, dict(patched.rewrites), patched.trampoline_of) for patched in changed]
+        matched, complete = self._matched.get(name, {}), self._complete.get(name)
+        try:
+            self._complete.pop(name, None)
+            yield
+        except BaseException:
+            for patched, code, rewrites, trampoline_of in before:
+                patched.current, patched.rewrites, patched.trampoline_of = code, rewrites, trampoline_of
+                if patched.function.__code__ is not code:
+                    patched.function.__code__ = code
+                if not patched.holders:
+                    self._patched.pop(patched.function, None)
+            self._matched[name] = matched
+            if complete is not None:
+                self._complete[name] = complete
+            else:
+                self._complete.pop(name, None)
+            raise
+
+
+def _give(patched: Patched, code: CodeType) -> None:
+    patched.given.append((code, patched.holders))
+    patched.current = patched.function.__code__ = code
+
+
+def _rewritten_beside(target: str, groups: dict[str, list[Recognised]]) -> list[rewriting.Edited]:
+    """The other functions of the same module that a patch rewrites."""
+    source = groups[target][0].source
+    return [
+        (changes[0].node, shapes.combined([item.edits for item in changes], other))
+        for other, changes in groups.items()
+        if other != target and changes[0].source is source and any(item.edits for item in changes)
+    ]
+
+
+def _compose(
+    name: str,
+    patched: Patched,
+    changes: list[Recognised],
+    beside: list[rewriting.Edited],
+    implementation: Implementation,
+) -> CodeType:
+    """The function's code with this patch on top of those that it carries."""
+    edits = decision.edits_beside(name, changes, Held(patched.rewrites, patched.trampoline_of))
+    if edits is not None:
+        present = [edit for theirs in patched.rewrites.values() for edit in theirs]
+        return rewriting.rewrite_code(patched.source, patched.node, present + edits, beside)
+    change = changes[0].change
+    assert isinstance(change, (Replace, Wrap))
+    return trampolines.build(
+        patched.function,
+        implementation(change.implementation),
+        wraps=isinstance(change, Wrap),
+        binding=patched.located.binding,
+        by=name,
+    )

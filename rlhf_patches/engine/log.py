@@ -1,0 +1,93 @@
+"""Standard logging under the name ``rlhf_patches``: one line per process unless asked for more, on rank 0.
+
+While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
+processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
+else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level.
+
+A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
+all, and Ray itself folds equal lines of its workers into one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+
+from .. import ranks, settings
+from ..definitions.registry import PluginFailure
+from ..definitions.status import PatchReport, Status, printable
+
+logger = logging.getLogger("rlhf_patches")
+_said: set[str] = set()
+_warned = False
+_MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
+
+
+class _Formatter(logging.Formatter):
+    """For our own handler: text from outside, such as an exception's, does not get at the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).expandtabs().split("\n")))
+
+
+def configure(default: str | None = None) -> None:
+    """Print our messages to standard error at the level of RLHF_PATCHES_LOG, or ``default`` when it is unset.
+
+    Does nothing when neither is given: then the application's own logging decides.
+    """
+    level = settings.log_level()[0] or default
+    if level is None:
+        return
+    logger.setLevel(logging.CRITICAL + 1 if level == "off" else level.upper())
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Formatter("[rlhf_patches] %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+def speaks() -> bool:
+    """Whether this process is one that logs: rank 0, or every rank when asked for."""
+    try:
+        everywhere = settings.log_level()[1]
+    except settings.SettingsError:
+        everywhere = True
+    return everywhere or ranks.place().rank in (None, "0")
+
+
+def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()) -> None:
+    """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
+
+    Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging.
+    """
+    global _warned
+    if not speaks():
+        return
+    # An exception's text may have lines; each of these is to be one.
+    levels = {printable(" ".join(str(failure).split())): logging.ERROR for failure in failures}
+    levels |= {f"{row.status} {row.name}: {row.why}": _level(row) for row in rows}
+    new = {text: level for text, level in levels.items() if text not in _said}
+    _said.update(new)
+    if not _asked_for():
+        problems = [text for text, level in new.items() if level >= logging.WARNING]
+        if problems and not _warned:
+            _warned = True
+            logger.warning("%s (%s)", "; ".join(problems), _MORE)
+            new = {text: level for text, level in new.items() if text not in problems}
+        new = dict.fromkeys(new, logging.DEBUG)
+    for text, level in new.items():
+        logger.log(level, "%s", text)
+
+
+def _level(row: PatchReport) -> int:
+    if row.needs_attention:
+        return logging.WARNING
+    return logging.INFO if row.status is Status.APPLIED else logging.DEBUG
+
+
+def _asked_for() -> bool:
+    try:
+        return settings.log_level()[0] is not None
+    except settings.SettingsError:
+        return True

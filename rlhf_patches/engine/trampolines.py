@@ -1,0 +1,131 @@
+"""Code objects that hand a call on to our implementation, for `Replace` and `Wrap`.
+
+A trampoline has the parameters of the function that it stands in for, so defaults, ``inspect.signature`` and
+bound arguments stay what they were. It finds our implementation under a private name in the function's
+globals (a constant would be faster, and torch.compile could not trace it). That name stays there after a revert:
+another thread may have entered the trampoline and not yet looked it up.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import linecache
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+from ..guards import decision
+
+_numbers = itertools.count(1)
+
+
+def build(
+    function: FunctionType, implementation: Callable[..., Any], *, wraps: bool, binding: str, by: str
+) -> CodeType:
+    """Make a trampoline's code for ``function`` and put what it calls into the function's globals.
+
+    Args:
+        function: the function whose ``__code__`` is to be swapped for the result.
+        implementation: called with the same arguments (`Replace`), or as ``(wrapped, instance, args, kwargs)``.
+        wraps: whether the implementation is a `Wrap`'s.
+        binding: ``function``, ``method``, ``classmethod`` or ``staticmethod``.
+        by: the patch's name, shown in tracebacks.
+
+    Raises:
+        CannotApply: it is an asynchronous generator.
+    """
+    code = function.__code__
+    decision.check_kind(code, function.__qualname__)
+    name = f"__rlhf_patches_{next(_numbers)}"
+    parameters, positional, keywords = _parameters(code)
+    namespace = function.__globals__
+    if wraps:
+        original = namespace[f"{name}_original"] = _copy(function)
+        namespace[f"{name}_original_of_none"] = functools.partial(original, None)
+        wrapped, instance, positional = _bound(f"{name}_original", positional, binding)
+        call = f"{name}({wrapped}, {instance}, ({''.join(f'{p}, ' for p in positional)}), {{{', '.join(keywords)}}})"
+    else:
+        call = f"{name}({', '.join([*positional, *(k if k.startswith('**') else _as_argument(k) for k in keywords)])})"
+    if code.co_flags & inspect.CO_GENERATOR:
+        call = f"(yield from {call})"
+    elif code.co_flags & inspect.CO_COROUTINE:
+        call = f"await {call}"
+    namespace[name] = implementation
+    return _compile(function, name, parameters, call, by)
+
+
+def _parameters(code: CodeType) -> tuple[str, list[str], list[str]]:
+    """The parameter list, how to pass positional ones on, and keyword ones as items of a dict display."""
+    names = code.co_varnames
+    count, only = code.co_argcount, code.co_kwonlyargcount
+    plain, keyword_only = list(names[:count]), list(names[count : count + only])
+    rest = list(names[count + only :])
+    parameters, positional = list(plain), list(plain)
+    if code.co_posonlyargcount:
+        parameters.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & inspect.CO_VARARGS:
+        star = "*" + rest.pop(0)
+        parameters.append(star)
+        positional.append(star)
+    elif keyword_only:
+        parameters.append("*")
+    parameters += keyword_only
+    keywords = [f'"{name}": {name}' for name in keyword_only]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        double = "**" + rest.pop(0)
+        parameters.append(double)
+        keywords.append(double)
+    return ", ".join(parameters), positional, keywords
+
+
+def _as_argument(item: str) -> str:
+    name = item.partition(":")[2].strip()
+    return f"{name}={name}"
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    """The original under a function object of its own: the swapped one would lead back to the trampoline."""
+    original = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(original, function)
+    del original.__wrapped__  # type: ignore[attr-defined]
+    return original
+
+
+def _bound(original: str, positional: list[str], binding: str) -> tuple[str, str, list[str]]:
+    """As source text: the original bound to its instance, the instance, and the positional arguments without it."""
+    if binding not in ("method", "classmethod"):
+        return original, "None", positional
+    first, *rest = positional
+    if first.startswith("*"):  # def method(*args)
+        first, rest = f"{first[1:]}[0]", [f"{first}[1:]"]
+    # A method that is called on its class may be given None, which cannot be bound to. Not types.MethodType:
+    # torch.compile cannot trace that.
+    wrapped = f"({original}.__get__({first}) if {first} is not None else {original}_of_none)"
+    return wrapped, first, rest
+
+
+def _compile(function: FunctionType, name: str, parameters: str, call: str, by: str) -> CodeType:
+    code = function.__code__
+    prefix = "async def" if code.co_flags & inspect.CO_COROUTINE else "def"
+    identifier = code.co_name if code.co_name.isidentifier() else "trampoline"
+    lines = [f"def enclosing({', '.join(code.co_freevars)}):", f"    {prefix} {identifier}({parameters}):"]
+    if code.co_freevars:
+        # The same free variables, or assigning __code__ would bind cells wrongly. Never executed.
+        lines.append(f"        if 0: {', '.join(code.co_freevars)}")
+    lines.append(f"        return {call}")
+    text = "\n".join(lines) + "\n"
+    filename = f"<rlhf_patches {by}: {function.__module__}:{function.__qualname__} {name[len('__rlhf_patches_') :]}>"
+    # Tracebacks and inspect.getsource then show the trampoline, and its name says whose it is.
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    module_code = compile(text, filename, "exec", dont_inherit=True)
+    (enclosing,) = (c for c in module_code.co_consts if isinstance(c, CodeType))
+    (trampoline,) = (c for c in enclosing.co_consts if isinstance(c, CodeType))
+    changes: dict[str, Any] = {"co_name": code.co_name}
+    if hasattr(code, "co_qualname"):
+        changes["co_qualname"] = code.co_qualname
+    return trampoline.replace(**changes)

@@ -1,0 +1,279 @@
+"""Whether what a patch puts in exists and can be called as it will be: by its text, or by the object itself.
+
+Of a text only what is certain is said: a decorator, a class or `import *` may make anything of a name.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+from ..definitions.patch import Rewrite, Wrap
+from . import sources
+from .shapes import Recognised
+from .sources import FunctionNode, NotFound, Unreadable
+
+_Call = tuple[tuple[str, ...], dict[str, str]]
+
+_WRAPS: _Call = (("wrapped", "instance", "args", "kwargs"), {})
+
+
+class Unusable(Exception):
+    """An implementation does not exist, or cannot be called as it would be; the message names it."""
+
+
+class NotCallable(Exception):
+    """What a path names can be told to be no function."""
+
+
+class _Default:
+    """Stands for every default value: which one it is does not matter."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_DEFAULT = _Default()
+
+Describe = Callable[[str], "Signature | None"]
+"""From ``module:qualified.name`` to the parameters that it takes, None where that cannot be told.
+
+Raises `Unusable` where there is no such object, `NotCallable` where it is no function.
+"""
+
+
+def check_usable(recognised: Sequence[Recognised], describe: Describe) -> None:
+    """Check what the changes of a patch put to use.
+
+    Args:
+        recognised: the changes, as found in the text of their modules.
+        describe: `of_text`, or what asks `of_object`.
+
+    Raises:
+        Unusable: an implementation does not exist, cannot be called, or takes other parameters.
+    """
+    for item in recognised:
+        if isinstance(item.change, Rewrite):
+            for path in item.change.uses.values():
+                try:
+                    describe(path)
+                except NotCallable:  # a rewrite may use a constant
+                    continue
+        else:
+            _check_call(item, item.change.implementation, describe)
+
+
+def _check_call(item: Recognised, path: str, describe: Describe) -> None:
+    try:
+        signature = describe(path)
+    except NotCallable as error:
+        raise Unusable(f"{path} cannot be called: {error}") from error
+    if signature is None:
+        return
+    if isinstance(item.change, Wrap):
+        calls, said = [_WRAPS], f"({', '.join(_WRAPS[0])})"
+    else:
+        target = of_node(item.node, item.qualname.rpartition(".")[0])
+        calls, said = list(_calls(target)), f"the parameters of {item.change.target}, {target}"
+    try:
+        for positional, keywords in calls:
+            signature.bind(*positional, **keywords)
+    except TypeError as error:
+        raise Unusable(f"{path} takes {signature}, but is called with {said}") from error
+
+
+def _calls(target: Signature) -> Iterator[_Call]:
+    """The smallest and the largest call that a trampoline with these parameters makes."""
+    positional = [p.name for p in target.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keywords = {p.name: "" for p in target.parameters.values() if p.kind is p.KEYWORD_ONLY}
+    yield tuple(positional), dict(keywords)
+    for p in target.parameters.values():
+        if p.kind is p.VAR_POSITIONAL:
+            # More than any function that has no *args of its own would take.
+            positional += [p.name] * 256
+        elif p.kind is p.VAR_KEYWORD:
+            keywords["any_other_name_of_a_keyword"] = ""
+    yield tuple(positional), keywords
+
+
+def of_node(node: FunctionNode | ast.Lambda, owner: str = "") -> Signature:
+    """The parameters of a function in a text, without annotations, and with ``...`` for every default.
+
+    Args:
+        node: the function.
+        owner: the qualified name of the class that it is in, for private names.
+    """
+    arguments = node.args
+    private = f"_{owner.rpartition('.')[2].lstrip('_')}" if owner else ""
+
+    def add(name: str, kind: Any, has_default: bool = False) -> None:
+        mangled = private + name if name.startswith("__") and not name.endswith("__") else name
+        parameters.append(_parameter(mangled, kind, has_default))
+
+    plain = [*arguments.posonlyargs, *arguments.args]
+    first_default = len(plain) - len(arguments.defaults)
+    parameters: list[Parameter] = []
+    for index, argument in enumerate(plain):
+        kind = Parameter.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD
+        add(argument.arg, kind, index >= first_default)
+    if arguments.vararg:
+        add(arguments.vararg.arg, Parameter.VAR_POSITIONAL)
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        add(argument.arg, Parameter.KEYWORD_ONLY, default is not None)
+    if arguments.kwarg:
+        add(arguments.kwarg.arg, Parameter.VAR_KEYWORD)
+    return Signature(parameters)
+
+
+def _parameter(name: str, kind: Any, has_default: bool = False) -> Parameter:
+    return Parameter(name, kind, default=_DEFAULT if has_default else Parameter.empty)
+
+
+# ------------------------------------------------------------------------------------------ the object
+
+
+def of_object(found: Any) -> Signature | None:
+    """The parameters of an object.
+
+    Raises:
+        NotCallable: it has none.
+    """
+    if not callable(found):
+        raise NotCallable(f"it is {_a(type(found).__name__)}")
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # some that are written in C
+        return None
+    return Signature(
+        [_parameter(p.name, p.kind, p.default is not Parameter.empty) for p in signature.parameters.values()]
+    )
+
+
+def missing(path: str, error: Exception) -> Unusable | None:
+    """What to say if the import of an implementation has failed for its not being there."""
+    module, _, qualname = path.partition(":")
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        try:
+            sources.locate(module)
+        except NotFound as not_found:
+            return Unusable(f"there is no {path}: {not_found}")
+    if isinstance(error, AttributeError) and error.name and error.name in qualname.split("."):
+        return _without(path, error.name)
+    return None
+
+
+def _without(path: str, name: str) -> Unusable:
+    return Unusable(f"there is no {path}: {name} is not defined there")
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+# -------------------------------------------------------------------------------------------- the text
+
+
+def of_text(path: str) -> Signature | None:
+    """The parameters of an implementation that is not imported.
+
+    Raises:
+        Unusable: there is no such object.
+        NotCallable: it is no function.
+    """
+    module, _, qualname = path.partition(":")
+    try:
+        spec = sources.locate(module)
+        source = sources.read(spec)
+        scope: ast.AST = sources.parse(source)
+    except NotFound as error:
+        raise Unusable(f"there is no {path}: {error}") from error
+    except Unreadable:
+        return None
+    *classes, last = qualname.split(".")
+    if _is_dynamic(scope):
+        return None
+    for name in classes:
+        found = _bound(scope, name)
+        if not found and scope is sources.parse(source):
+            _check_submodule(path, module, name)
+        if len(found) != 1 or not isinstance(found[0], ast.ClassDef) or found[0].bases or found[0].keywords:
+            return None
+        scope = found[0]
+        if scope.decorator_list:
+            return None
+    found = _bound(scope, last)
+    if not found:
+        if not classes:
+            _check_submodule(path, module, last)
+            return None
+        raise _without(path, last)
+    return _of_binding(found[0], ".".join(classes)) if len(found) == 1 else None
+
+
+def _check_submodule(path: str, module: str, name: str) -> None:
+    try:
+        sources.locate(f"{module}.{name}")
+    except NotFound as error:
+        raise _without(path, name) from error
+
+
+def _of_binding(node: ast.AST, owner: str) -> Signature | None:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None if node.decorator_list else of_node(node, owner)
+    value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+    if isinstance(value, ast.Lambda):
+        return of_node(value, owner)
+    if isinstance(value, ast.Constant):
+        raise NotCallable(f"it is {_a(type(value.value).__name__)}")
+    for kind in (ast.List, ast.Dict, ast.Set, ast.Tuple):
+        if isinstance(value, kind):
+            raise NotCallable(f"it is {_a(kind.__name__.lower())}")
+    return None
+
+
+def _is_dynamic(module: ast.AST) -> bool:
+    """Whether names may come into a module that its text does not show."""
+    for node in _statements(module):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            return True
+        if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+            return True
+        if isinstance(node, ast.Name) and node.id in ("vars", "exec", "setattr"):
+            return True
+    return any(isinstance(node, ast.Name) and node.id == "globals" for node in ast.walk(module))
+
+
+def _bound(scope: ast.AST, name: str) -> list[ast.AST]:
+    """The statements of a module or class that give a name a value, or may."""
+    return [node for node in _statements(scope) if _binds(node, name)] + [
+        node for node in ast.walk(scope) if isinstance(node, ast.Global) and name in node.names
+    ]
+
+
+def _statements(scope: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a scope that is not within a function or class of it; of ``name = value`` not the name again."""
+    for child in ast.iter_child_nodes(scope):
+        yield child
+        if isinstance(child, (ast.Assign, ast.AnnAssign)) and all(isinstance(t, ast.Name) for t in _targets(child)):
+            yield from _statements(ast.Expr(child.value)) if child.value else ()
+        elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from _statements(child)
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name == name
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any((alias.asname or alias.name.partition(".")[0]) == name for alias in node.names)
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return any(isinstance(target, ast.Name) and target.id == name for target in _targets(node))
+    if isinstance(node, ast.Name):
+        return node.id == name and isinstance(node.ctx, ast.Store)
+    return name in (getattr(node, "name", None), getattr(node, "rest", None))  # except ... as name, case ... as name

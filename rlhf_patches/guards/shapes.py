@@ -1,0 +1,121 @@
+"""The shape guard: whether a module's text has the code that a change was written for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from types import CodeType
+from typing import NamedTuple
+
+from ..definitions.patch import Change, Rewrite, Variant, Wrap
+from . import rewriting, sources
+from .rewriting import Edit, NoEffect, Unrecognised
+from .sources import FunctionNode, NotFound, Source
+
+
+class Recognised(NamedTuple):
+    """A change's target, found in a module's text. ``edits`` is empty unless the change is a `Rewrite`.
+
+    ``fingerprint`` is the one that matched, None where the guard is another.
+    """
+
+    change: Change
+    source: Source
+    node: FunctionNode
+    edits: tuple[Edit, ...]
+    fingerprint: str | None = None
+
+    @property
+    def qualname(self) -> str:
+        """The function's qualified name as the target spells it."""
+        return self.change.target.partition(":")[2]
+
+    def original_code(self) -> CodeType:
+        """The function's code compiled from the source on disk."""
+        return rewriting.code_of(rewriting.compile_module(self.source.text, self.source.filename), self.node)
+
+
+def recognise(change: Change, source: Source) -> Recognised:
+    """Find a change's target in a module's text and apply its shape guard.
+
+    Raises:
+        Unrecognised: the function is not there, or not as expected.
+        sources.Unreadable: the text does not parse.
+    """
+    qualname = change.target.partition(":")[2]
+    try:
+        node = sources.find_function(source, qualname)
+    except NotFound as error:
+        raise Unrecognised(str(error)) from error
+    if isinstance(change, Rewrite):
+        return Recognised(change, source, node, tuple(rewriting.find_edits(change, source, node)))
+    if isinstance(change, Wrap) and change.signature:
+        found = sources.signature_of(node)
+        if found != change.signature:
+            raise Unrecognised(f"{change.target} has the signature {found}, expected {change.signature}")
+        return Recognised(change, source, node, ())
+    found = sources.fingerprint_of(node)
+    if found not in change.fingerprints:
+        raise Unrecognised(f"{change.target} has the fingerprint {found}, which is none of those that were read")
+    return Recognised(change, source, node, (), found)
+
+
+def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognised]:
+    """`recognise` for every change of a variant; ``texts`` has the source of each of its modules."""
+    return [recognise(change, texts[change.target.partition(":")[0]]) for change in variant.changes]
+
+
+def implementations(recognised: list[Recognised]) -> list[str]:
+    """What these changes put to use, as ``module:qualified.name``."""
+    paths: list[str] = []
+    for item in recognised:
+        paths += item.change.uses.values() if isinstance(item.change, Rewrite) else [item.change.implementation]
+    return list(dict.fromkeys(paths))
+
+
+def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
+    """Check that the rewrites of a patch compile and change nothing but their functions.
+
+    With ``lines`` also that no line of the module moves. Rewrites are built so that none can; the engine, which has
+    a start-up time to keep, leaves the check to tests and to ``rlhf-patches check``.
+
+    Raises:
+        Unrecognised: they do not.
+        rewriting.Undefined: the new code uses a name that nothing defines.
+        NoEffect: under ``python -O`` none of them has anything to change.
+    """
+    idle: NoEffect | None = None
+    effective = False
+    for changes in by_function(recognised).values():
+        first = changes[0]
+        edits = combined([item.edits for item in changes], first.change.target)
+        try:
+            if edits:
+                rewriting.rewrite_code(first.source, first.node, edits)
+                if lines:
+                    rewriting.check_lines(first.source, edits)
+            effective = True
+        except NoEffect as error:
+            idle = error
+    if idle is not None and not effective:
+        raise idle
+
+
+def by_function(recognised: list[Recognised]) -> dict[str, list[Recognised]]:
+    """Changes of one patch grouped by target, in order."""
+    groups: dict[str, list[Recognised]] = {}
+    for item in recognised:
+        groups.setdefault(item.change.target, []).append(item)
+    return groups
+
+
+def combined(groups: list[tuple[Edit, ...]], target: str) -> list[Edit]:
+    """All edits of several rewrites of one function.
+
+    Raises:
+        Unrecognised: two of them touch the same characters.
+    """
+    edits = sorted(edit for group in groups for edit in group)
+    if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
+        raise Unrecognised(f"two rewrites of {target} touch the same code")
+    return edits

@@ -1,0 +1,191 @@
+"""Which version of a framework a module belongs to, and whether a guard covers it.
+
+The installed metadata and the imported file need not belong together: a Megatron-LM checkout on
+``PYTHONPATH`` shadows an installed megatron-core wheel. A version therefore counts only when the metadata
+owns the file; in every other case the version is unknown and the shape of the code alone decides.
+"""
+
+from __future__ import annotations
+
+import email
+import enum
+import importlib.metadata
+import json
+import os
+import stat
+import sys
+import urllib.parse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from ..definitions.patch import Guard
+from . import sources
+
+MAX_METADATA = 2**20
+"""Bytes of one metadata file. The largest of those that were looked at, pandas', has 0.09 MiB."""
+
+UNREVIEWED = "; but its code has the defect. This version was not read, so nothing was changed: please report it"
+
+
+class Verdict(enum.Enum):
+    """What the version guard says."""
+
+    AFFECTED = "affected"
+    OUTSIDE = "outside"
+    UNKNOWN = "unknown"
+
+
+class Finding(NamedTuple):
+    """``version`` is the metadata's text, None when unknown; ``reason`` says how the verdict came about."""
+
+    verdict: Verdict
+    version: str | None
+    reason: str
+
+
+def why_absent(guard: Guard, error: Exception) -> tuple[str | None, str]:
+    """The installed version, if there is one, and why a module that could not be located counts as absent."""
+    copies = _copies(guard.distribution)
+    if not copies:
+        return None, f"{guard.distribution} is not installed"
+    version = copies[0].version
+    return version, f"{guard.distribution} {version or '(no version)'} is installed, but {error}"
+
+
+def judge_file(guard: Guard, origin: str | None) -> Finding:
+    """Apply a version guard to the file ``origin`` (None when the file is unknown)."""
+    copies = _copies(guard.distribution)
+    owners = [copy for copy in copies if origin is not None and copy.owns(origin)]
+    return _of_copies(guard, copies, owners, origin)
+
+
+def judge_missing(guard: Guard, parents: list[str]) -> Finding:
+    """Apply a version guard where a module is missing.
+
+    Args:
+        guard: the guard.
+        parents: where its parent package is. That has to belong to the metadata, which say nothing about a package
+            that comes from elsewhere. Empty where no parent package is there either.
+    """
+    copies = _copies(guard.distribution)
+    owners = [copy for copy in copies if not parents or any(map(copy.owns, parents))]
+    return _of_copies(guard, copies, owners, ", ".join(parents))
+
+
+def _of_copies(
+    guard: Guard,
+    copies: list[_Copy],
+    owners: list[_Copy],
+    origin: str | None,
+) -> Finding:
+    if not copies:
+        return unknown(f"no metadata of {guard.distribution} is installed")
+    texts = sorted({copy.version or "no version" for copy in (owners or copies)})
+    if not owners:
+        return unknown(f"the metadata of {guard.distribution} ({', '.join(texts)}) does not belong to {origin}")
+    if len(texts) > 1:
+        return unknown(f"{guard.distribution} has metadata of several versions: {', '.join(texts)}")
+    return judge(guard, owners[0].version)
+
+
+def unknown(reason: str) -> Finding:
+    """The finding where no version can be told."""
+    return Finding(Verdict.UNKNOWN, None, reason)
+
+
+def judge(guard: Guard, text: str | None) -> Finding:
+    """Apply a version guard to the version that the metadata states, None when it states none."""
+    if text is None:
+        return unknown(f"the metadata of {guard.distribution} states no version")
+    try:
+        version = Version(text)
+    except ValueError:  # InvalidVersion, or more digits than Python converts
+        return Finding(Verdict.UNKNOWN, text, f"version {text!r} of {guard.distribution} is not PEP 440")
+    # Pre-releases carry a defect as much as releases do, so they count as members of a range.
+    if SpecifierSet(guard.versions).contains(version, prereleases=True):
+        return Finding(
+            Verdict.AFFECTED, text, f"{guard.distribution} {text} is affected ({guard.versions or 'every version'})"
+        )
+    return outside(guard.distribution, text, (guard,))
+
+
+def outside(distribution: str, version: str | None, guards: Iterable[Guard]) -> Finding:
+    """The finding where a version is in the range of no guard."""
+    ranges = " or ".join(dict.fromkeys(guard.versions for guard in guards))
+    return Finding(Verdict.OUTSIDE, version, f"{distribution} {version} is not affected (affected: {ranges})")
+
+
+def worst(findings: list[Finding]) -> Finding:
+    """Of several modules' findings the one that holds back most."""
+    order = (Verdict.OUTSIDE, Verdict.UNKNOWN, Verdict.AFFECTED)
+    return min(findings, key=lambda finding: order.index(finding.verdict))
+
+
+class _Copy(NamedTuple):
+    """Metadata of a distribution: the version that it states, and the folders whose files belong to it."""
+
+    version: str | None
+    roots: tuple[str, ...]
+
+    def owns(self, origin: str) -> bool:
+        real = os.path.realpath(origin)
+        return any(real.startswith(os.path.join(root, "")) for root in self.roots)
+
+
+def _copies(distribution: str) -> list[_Copy]:
+    return sources.remembered(("metadata", distribution, tuple(sys.path)), lambda: _search(distribution), small=True)
+
+
+def _search(distribution: str) -> list[_Copy]:
+    found = []
+    for copy in importlib.metadata.distributions(name=distribution, path=sys.path):
+        try:
+            if not _is_bounded(copy, "METADATA", "PKG-INFO", ""):
+                continue
+            version = _version_text(copy)
+        except Exception:  # a damaged folder
+            continue
+        roots = (str(copy.locate_file("")), _editable_root(copy))
+        found.append(_Copy(version, tuple(os.path.realpath(root) for root in roots if root)))
+    return found
+
+
+def _is_bounded(copy: importlib.metadata.Distribution, *names: str) -> bool:
+    """Whether these files of a copy may be read: importlib.metadata would read a pipe or a device for ever."""
+    folder = getattr(copy, "_path", None)
+    if not isinstance(folder, Path):  # in a zip, or from a finder of another kind
+        return True
+    for name in names:
+        try:
+            state = os.stat(folder / name)
+        except OSError:  # importlib.metadata passes over it too
+            continue
+        regular = stat.S_ISREG(state.st_mode) and state.st_size <= MAX_METADATA
+        if not regular and not stat.S_ISDIR(state.st_mode):
+            return False
+    return True
+
+
+def _version_text(copy: importlib.metadata.Distribution) -> str | None:
+    # Not `copy.metadata`: that parses the description too, a readme of a thousand lines.
+    text = copy.read_text("METADATA") or copy.read_text("PKG-INFO") or copy.read_text("") or ""
+    version = email.message_from_string(text.partition("\n\n")[0])["Version"]
+    return str(version) if version else None
+
+
+def _editable_root(copy: importlib.metadata.Distribution) -> str | None:
+    """The folder that an editable install's ``direct_url.json`` names."""
+    try:
+        if not _is_bounded(copy, "direct_url.json"):
+            return None
+        direct = json.loads(copy.read_text("direct_url.json") or "{}")
+        url = urllib.parse.urlparse(direct.get("url", ""))
+        if url.scheme == "file" and direct.get("dir_info", {}).get("editable"):
+            return os.path.realpath(urllib.parse.unquote(url.path))
+    except Exception:  # nested too deeply, a NUL or half a surrogate in the path, anything else that is no JSON
+        pass
+    return None

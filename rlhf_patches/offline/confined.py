@@ -1,0 +1,163 @@
+"""`evaluate.check` in a process of its own, with limits: for releases that have not been read yet.
+
+`archive` refuses what no release has. What is left to Python's own parser and compiler, and to ast-grep, has no limit
+that one could state: a kilobyte of source can take all memory, or crash the interpreter. Then that process ends, and
+the command goes on with a line.
+
+The process is a fork: the plugins are loaded already, and nothing of them is imported twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import os
+import resource
+import signal
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NoReturn
+
+from ..definitions.registry import PluginFailure, Registered
+from ..definitions.status import PatchReport, Report, Status
+from . import archive, evaluate
+from .archive import ReleaseError
+
+CPU_SECONDS = 10
+"""A release of a framework takes 0.2, torch's wheel 0.7; on a slow machine five times that."""
+MEMORY = 448 * 2**20
+"""Bytes beyond what the process has when it begins. A release of a framework takes 20 MiB, torch's wheel 60."""
+SECONDS = 300
+"""By the clock: a network file system may be slow, and this is for one that does not answer at all."""
+MAX_REASON = 2000
+"""Characters of a sentence: some quote the release, and a version may have a million digits."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found in a release.
+
+    Attributes:
+        report: as `evaluate.check` gives it.
+        is_patched: as `evaluate.is_patched` does.
+    """
+
+    report: Report
+    is_patched: bool
+
+
+def check(path: str, registered: Sequence[Registered], failures: Iterable[PluginFailure] = ()) -> Checked:
+    """Read the release at ``path`` and judge it.
+
+    Raises:
+        ReleaseError: it cannot be read, or not within the limits.
+    """
+    end, other = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # 3.12 warns of threads, which a plugin may have started
+            child = os.fork()
+    except OSError as error:
+        os.close(end)
+        os.close(other)
+        raise ReleaseError(f"{path} is not read: there is no process to do it in ({error})") from error
+    if not child:
+        _child(end, other, path, registered)
+    os.close(other)
+    with open(end, "rb") as stream:
+        try:
+            said = stream.read()
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            raise
+        finally:
+            status = _wait(child)
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        raise ReleaseError(
+            f"{path} is not judged: reading it {_why(status)}, which no release does that is known"
+        ) from None
+    if "error" in answer:
+        raise ReleaseError(answer["error"])
+    rows = (PatchReport(**{**row, "status": Status(row["status"])}) for row in answer["rows"])
+    return Checked(Report(tuple(rows), tuple(failures)), answer["is_patched"])
+
+
+def _wait(child: int) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except ChildProcessError:  # the parent of this process has children reaped by the system
+        return None
+
+
+def _why(status: int | None) -> str:
+    if status == -signal.SIGXCPU:
+        return f"took more than {CPU_SECONDS} seconds of processor time"
+    if status == -signal.SIGALRM:
+        return f"took more than {SECONDS} seconds"
+    if status is not None and status < 0:
+        return f"crashed Python ({signal.Signals(-status).name})"
+    return "ended without a result"
+
+
+def _child(parents: int, pipe: int, path: str, registered: Sequence[Registered]) -> NoReturn:
+    # What this process says anywhere but to its parent would be a traceback, or that of a crash.
+    try:
+        os.close(parents)
+        # A closed standard output has left its number to the pipe.
+        pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD, 3)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(nowhere, standard)
+        faulthandler.disable()  # which may write elsewhere
+        _limit()
+        with open(pipe, "wb") as stream:
+            stream.write(json.dumps(_answer(path, registered)).encode())
+    finally:
+        os._exit(0)
+
+
+def _answer(path: str, registered: Sequence[Registered]) -> dict[str, Any]:
+    try:
+        release = archive.open_release(path)
+        report = evaluate.check(release, registered)
+        rows = [asdict(replace(row, reason=_short(row.reason), version=_short(row.version))) for row in report]
+        return {"rows": rows, "is_patched": evaluate.is_patched(release, registered)}
+    except ReleaseError as error:
+        return {"error": _short(str(error))}
+    except MemoryError:
+        much = f"more than {MEMORY // 2**20} MiB of memory"
+        return {"error": f"{path} is not judged: reading it takes {much}, which no release does that is known"}
+    except Exception as error:
+        return {"error": _short(f"{path} is not judged: {type(error).__name__}: {error}")}
+
+
+def _short(text: str | None) -> Any:
+    if text is None or len(text) <= MAX_REASON:
+        return text
+    return f"{text[:MAX_REASON]}... ({len(text)} characters)"
+
+
+def _limit() -> None:
+    for number in (signal.SIGXCPU, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.alarm(SECONDS)
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_CPU, CPU_SECONDS)
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            pages = int(file.read().split()[0])
+    except OSError:  # not Linux, where the other limits have to do
+        return
+    _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY)
+
+
+def _lower(limit: int, value: int) -> None:
+    soft, hard = resource.getrlimit(limit)
+    bounds = [value, *(bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY)]
+    with contextlib.suppress(OSError, ValueError):  # a system may have its own mind: then without
+        resource.setrlimit(limit, (min(bounds), hard))

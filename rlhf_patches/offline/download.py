@@ -1,0 +1,133 @@
+"""``NAME==VERSION`` as a wheel in a cache, fetched by pip, which knows the user's index, proxy and certificates."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+# A wheel is read, not installed: one for another Python, or for another kind of machine, tells as much.
+_PYTHONS = ("3.12", "3.11", "3.10", "3.9", "3.8", "3.13", "3.14")
+_PLATFORMS = tuple(
+    f"{platform}_{machine}"
+    for machine in ("x86_64", "aarch64")
+    for platform in ("linux", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
+)
+
+
+# `python -m pip` would import what lies in the working directory, perhaps a checkout that the user does not trust yet.
+_RUN_PIP = (
+    "import sys; sys.path[:] = [entry for entry in sys.path if entry]; sys.argv[0] = 'pip'; import runpy; "
+    "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+)
+
+
+class DownloadError(RuntimeError):
+    """A release could not be fetched; the message says what pip said, and what to do."""
+
+
+def default_cache() -> Path:
+    """``$XDG_CACHE_HOME/rlhf-patches``, as the XDG specification has it."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "rlhf-patches"
+
+
+def fetch(text: str, cache: Path) -> Path:
+    """The wheel of ``NAME==VERSION``, from ``cache`` if it is there already.
+
+    Only wheels: to unpack an sdist, pip runs code from it.
+
+    Raises:
+        DownloadError: the text is not ``NAME==VERSION``, or pip found no wheel.
+    """
+    name, version = parse(text)
+    folder = cache / "wheels" / name / version
+    for wheel in sorted(folder.glob("*.whl")):
+        return wheel
+    try:
+        return _fetch(name, version, folder)
+    except OSError as error:
+        raise DownloadError(f"the cache {cache} cannot be used: {error}; choose another with --cache") from error
+
+
+def _fetch(name: str, version: str, folder: Path) -> Path:
+    new = [made for made in (folder, *folder.parents) if not made.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _fetch_into(folder, name, version)
+    except BaseException:
+        for made in new:
+            with contextlib.suppress(OSError):  # another process may have put something there
+                made.rmdir()
+        raise
+
+
+def _fetch_into(folder: Path, name: str, version: str) -> Path:
+    # Beside its place, then renamed: a run that is interrupted leaves no half a wheel that looks like one.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
+        said = _pip(f"{name}=={version}", incoming)
+        if not any(Path(incoming).iterdir()) and _is_missing(said):
+            for python in _PYTHONS:
+                _pip(f"{name}=={version}", incoming, "--python-version", python, *_each("--platform", _PLATFORMS))
+                if any(Path(incoming).iterdir()):
+                    break
+        wheels = sorted(Path(incoming).glob("*.whl"))
+        if not wheels:
+            raise DownloadError(
+                f"pip found no wheel of {name}=={version}. If there is an sdist, download it from the index and give "
+                f"its path (pip would run code from it just to fetch it). pip said: {_last_error(said)}"
+            )
+        os.replace(wheels[0], folder / wheels[0].name)
+        return folder / wheels[0].name
+
+
+def parse(text: str) -> tuple[str, str]:
+    """Name (normalised) and version of ``NAME==VERSION``.
+
+    Raises:
+        DownloadError: it is anything else.
+    """
+    problem = f"{text!r} is no existing path and no NAME==VERSION, such as 'verl==0.9.1'"
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise DownloadError(problem) from error
+    pins = [pin for pin in requirement.specifier if pin.operator == "==" and not pin.version.endswith(".*")]
+    if len(requirement.specifier) != 1 or not pins or requirement.extras or requirement.marker or requirement.url:
+        raise DownloadError(problem)
+    return canonicalize_name(requirement.name), pins[0].version
+
+
+def _each(option: str, values: tuple[str, ...]) -> list[str]:
+    return [part for value in values for part in (option, value)]
+
+
+def _pip(requirement: str, folder: str, *options: str) -> str:
+    """Download one wheel without dependencies; returns what pip wrote to stderr."""
+    command = [sys.executable, "-c", _RUN_PIP, "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", folder, *options, "--", requirement]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if "No module named pip" in done.stderr:
+        raise DownloadError(
+            f"{sys.executable} has no pip to fetch {requirement} with: install it, or give the wheel's path"
+        )
+    if done.returncode:
+        for half in Path(folder).iterdir():
+            half.unlink()
+    return done.stderr
+
+
+def _is_missing(said: str) -> bool:
+    """Whether the index answered but has no wheel for this Python and machine."""
+    return "No matching distribution" in said and "Retrying" not in said
+
+
+def _last_error(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.startswith("ERROR: ")]
+    return lines[-1].removeprefix("ERROR: ") if lines else said.strip()[-200:] or "nothing"

@@ -1,0 +1,181 @@
+"""Whether processes that run now have the same patches in force: what is compared, and how a difference is told.
+
+Plain data and no torch; `process_group` carries it between the ranks, `rlhf_patches.ray` from the actors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from .._version import __version__
+from ..definitions.patch import Patch
+from ..definitions.status import PatchReport, Status
+from ..engine.engine import Engine
+from ..guards import sources
+from ..guards.sources import NotFound, Unreadable
+from ..ranks import ranks_text
+from .processes import Effect, Process, grouped
+
+# What an import ends in is decided by version and code, so where one rank has imported it, the others will follow.
+_DECIDED_BY_CODE = (Status.APPLIED, Status.REFUSED, Status.UNAFFECTED)
+_MOST_PATCHES = 10
+_MOST_HOSTS = 4
+_MOST_CHARACTERS = 300  # of a reason
+
+
+class VerifyError(RuntimeError):
+    """Processes that belong together do not run the same patches, or could not be compared."""
+
+
+# ------------------------------------------------------------------------------------- of one process
+
+
+def own_process(rank: int | None, engine: Engine) -> Process:
+    """This process. An exception of the engine becomes its problem: the other ranks must not wait for it."""
+    problem = None
+    found: dict[str, Effect] = {}
+    try:
+        found = effects(engine)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    name = None if rank is None else str(rank)
+    return Process(socket.gethostname(), os.getpid(), name, {"rlhf-patches": __version__}, found, problem)
+
+
+def to_dict(process: Process) -> dict[str, Any]:
+    """In values that JSON has."""
+    return asdict(process)
+
+
+def from_dict(values: Mapping[str, Any]) -> Process:
+    """The inverse of `to_dict`; other keys do not count."""
+    effects = {name: Effect(**effect) for name, effect in values["effects"].items()}
+    return Process(**{**{each.name: values[each.name] for each in fields(Process)}, "effects": effects})
+
+
+def effects(engine: Engine) -> dict[str, Effect]:
+    """What every patch does in this process, or will do once its modules are imported, to be compared with others.
+
+    Nothing is imported or changed.
+    """
+    return {patch.name: effect(patch, row, texts) for patch, row, texts in engine.carried()}
+
+
+def effect(patch: Patch, row: PatchReport, texts: Mapping[str, str]) -> Effect:
+    """What a patch does, or will do once its modules are imported. Nothing is imported, and nothing parsed.
+
+    Args:
+        patch: the patch.
+        row: its row in the report.
+        texts: if it is applied, the text that each of its modules had then.
+    """
+    framework = f"{row.distribution} {row.version or '(version unknown)'}"
+    if row.status is Status.ABSENT and row.version is None:
+        framework = f"no {row.distribution}"
+    code = _fingerprint(patch, texts) if row.status in _DECIDED_BY_CODE or row.status is Status.PENDING else None
+    reason = "" if row.status in (Status.APPLIED, Status.PENDING) else row.reason[:_MOST_CHARACTERS]
+    return Effect(row.status.value, framework, code, reason)
+
+
+def _fingerprint(patch: Patch, texts: Mapping[str, str]) -> str:
+    """16 hex digits over the modules that are patched, the patch, and the modules of its implementations.
+
+    Of text, not of code objects: a module that is not imported yet has none.
+    """
+    parts = [
+        repr([variant.changes for variant in patch.variants]),
+        f"assertions {'off' if sys.flags.optimize else 'on'}",
+    ]
+    parts += [texts.get(module) or _text(module) for module in patch.modules]
+    parts += [_text(path.partition(":")[0]) for path in patch.implementations]
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _text(module: str) -> str:
+    try:
+        return sources.read(sources.locate(module)).text
+    except (NotFound, Unreadable) as error:
+        return f"{type(error).__name__} {module}"
+
+
+# ------------------------------------------------------------------------------------- between processes
+
+
+Who = Callable[[Sequence[Process]], str]
+
+
+def differences(processes: Sequence[Process], who: Who | None = None) -> str | None:
+    """What the processes do not agree on, as text of several lines; None if they agree.
+
+    Args:
+        processes: in the order in which they are to be named.
+        who: what to call some of them; by default `where`, for ranks.
+    """
+    who = who or where
+    sections = []
+    unable = [(process.problem, process) for process in processes if process.problem is not None]
+    if unable:
+        sections.append(_section("these cannot tell their patches", unable, who))
+    able = [process for process in processes if process.problem is None]
+    for name in dict.fromkeys(name for process in able for name in process.versions):
+        versions = [(process.versions.get(name, "unknown"), process) for process in able]
+        if len({version for version, _ in versions}) > 1:
+            sections.append(_section(name, versions, who))
+    names = dict.fromkeys(name for process in able for name in process.effects)
+    sections += [text for name in names if (text := _difference(name, able, who)) is not None]
+    if not sections:
+        return None
+    more = len(sections) - _MOST_PATCHES
+    return "\n".join(sections[:_MOST_PATCHES] + ([f"and {more} more patches"] if more > 0 else []))
+
+
+def _difference(name: str, processes: Sequence[Process], who: Who) -> str | None:
+    found = [process.effects.get(name) for process in processes]
+    present = [effect for effect in found if effect is not None]
+    acts = any(effect.in_force or effect.status == Status.FAILED.value for effect in present)
+    # Where a patch acts nowhere, one that a rank has switched off, or does not know, makes no difference.
+    compared = found if acts else [effect for effect in present if effect.status != Status.DISABLED.value]
+    decided = {(effect.framework, effect.code): effect.key for effect in present if effect.status in _DECIDED_BY_CODE}
+    keys = set()
+    for effect in compared:
+        key = effect.key if effect else None
+        if effect and effect.status == Status.PENDING.value:
+            key = decided.get((effect.framework, effect.code), key)
+        keys.add(key)
+    if len(keys) < 2:
+        return None
+    several_codes = len({effect.code for effect in present if effect.in_force}) > 1
+    statuses: dict[tuple[str | None, ...], set[str]] = {}
+    for effect in present:
+        statuses.setdefault(effect.key, set()).add(effect.status)
+
+    def label(effect: Effect | None) -> str:
+        if effect is None:
+            return "not registered: no plugin there brings it"
+        if not effect.in_force:
+            return f"{effect.status} ({effect.reason})"
+        code = f", code {effect.code}" if several_codes else ""
+        return f"{' or '.join(sorted(statuses[effect.key]))} ({effect.framework}{code})"
+
+    return _section(name, zip(map(label, found), processes, strict=True), who)
+
+
+def _section(title: str, said: Iterable[tuple[str, Process]], who: Who) -> str:
+    groups = grouped((text, "", process) for text, process in said)
+    return "\n".join([f"{title}:", *(f"  {who(group.processes)}: {group.what}" for group in groups)])
+
+
+def where(ranks: Sequence[Process]) -> str:
+    """``ranks 0-6 on host-a, host-b`` or ``rank 7 on host-c (pid 4711)``."""
+    hosts = list(dict.fromkeys(process.host for process in ranks))
+    listed = ", ".join(hosts[:_MOST_HOSTS])
+    if len(hosts) > _MOST_HOSTS:
+        listed += f" and {len(hosts) - _MOST_HOSTS} more hosts"
+    pid = f" (pid {ranks[0].pid})" if len(ranks) == 1 else ""
+    return f"{ranks_text(int(process.rank or 0) for process in ranks)} on {listed}{pid}"

@@ -1,0 +1,389 @@
+"""What became of patches in all processes of a run, from the files of RLHF_PATCHES_REPORT: who differs, and in what.
+
+``pending`` and ``absent`` say that a process has not imported the framework (a launcher, a data loader, a driver). That
+is no difference to processes that have.
+
+The files are text that others have written, perhaps on purpose: what is read is checked, made one line and short, and
+has limits, so that nothing in it costs a traceback, a terminal or much memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
+from typing import Any, Union
+
+from ..definitions.registry import BUILT_IN, credit
+from ..definitions.status import Status, printable
+from ..ranks import ranks_text
+from .processes import PROBLEMS, Effect, Group, Process, grouped
+
+_NOT_IMPORTED = (Status.PENDING.value, Status.ABSENT.value)
+_SHOWN = 8  # processes named in a line of text; JSON has all
+_MOST_DEVIATIONS = 50  # versions and statuses that differ, in a line of text
+_MOST_PROBLEMS = 1000
+_MOST_RANKS = 100_000  # missing ones, in JSON
+# Of what is read. A real line has 8 KB, 25 patches and a few versions.
+_LARGEST_FILE = 1 << 30
+_LONGEST_LINE = 1 << 20
+_LONGEST_REASON = 2000
+_MOST_DIGITS = 20
+_MOST_ENTRIES = 2_000_000  # patches, versions and failures, of all processes together
+_MOST_DISTINCT = 500_000  # texts
+_MOST_UNREADABLE = 100  # lines that are named
+_NUMBER = re.compile("[0-9]{1,18}")
+
+
+class ReportFileError(Exception):
+    """A file cannot be read, or is none of ours; the message says which and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Process):
+    """One process, as its line has it: versions of the frameworks that are installed, of Python and of rlhf-patches.
+
+    Attributes:
+        plugins: what brings those patches that are not built-in.
+    """
+
+    world_size: str | None
+    started: str | None
+    ended: str | None
+    plugins: Mapping[str, str]
+    plugin_failures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A patch, or a distribution whose version was asked for: the groups, largest first."""
+
+    name: str
+    groups: tuple[Group, ...]
+    not_imported: int = 0
+    plugins: tuple[str, ...] = ()
+    """What brings a patch that is not built-in."""
+
+    @property
+    def title(self) -> str:
+        """Its name, and who brings it."""
+        return self.name + (credit(", ".join(self.plugins[:_SHOWN])) if self.plugins else "")
+
+    @property
+    def differs(self) -> bool:
+        """Whether processes do not agree."""
+        return len({group.what for group in self.groups}) > 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """In values that JSON has."""
+        return {
+            "name": self.name,
+            "differs": self.differs,
+            "not_imported": self.not_imported,
+            "plugins": list(self.plugins),
+            "groups": [group.to_dict() for group in self.groups],
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run."""
+
+    processes: tuple[Recorded, ...]
+    unreadable: tuple[str, ...] = ()
+    patches: tuple[Subject, ...] = field(default=())
+    versions: tuple[Subject, ...] = field(default=())
+    plugin_failures: tuple[Group, ...] = field(default=())
+    missing_ranks: Mapping[int, tuple[range, ...]] = field(default_factory=dict)
+
+    @property
+    def not_ended(self) -> tuple[Recorded, ...]:
+        """Processes that were killed, or still run."""
+        return tuple(each for each in self.processes if each.ended is None)
+
+    @property
+    def problems(self) -> list[str]:
+        """What has to be looked at, one line each; none means that all processes are the same and all is well."""
+        found = list(islice(self._problems(), _MOST_PROBLEMS + 1))
+        return found if len(found) <= _MOST_PROBLEMS else [*found[:-1], "and more"]
+
+    def _problems(self) -> Iterator[str]:
+        for patch in self.patches:
+            for group in patch.groups:
+                if group.what in (*PROBLEMS, "unreviewed"):
+                    yield f"{patch.title} {_count(group)} ({_names(group.processes)}): {group.reason}"
+            if patch.differs:
+                yield _deviation(patch)
+        yield from (_deviation(version) for version in self.versions if version.differs)
+        yield from (f"{group.what} ({_names(group.processes)})" for group in self.plugin_failures)
+        yield from (f"no line from {ranks_text(runs)} of {size}" for size, runs in self.missing_ranks.items())
+        yield from (f"unreadable: {line}" for line in self.unreadable)
+
+    def to_dict(self) -> dict[str, Any]:
+        """In values that JSON has."""
+        problems, missing, room = self.problems, {}, _MOST_RANKS
+        for size, runs in self.missing_ranks.items():
+            missing[str(size)] = list(islice(chain.from_iterable(runs), room))
+            room -= len(missing[str(size)])
+        return {
+            "same": not problems,
+            "problems": problems,
+            "processes": len(self.processes),
+            "hosts": dict(Counter(each.host for each in self.processes)),
+            "not_ended": [each.identity() for each in self.not_ended],
+            "missing_ranks": missing,
+            "unreadable": list(self.unreadable),
+            "patches": [patch.to_dict() for patch in self.patches],
+            "versions": [version.to_dict() for version in self.versions],
+            "plugin_failures": [group.to_dict() for group in self.plugin_failures],
+        }
+
+    def __str__(self) -> str:
+        hosts = Counter(each.host for each in self.processes)
+        shown = ", ".join(f"{host} {count}" for host, count in sorted(hosts.items())[:_SHOWN])
+        more = f" and {len(hosts) - _SHOWN} more hosts" if len(hosts) > _SHOWN else ""
+        lines = [f"{_plural(len(self.processes), 'process', 'processes')} on {shown}{more}"]
+        times = sorted(each.started for each in self.processes if each.started)
+        if times:
+            lines[0] += f"; started {times[0]}" + (f" to {times[-1]}" if times[-1] != times[0] else "")
+        ended = len(self.processes) - len(self.not_ended)
+        lines.append(f"{ended} ended in order")
+        if self.not_ended:
+            lines[-1] += f"; {len(self.not_ended)} were killed or still run: {_names(self.not_ended)}"
+        lines += ["", *self._patch_lines(), ""]
+        problems = self.problems
+        if not problems:
+            return "\n".join([*lines, "No differences, nothing refused or failed."])
+        return "\n".join([*lines, f"{len(problems)} to look at:", *(f"- {text}" for text in problems)])
+
+    def _patch_lines(self) -> list[str]:
+        known = [patch for patch in self.patches if patch.groups]
+        width = min(max((len(patch.title) for patch in known), default=0), 80)
+        lines = []
+        for patch in known:
+            said = [_count(group) for group in patch.groups]
+            said += [f"not imported in {patch.not_imported}"] if patch.not_imported else []
+            lines.append(f"{patch.title.ljust(width)}  {', '.join(said)}")
+        nowhere = len(self.patches) - len(known)
+        return lines + (
+            [f"{_plural(nowhere, 'patch', 'patches')} of frameworks that no process imported"] * bool(nowhere)
+        )
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def summarise(files: Sequence[str]) -> Summary:
+    """Read the files of one run.
+
+    Raises:
+        ReportFileError: a file cannot be read, is a pipe or a device, is empty, has no line of ours, or is too large.
+    """
+    processes: dict[_Identity, Recorded] = {}
+    unreadable: list[str] = []
+    more, entries = 0, 0
+    known: dict[Any, Any] = {}  # thousands of processes say the same
+    for file in files:
+        begun, ours = False, False
+        for number, line in _lines(file):
+            begun = True
+            if entries > _MOST_ENTRIES or len(known) > _MOST_DISTINCT:
+                raise ReportFileError(f"{file} is too much: expected a run of at most some 50,000 processes")
+            try:
+                identity, process = _process(_parsed(line), known)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                if len(unreadable) < _MOST_UNREADABLE:
+                    unreadable.append(f"line {number} of {printable(file)} ({len(line)} bytes)")
+                else:
+                    more += 1
+                continue
+            ours = True
+            # What comes later is what the process said last; it may have become another program since (exec).
+            processes[identity] = process
+            entries += len(process.effects) + len(process.versions) + len(process.plugin_failures)
+        if not begun:
+            raise ReportFileError(f"{file} is empty: no process has written to it yet")
+        if not ours:
+            raise ReportFileError(f"{file} has no line that RLHF_PATCHES_REPORT could have written")
+    unreadable += [f"{more} more lines"] if more else []
+    return _summary(tuple(processes.values()), tuple(unreadable))
+
+
+_Identity = tuple[str, int, Union[str, None]]
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, and their numbers; of one that is too long, the beginning."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ReportFileError(f"cannot read {path}: it is a pipe or a device, expected a regular file")
+            if found.st_size > _LARGEST_FILE:
+                raise ReportFileError(f"cannot read {path}: it has more than {_LARGEST_FILE >> 20} MiB")
+            number = 0
+            while line := file.readline(_LONGEST_LINE + 1):
+                number += 1
+                rest = line
+                while len(rest) > _LONGEST_LINE and not rest.endswith(b"\n"):
+                    rest = file.readline(_LONGEST_LINE + 1)
+                if line.strip():
+                    yield number, line.rstrip(b"\n")
+    except OSError as error:
+        raise ReportFileError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    if len(line) > _LONGEST_LINE:
+        raise ValueError("too long")
+    found = json.loads(line, parse_int=_integer)
+    if not isinstance(found, dict):
+        raise TypeError("expected an object")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:  # they take time that is quadratic in their number
+        raise ValueError("too many digits")
+    return int(text)
+
+
+def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Recorded]:
+    """Raises one of several exceptions where the line is none of ours."""
+
+    def shared(value: Any) -> Any:
+        return known.setdefault(value, value)
+
+    versions = {shared(_text(name)): shared(_text(version)) for name, version in line.get("versions", {}).items()}
+    for name, version in (("Python", line.get("python")), ("rlhf-patches", line.get("rlhf_patches"))):
+        if version is not None:
+            versions[name] = shared(_text(version))
+    effects: dict[str, Effect] = {}
+    plugins: dict[str, str] = {}
+    for row in line["patches"]:
+        name, status, plugin = _text(row["name"]), _text(row["status"]), _text(row.get("plugin", BUILT_IN))
+        what = "unreviewed" if row.get("unreviewed") and status not in _NOT_IMPORTED else status
+        effects[shared(name)] = shared(Effect(what, reason=_text(row["reason"], _LONGEST_REASON)))
+        if plugin != BUILT_IN:
+            plugins[shared(name)] = shared(plugin)
+    failures = tuple(
+        shared(f"plugin {_text(row['plugin'])}: {_text(row['reason'], _LONGEST_REASON)}")
+        for row in line.get("plugin_failures", ())
+    )
+    pid = line["pid"]
+    if type(pid) is not int:
+        raise TypeError("pid")
+    process = Recorded(
+        host=shared(_text(line["host"])),
+        pid=pid,
+        rank=_optional(line.get("rank")),
+        world_size=_optional(line.get("world_size")),
+        started=_optional(line.get("started")),
+        ended=_optional(line.get("ended")),
+        versions=versions,
+        effects=effects,
+        plugins=plugins,
+        plugin_failures=failures,
+    )
+    return (process.host, process.pid, _optional(line.get("process"))), process
+
+
+def _text(value: object, longest: int = 200) -> str:
+    """Text of one line, no longer than what we write ever is."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return printable(" ".join(value[:longest].split()))
+
+
+def _optional(value: object) -> str | None:
+    return None if value is None else _text(value)
+
+
+# ------------------------------------------------------------------------------------------ comparing
+
+
+def _summary(processes: tuple[Recorded, ...], unreadable: tuple[str, ...]) -> Summary:
+    patches: dict[str, list[_Said]] = {}
+    not_imported: Counter[str] = Counter()
+    plugins: dict[str, dict[str, None]] = {}
+    versions: dict[str, list[_Said]] = {}
+    for process in processes:
+        for name, effect in process.effects.items():
+            said = patches.setdefault(name, [])
+            if effect.status in _NOT_IMPORTED:
+                not_imported[name] += 1
+            else:
+                said.append((effect.status, effect.reason, process))
+        for name, plugin in process.plugins.items():
+            plugins.setdefault(name, {})[plugin] = None
+        for name, version in process.versions.items():
+            versions.setdefault(name, []).append((version, "", process))
+    return Summary(
+        processes,
+        unreadable,
+        patches=tuple(
+            Subject(name, _largest_first(said), not_imported[name], tuple(plugins.get(name, ())))
+            for name, said in patches.items()
+        ),
+        versions=tuple(Subject(name, _largest_first(said)) for name, said in versions.items()),
+        plugin_failures=_largest_first((text, "", each) for each in processes for text in each.plugin_failures),
+        missing_ranks=_missing_ranks(processes),
+    )
+
+
+_Said = tuple[str, str, Process]
+
+
+def _largest_first(said: Iterable[_Said]) -> tuple[Group, ...]:
+    return tuple(sorted(grouped(said), key=lambda group: -len(group.processes)))
+
+
+def _missing_ranks(processes: Sequence[Recorded]) -> dict[int, tuple[range, ...]]:
+    """Ranks of a world from which nothing was heard, by the world's size (a Ray job can have several worlds)."""
+    worlds: dict[int, set[int]] = {}
+    for process in processes:
+        if _NUMBER.fullmatch(process.rank or "") and _NUMBER.fullmatch(process.world_size or ""):
+            worlds.setdefault(int(process.world_size or ""), set()).add(int(process.rank or ""))
+    # In runs: an impossible size must not make us count up to it.
+    missing = {}
+    for size, ranks in sorted(worlds.items()):
+        edges = [-1, *sorted(rank for rank in ranks if rank < size), size]
+        runs = tuple(range(low + 1, high) for low, high in pairwise(edges) if low + 1 < high)
+        if runs:
+            missing[size] = runs
+    return missing
+
+
+# ------------------------------------------------------------------------------------------ words
+
+
+def _deviation(subject: Subject) -> str:
+    """The majority, and which processes are not of it."""
+    most, *others = subject.groups
+    texts: list[str] = []
+    for group in others:
+        if group.what != most.what:
+            why = f" ({group.reason})" if group.reason and group.what not in PROBLEMS else ""
+            texts.append(f"{group.what} in {_names(group.processes)}{why}")
+        if len(texts) == _MOST_DEVIATIONS:
+            texts.append("and more")
+            break
+    return f"{subject.title} differs: {_count(most)}, but {'; '.join(texts)}"
+
+
+def _count(group: Group) -> str:
+    return f"{group.what} in {len(group.processes)}"
+
+
+def _names(processes: Sequence[Process]) -> str:
+    shown = ", ".join(str(each) for each in processes[:_SHOWN])
+    return shown + (f" and {len(processes) - _SHOWN} more" if len(processes) > _SHOWN else "")
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

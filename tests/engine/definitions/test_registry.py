@@ -1,0 +1,354 @@
+"""Patches of other distributions: the example, installed for real, and plugins that misbehave in every way."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import sys
+import textwrap
+
+import pytest
+
+from rlhf_patches import SettingsError, Status, cli
+from rlhf_patches.definitions import registry
+from rlhf_patches.engine.engine import Engine
+from rlhf_patches.patches import plugin
+
+_numbers = itertools.count(1)
+
+
+# -------------------------------------------------------------------------------------------- plugins that break
+
+GOOD = """
+from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
+
+def patch(name):
+    return Patch(
+        name=name, summary="s", symptom="s", cause="c", repair="r", references=("r",), retire="r",
+        variants=(Variant(Guard("{framework}", ""), (Rewrite("{target}", "$A - $B", "$A + $B"),)),),
+    )
+
+@hookimpl
+def rlhf_patches():
+    return [patch("{name}")]
+"""
+
+
+class Site:
+    """A folder on sys.path with distributions that have entry points."""
+
+    def __init__(self, folder, framework):
+        self.folder, self.framework = folder, framework
+        self.prefix = f"plug{next(_numbers)}"
+
+    def add(self, name, text, value=None, metadata=True, folder=None):
+        """Write distribution ``prefix-name``; its entry point leads to a module with ``text``. Returns its name."""
+        folder = folder or self.folder
+        module = f"{self.prefix}_{name}"
+        (folder / f"{module}.py").write_text(textwrap.dedent(text))
+        info = folder / f"{module}-1.0.dist-info"
+        info.mkdir()
+        if metadata:
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {self.prefix}-{name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[rlhf_patches]\n{name} = {value or module}\n")
+        return f"{self.prefix}-{name}"
+
+    def good(self, name="zgood", patch=None, folder=None):
+        """A plugin that works; sorted after the bad ones, which must not stop it."""
+        patch = patch or f"{self.prefix}-{name}"
+        text = GOOD.format(framework=self.framework.distribution, target=self.framework.path("mod:add"), name=patch)
+        return self.add(name, text, folder=folder)
+
+    def load(self):
+        """What `registry.load` finds, less what else this environment has."""
+        registered, failures = registry.load()
+        mine = [item for item in registered if item.plugin.startswith((self.prefix, "bad"))]
+        return mine, [failure for failure in failures if failure.plugin.startswith((self.prefix, "bad"))]
+
+
+@pytest.fixture
+def site(framework, tmp_path, monkeypatch):
+    framework.write("mod", "def add(a, b):\n    return a - b\n")
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    made = Site(folder, framework)
+    yield made
+    for name in [name for name in sys.modules if name.startswith(f"{made.prefix}_")]:
+        del sys.modules[name]
+
+
+HOOK = "from rlhf_patches import hookimpl\n@hookimpl\ndef rlhf_patches():\n    "
+BAD = {
+    "raises at import": ("raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
+    "exits at import": ("import sys\nsys.exit(3)", "raised SystemExit: 3"),
+    "does not parse": ("def f(:", "raised SyntaxError"),
+    "imports what is missing": ("import no_such_module", "raised ModuleNotFoundError"),
+    "raises in the hook": (f"{HOOK}raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
+    "exits in the hook": (f"{HOOK}raise SystemExit", "raised SystemExit"),
+    "is empty": ("", "no hook implementation: expected a function rlhf_patches() marked with @rlhf_patches.hookimpl"),
+    "forgot the mark": ("def rlhf_patches(): return []", "no hook implementation"),
+    "misspelt the hook": (HOOK.replace("def rlhf_patches", "def rlhf_patch") + "return []", "rlhf_patch"),
+    "wants arguments": (HOOK.replace("s():", "s(engine):") + "return []", "engine"),
+    "returns a number": (f"{HOOK}return 3", "raised TypeError"),
+    "returns numbers": (f"{HOOK}return [3]", "returned a int, expected a rlhf_patches.Patch"),
+    "returns None": (f"{HOOK}return None", "no hook implementation"),
+    "returns what raises when shown": (
+        f"class Bad:\n    def __repr__(self): raise ZeroDivisionError\n{HOOK}return [Bad()]",
+        "returned a Bad",
+    ),
+    "yields, then raises": (f"{HOOK}yield from ()\n    raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
+    "defines a patch wrongly": (
+        "from rlhf_patches import Guard\nGuard('d', '1.0')",
+        "raised DefinitionError: Guard.versions is '1.0'",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_plugin_that_breaks_is_named_and_stops_nobody(site, framework, how):
+    text, reason = BAD[how]
+    bad, good = site.add("bad", text), site.good()
+    made = Engine(load=site.load)
+    try:
+        report = made.apply()
+        assert [failure.plugin for failure in report.plugin_failures] == [bad]
+        assert reason in report.plugin_failures[0].reason
+        assert [row.plugin for row in report] == [good]
+        assert framework.load().add(2, 1) == 3
+        assert made.report()[good].status is Status.APPLIED
+        assert bad in str(report)
+    finally:
+        made.revert()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("no_such_module", "ModuleNotFoundError"), ("{}:nothing", "AttributeError")]
+)
+def test_an_entry_point_that_leads_nowhere(site, value, reason):
+    bad, good = site.add("bad", "", value=value.format(f"{site.prefix}_bad")), site.good()
+    registered, (failure,) = site.load()
+    assert [item.plugin for item in registered] == [good]
+    assert (failure.plugin, reason in failure.reason) == (bad, True)
+
+
+def test_strict_mode_raises_for_a_broken_plugin(site):
+    from rlhf_patches import PatchError
+
+    bad = site.add("bad", "raise ZeroDivisionError('oh')")
+    with pytest.raises(PatchError, match=f"plugin {bad} could not be used: .*ZeroDivisionError: oh"):
+        Engine(load=site.load).apply(strict=True)
+
+
+def test_an_unknown_name_may_be_in_a_plugin_that_broke(site):
+    bad = site.add("bad", "raise ZeroDivisionError('oh')")
+    site.good()
+    with pytest.raises(SettingsError, match=rf"\(plugins that could not be used: {bad}\)"):
+        Engine(load=site.load).apply(only="trl-some-bug")
+
+
+def test_a_keyboard_interrupt_is_the_users(site):
+    site.add("bad", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        site.load()
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_of_two_patches_of_one_name_the_first_distribution_wins_whatever_the_path(site, tmp_path, monkeypatch, reverse):
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.syspath_prepend(str(other))
+    folders = (site.folder, other) if reverse else (other, site.folder)
+    first = site.good("afirst", patch="a-name", folder=folders[0])
+    second = site.good("second", patch="a-name", folder=folders[1])
+    (item,), (failure,) = site.load()
+    assert (item.plugin, failure.plugin) == (first, second)
+    assert failure.reason == f"its patch 'a-name' is ignored: {first} has one of that name"
+
+
+def test_one_distribution_found_twice_counts_once(site, tmp_path, monkeypatch):
+    good = site.good()
+    monkeypatch.setattr(sys, "path", [str(site.folder), *sys.path])
+    copy = tmp_path / "copy"
+    shutil.copytree(site.folder, copy)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(copy)])
+    registered, failures = site.load()
+    assert ([item.plugin for item in registered], failures) == ([good], [])
+
+
+def test_a_half_removed_distribution(site):
+    """Entry points without METADATA: what an interrupted pip leaves behind."""
+    site.add("bad", "raise ZeroDivisionError('oh')", metadata=False)
+    good = site.good()
+    registered, (failure,) = site.load()
+    assert [item.plugin for item in registered] == [good]
+    assert "ZeroDivisionError" in failure.reason
+
+
+# ---------------------------------------------------------------------------------------- who brings a patch
+
+TAKEN = "trl-chunked-nll-zero3"
+IMPOSTOR = """
+from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
+
+@hookimpl
+def rlhf_patches():
+    variant = Variant(Guard("getpass", ""), (Rewrite("getpass:getuser", "$A", "$A"),))
+    return [Patch(name, "s", "s", "c", "r", ("r",), (variant,), "r") for name in ("{}", "x-user")]
+"""
+
+
+def impostor(site, name="rlhf-patches", entry="aaa", value=None, metadata=True):
+    """A distribution that calls itself ours and brings a patch of one of our names. Returns its module."""
+    module = f"{site.prefix}_{next(_numbers)}"
+    (site.folder / f"{module}.py").write_text(IMPOSTOR.format(TAKEN))
+    info = site.folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    if metadata:
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[rlhf_patches]\n{entry} = {value or module}\n")
+    return module
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {},
+        {"entry": "built-in"},
+        {"name": "RLHF_Patches"},
+        {"name": "rlhf.patches"},
+        {"metadata": False, "entry": "rlhf-patches"},
+    ],
+)
+def test_built_in_cannot_be_claimed(site, claim):
+    built_in = [patch.name for patch in plugin.rlhf_patches()]
+    module = impostor(site, **claim)
+    registered, failures = registry.load()
+    assert [item.patch.name for item in registered if item.plugin == registry.BUILT_IN] == built_in
+    (ours,) = [item for item in registered if item.patch.name == TAKEN]
+    assert ours.patch in plugin.rlhf_patches()
+    (theirs,) = [item for item in registered if item.patch.name == "x-user"]
+    assert theirs.plugin == f"{module} (calls itself {claim.get('name', 'rlhf-patches')})"
+    (failure,) = [failure for failure in failures if failure.plugin == theirs.plugin]
+    assert failure.reason == f"its patch {TAKEN!r} is ignored: rlhf-patches has one of that name"
+
+
+def test_a_name_that_only_looks_like_ours(site):
+    impostor(site, name="rlhf\u2011patches")
+    (theirs,) = [item for item in registry.load()[0] if item.patch.name == "x-user"]
+    assert theirs.plugin == r"'rlhf\u2011patches'"
+
+
+@pytest.mark.parametrize("listed", [0, 3])
+def test_built_in_patches_need_no_metadata_and_come_once(site, monkeypatch, listed):
+    for _ in range(listed):
+        impostor(site, value="rlhf_patches.patches.plugin")
+    if not listed:
+        monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: ())
+    registered, failures = registry.load()
+    ours = [(item.patch.name, item.plugin) for item in registered if item.patch.name != "x-user"]
+    assert ours == [(patch.name, "rlhf-patches") for patch in plugin.rlhf_patches()]
+    assert failures == []
+
+
+def test_who_brings_a_patch_is_said_wherever_people_read(site, framework, capsys, caplog, monkeypatch):
+    name = site.good(patch="foreign-bug")
+    credit = f"(plugin {name})"
+    for command in (["list"], ["doctor"], ["check", str(framework.site)]):
+        assert cli.main(command) == 0
+        rows = capsys.readouterr().out.splitlines()
+        (row,) = [text for text in rows if text.startswith("foreign-bug")]
+        assert credit in row
+        assert sum("(plugin" in text for text in rows) == 1, "built-in ones are not worth a word"
+    assert cli.main(["explain", "foreign-bug"]) == 0
+    assert f"Brought by the plugin {name}, not by rlhf-patches." in capsys.readouterr().out
+
+    framework.write("mod", "def add(a, b):\n    return a * b\n")
+    for command in (["doctor"], ["check", str(framework.site)]):
+        assert cli.main([*command, "--quiet"]) == 1
+        assert capsys.readouterr().err.rstrip().endswith(credit)
+    monkeypatch.setenv("RLHF_PATCHES_LOG", "info")
+    made = Engine(load=site.load)
+    try:
+        made.apply()
+        framework.load()
+        assert [r.getMessage().endswith(credit) for r in caplog.records if "refused" in r.getMessage()] == [True]
+        assert credit in str(made.report())
+    finally:
+        made.revert()
+
+
+# ----------------------------------------------------------------------------------------- which are allowed
+
+
+def test_the_variable_allows_the_named_ones_only(site, monkeypatch):
+    wanted, other = site.good("wanted"), site.good("other")
+
+    def found():
+        return {item.plugin for item in registry.load()[0]} & {wanted, other, registry.BUILT_IN}
+
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", f" {wanted.upper().replace('-', '_')} , ")
+    assert found() == {registry.BUILT_IN, wanted}
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", "None")
+    assert found() == {registry.BUILT_IN}
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", "rlhf-patches")
+    assert found() == {registry.BUILT_IN}
+    assert f"{site.prefix}_other" not in sys.modules, "not even imported"
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", " ")
+    assert found() == {registry.BUILT_IN, wanted, other}
+
+
+def test_allowing_ours_allows_nobody_who_calls_himself_that(site, monkeypatch):
+    module = impostor(site)
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", "rlhf-patches")
+    registered, failures = registry.load()
+    assert ({item.plugin for item in registered}, failures, module in sys.modules) == ({"rlhf-patches"}, [], False)
+
+
+@pytest.mark.parametrize(("value", "near"), [("{}x", "did you mean '{}'"), ("none,{}", "'none'"), (",", "','")])
+def test_a_plugin_that_is_not_there_is_an_error(site, monkeypatch, capsys, value, near):
+    name = site.good()
+    monkeypatch.setenv("RLHF_PATCHES_PLUGINS", value.format(name))
+    made = Engine(load=registry.load)
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="RLHF_PATCHES_PLUGINS names") as raised:
+            made.apply()
+        assert near.format(name) in str(raised.value)
+    assert f"{site.prefix}_zgood" not in sys.modules
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------- what they say of themselves
+
+HOSTILE = "x[/2] :smile: [bold] \x1b]0;title\x07 \x1b[2J \u202e"
+SHOWN = r"x[/2] :smile: [bold] \x1b]0;title\x07 \x1b[2J \u202e"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("command", ["list", "doctor", "check", "explain", "diff"])
+def test_text_of_a_plugin_is_shown_as_it_is(site, framework, capsys, monkeypatch, terminal, command):
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    framework.write("mod", f"def add(a, b):\n    '''{HOSTILE}'''\n    return a - b\n")
+    text = GOOD.format(framework=framework.distribution, target=framework.path("mod:add"), name="foreign-bug")
+    site.add("good", text.replace('summary="s"', f"summary={HOSTILE!r}").replace('"c"', repr("\u2028" + HOSTILE)))
+    (metadata,) = site.folder.glob("*_good-1.0.dist-info/METADATA")
+    metadata.write_text("Metadata-Version: 2.1\nName: [/3]:smile:\x1b[2J\nVersion: 1.0\n")
+    site.add("guard", GOOD.format(framework=r"[/d]:smile:\x1b[2J", target="no_such.mod:add", name="another-bug"))
+    bad = site.add("bad", f"raise ZeroDivisionError({HOSTILE!r} + '\\nmore')")
+    arguments = {"check": [str(framework.site)], "explain": ["foreign-bug"], "diff": ["foreign-bug"]}
+    status = cli.main([command, *arguments.get(command, [])])
+    out, err = capsys.readouterr()
+    assert status == (command in ("doctor", "check"))
+    for sequence in ("\x1b]0;", "\x07", "\x1b[2J", "\u202e"):
+        assert (sequence in out) is (command == "diff" and not terminal), "which the command patch is to take"
+        assert sequence not in err
+    assert "\u2028" not in out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    shown = {"list": r"[/d]:smile:\x1b[2J", "explain": SHOWN, "diff": "x[/2] :smile: [bold]"}
+    assert shown.get(command, r"(plugin '[/3]:smile:\x1b[2J')") in plain
+    if command in ("list", "doctor", "check"):
+        (line,) = [text for text in err.splitlines() if bad in text]
+        assert rf"{SHOWN}\nmore" in line

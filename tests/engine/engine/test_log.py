@@ -1,0 +1,164 @@
+"""What is logged: one line per process unless asked for more, on rank 0, and no problem in silence."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rlhf_patches import PatchReport, Rewrite, Status, ranks
+from rlhf_patches.definitions.registry import PluginFailure, Registered
+from rlhf_patches.engine import log
+from rlhf_patches.engine.engine import Engine
+
+BUG = "def add(a, b):\n    return a - b\n"
+OTHER = BUG.replace("-", "*")
+LAUNCHERS = [name for launcher in ranks._LAUNCHERS for name in launcher]
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def said(caplog):
+    """Level and text of everything so far."""
+    caplog.set_level(logging.DEBUG, "rlhf_patches")
+    return lambda: [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "rlhf_patches"]
+
+
+@pytest.fixture
+def patches(framework):
+    """Patches of modules ``good``, ``bad`` and ``worse``: the first applies, the others are refused."""
+    made = []
+    for module, text in (("good", BUG), ("bad", OTHER), ("worse", OTHER)):
+        framework.write(module, text)
+        made.append(framework.patch(Rewrite(framework.path(f"{module}:add"), "$A - $B", "$A + $B"), name=f"x-{module}"))
+    return made
+
+
+def row(reason, status=Status.REFUSED):
+    return PatchReport("x-bug", status, reason, "dist", "1.0", "", "tests")
+
+
+def test_several_problems_at_once_are_one_line(framework, engine, patches, said):
+    for module in ("good", "bad", "worse"):
+        framework.load(module)
+    Engine(
+        load=lambda: ([Registered(patch, "tests") for patch in patches], [PluginFailure("plug", "it is\n  broken")])
+    ).apply()
+    (warning,) = [text for level, text in said() if level != "DEBUG"]
+    assert warning.startswith("plugin plug could not be used: it is broken; refused x-bad: ")
+    assert "; refused x-worse: " in warning
+    assert warning.endswith("(more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE)"), (
+        "what to do to see the rest"
+    )
+    assert "\n" not in warning
+    assert ("DEBUG", "applied") in [(level, text.partition(" ")[0]) for level, text in said()]
+
+
+def test_only_the_first_problem_is_a_warning(framework, engine, patches, said):
+    made = engine(*patches)
+    made.apply()
+    for module in ("good", "bad", "worse"):
+        framework.load(module)
+    warnings = [text for level, text in said() if level == "WARNING"]
+    assert [text.partition(":")[0] for text in warnings] == ["refused x-bad"]
+    rest = {text.partition(":")[0]: level for level, text in said() if "refused x-bad" not in text}
+    assert rest["applied x-good"] == rest["refused x-worse"] == "DEBUG"
+
+
+@pytest.mark.parametrize("level", [None, "info"])
+def test_text_from_outside_is_one_line_that_cannot_move_the_cursor(said, monkeypatch, level):
+    if level:
+        monkeypatch.setenv("RLHF_PATCHES_LOG", level)
+    log.announce([row("one\ntwo \x1b[2J")], [PluginFailure("plug", "three\r\nfour\x07")])
+    assert all(text.isprintable() for _, text in said())
+    text = "; ".join(text for _, text in said())
+    for part in (r"refused x-bug: one two \x1b[2J (plugin tests)", r"three four\x07"):
+        assert part in text
+
+
+def test_what_goes_to_a_terminal_by_our_own_handler(monkeypatch, capfd):
+    """An exception's traceback keeps its lines."""
+    monkeypatch.setattr(log.logger, "handlers", [])
+    monkeypatch.setattr(log.logger, "propagate", True)
+    level = log.logger.level
+    log.configure("debug")
+    try:
+        raise ValueError("\x1b[2J")
+    except ValueError:
+        log.logger.debug("text \x1b]0;title\x07", exc_info=True)
+    finally:
+        log.logger.setLevel(level)
+    err = capfd.readouterr().err
+    assert "\x1b" not in err
+    assert err.count("\n") > 3
+    assert r"ValueError: \x1b[2J" in err
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "off"])
+def test_asked_for_each_thing_is_said_once_at_its_own_level(framework, engine, patches, said, monkeypatch, level):
+    monkeypatch.setenv("RLHF_PATCHES_LOG", level)
+    made = engine(*patches)
+    for module in ("good", "bad", "worse"):
+        framework.load(module)
+    made.apply()
+    made.apply()
+    found = [(level, text.partition(":")[0]) for level, text in said()]
+    assert found == [("INFO", "applied x-good"), ("WARNING", "refused x-bad"), ("WARNING", "refused x-worse")]
+    assert all("more:" not in text for _, text in said())
+
+
+def test_other_ranks_say_nothing_not_even_for_debugging(said, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    log.announce([row("why")], [PluginFailure("plug", "broken")])
+    assert said() == []
+    monkeypatch.setenv("RLHF_PATCHES_LOG", "error:all")
+    log.announce([row("why")], [PluginFailure("plug", "broken")])
+    assert len(said()) == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, ranks.Place()),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, ranks.Place("3", "1", "8")),
+        ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, ranks.Place("3", None, None)),
+        ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "4"}, ranks.Place("2", "0", "4")),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, ranks.Place("0", None, None)),  # a batch script
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, ranks.Place("1", None, "2")),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, ranks.Place("1", "1", "2")),
+        ({"WORLD_SIZE": "8"}, ranks.Place()),
+    ],
+)
+def test_where_launchers_say_the_rank(monkeypatch, environment, place):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    assert ranks.place() == place
+
+
+def _distributed(**functions):
+    return SimpleNamespace(is_available=lambda: True, **functions)
+
+
+@pytest.mark.parametrize(
+    ("module", "rank"),
+    [
+        (_distributed(is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 4), "2"),
+        (_distributed(is_initialized=lambda: False), None),
+        (_distributed(), None),  # half imported
+        (None, None),
+    ],
+)
+def test_the_process_group_knows_where_the_environment_does_not(monkeypatch, module, rank):
+    monkeypatch.setitem(sys.modules, "torch.distributed", module)
+    assert ranks.place().rank == rank
+    assert log.speaks() is (rank is None)
+    monkeypatch.setenv("RANK", "0")
+    assert ranks.place().rank == "0"

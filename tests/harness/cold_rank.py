@@ -1,0 +1,21 @@
+"""What a launcher starts on each rank: ``cold_rank.py MODULE ARGUMENTS``, with the function ``main`` of that module.
+
+In a fresh interpreter ``tests`` may not be importable, and nothing may be put on sys.path: see `bind_tests`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    from warm_server import bind_tests, call
+
+    sys.path.pop(0)  # this folder
+    bind_tests()
+    del sys.argv[0]
+    call(sys.argv[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a warm process loads, one function per level (warm.py); no function of a framework runs, no group is made."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import time
+
+from tests.harness import absent_packages
+
+
+def torch() -> None:
+    """torch with one thread, and the engine, which has applied nothing."""
+    import torch
+
+    importlib.import_module("torch.distributed")
+    importlib.import_module("rlhf_patches.patches.vocab_parallel.upstream")
+    importlib.import_module("pytest")  # some workers use its MonkeyPatch
+    torch.set_num_threads(1)
+
+
+def megatron() -> None:
+    """megatron-core on the CPU, its collectives counted."""
+    from tests.harness import rollout_training
+
+    rollout_training.on_cpu()
+    for module in (
+        *absent_packages.MEGATRON_CORE_IN_USE,
+        "megatron.core.tensor_parallel.random",
+        "megatron.core.transformer.transformer_config",
+    ):
+        importlib.import_module(module)
+
+
+def megatron_module() -> None:
+    """A megatron-core before 0.11, as far as its modules."""
+    from tests.harness import megatron_on_cpu
+
+    megatron_on_cpu.install()
+    importlib.import_module("megatron.core.transformer.module")
+
+
+def trainers() -> None:
+    """On megatron-core: ms-swift, Megatron-Bridge and verl."""
+    from tests.harness import framework_entries
+
+    for name in framework_entries.TARGETS:
+        framework_entries.function(name)
+
+
+def skyrl() -> None:
+    """SkyRL's Megatron modules."""
+    from tests.harness import skyrl_on_cpu
+
+    skyrl_on_cpu.install()
+    skyrl_on_cpu.model_utils()
+
+
+def skyrl_dispatch() -> None:
+    """SkyRL's controller, without Megatron, and Ray."""
+    from tests.harness import skyrl_on_cpu
+
+    importlib.import_module("ray")
+    skyrl_on_cpu.install()
+    skyrl_on_cpu.worker_dispatch()
+
+
+def swift_kto() -> None:
+    """ms-swift 3's KTO trainer."""
+    importlib.import_module("tests.patches.swift.kto_sequence_parallel_ranks")
+
+
+def swift_megatron() -> None:
+    """ms-swift's Megatron trainers."""
+    from tests.patches.swift import null_ref_context_ranks
+
+    null_ref_context_ranks.load_megatron()
+
+
+def swift_transformers() -> None:
+    """ms-swift's other trainers, which each release has in another place."""
+    from tests.harness import megatron_on_cpu
+
+    megatron_on_cpu.install()
+    absent_packages.install_for_swift()
+    importlib.import_module("tests.patches.swift.null_ref_context_ranks")
+    for module in (
+        *("swift.rlhf_trainers.dpo_trainer", "swift.rlhf_trainers.grpo_trainer"),
+        "swift.trainers.rlhf_trainer.grpo_trainer",
+    ):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+
+
+def trl() -> None:
+    """TRL and DeepSpeed, whose collectives are counted."""
+    from tests.harness import zero3_on_cpu
+
+    zero3_on_cpu.communication()
+    for module in (
+        *("accelerate", "deepspeed", "datasets", "peft", "tokenizers", "transformers.models.qwen2.modeling_qwen2"),
+        *("trl.trainer.sft_trainer", "torch.distributed.fsdp"),
+    ):
+        importlib.import_module(module)
+
+
+def a_thread() -> None:
+    """For the test of what happens then."""
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()

@@ -1,0 +1,142 @@
+"""The real SkyRL where it does not import as a whole: without vLLM, Ray actors, flash-attention, or on Python 3.11.
+
+`import skyrl.backends` runs what needs all of those (on 3.11 even pydantic refuses a type there). `install()` registers
+SkyRL's packages without running their `__init__`; their modules are the real files. `skyrl.train.config`, of which
+these modules need the names of dataclasses for annotations only, answers with empty classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import importlib.metadata
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+_TRAIN = "skyrl.backends.skyrl_train"
+_PACKAGES = (
+    "skyrl",
+    "skyrl.backends",
+    "skyrl.train",
+    _TRAIN,
+    *(f"{_TRAIN}.{name}" for name in ("distributed", "distributed.megatron", "mtp", "utils", "workers")),
+    f"{_TRAIN}.workers.megatron",
+)
+MODEL_UTILS = f"{_TRAIN}.distributed.megatron.model_utils"
+MODEL_WRAPPER = f"{_TRAIN}.workers.megatron.megatron_model_wrapper"
+
+
+class _Config(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if not name[:1].isupper():
+            raise AttributeError(name)
+        return SimpleNamespace
+
+
+@functools.cache
+def install() -> str:
+    """Let `import` find SkyRL's own modules; returns SkyRL's version."""
+    distribution = importlib.metadata.distribution("skyrl")
+    for name in _PACKAGES:
+        package = ModuleType(name)
+        package.__path__ = [str(Path(str(distribution.locate_file(""))).joinpath(*name.split(".")))]
+        sys.modules[name] = package
+    sys.modules["skyrl.train.config"] = _Config("skyrl.train.config")
+    return distribution.version
+
+
+def model_utils() -> Any:
+    """The module with the functions that are patched."""
+    return importlib.import_module(MODEL_UTILS)
+
+
+def model_wrapper() -> Any:
+    """The module with the trainer's loss function, which calls them."""
+    from tests.harness import absent_packages
+
+    absent_packages.install()  # 0.4.0 imports TransformerEngine on the way
+    return importlib.import_module(MODEL_WRAPPER)
+
+
+class _Names(_Config):
+    """Of a module of which only names are imported: classes are empty, and functions refuse to be called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return SimpleNamespace if name[:1].isupper() else self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{self.__name__} is only a stand-in of the test suite")
+
+
+def worker_dispatch() -> Any:
+    """The module with the controller's side of the actor groups; SkyRL's inference is not there."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    # SkyRL imports it from where the Ray that it asks for has it too.
+    placement_group = importlib.import_module("ray.util.placement_group")
+    placement_group.PlacementGroupSchedulingStrategy = PlacementGroupSchedulingStrategy
+    root = Path(sys.modules["skyrl"].__path__[0]).parent
+    for name in ("skyrl.train.dataset", "skyrl.train.utils", f"{_TRAIN}.inference_engines"):
+        package = ModuleType(name)
+        package.__path__ = [str(root.joinpath(*name.split(".")))]
+        sys.modules[name] = package
+    for name in (
+        "skyrl.train.config.config",
+        f"{_TRAIN}.distributed.ulysses",
+        f"{_TRAIN}.inference_engines.inference_engine_client",
+        f"{_TRAIN}.utils.io",
+    ):
+        sys.modules[name] = _Names(name)
+    return importlib.import_module(f"{_TRAIN}.workers.worker_dispatch")
+
+
+def tinker_backend() -> Any:
+    """The module that answers the Tinker API with a `WorkerDispatch`; the API's types are empty classes."""
+    worker_dispatch()
+    for name in (
+        "skyrl.backends.backend",
+        "skyrl.backends.renderer",
+        f"{_TRAIN}.inference_engines.ray_wrapped_inference_engine",
+        *(f"{_TRAIN}.inference_servers.{part}" for part in ("remote_inference_client", "server_group", "utils")),
+        f"{_TRAIN}.inference_servers.vllm_router",
+        f"{_TRAIN}.inference_servers",
+        "skyrl.tinker",
+        "skyrl.utils",
+        "skyrl.utils.log",
+        "skyrl.utils.tok",
+        "skyrl.train.config",
+    ):
+        sys.modules[name] = _Names(name)
+    sys.modules["skyrl.utils.log"].logger = logging.getLogger("skyrl")
+    return importlib.import_module("skyrl.backends.skyrl_train_backend")
+
+
+def on_each_rank(fill: Callable[[dict[str, Any], list[str]], None]) -> None:
+    """What a worker does: ``--out FOLDER [PART ...]``, all ranks tensor parallel on gloo, and the report written.
+
+    Args:
+        fill: puts what it finds into the report; gets the parts that were asked for, too.
+    """
+    import torch
+    from megatron.core import parallel_state
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("parts", nargs="*")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.distributed.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=torch.distributed.get_world_size())
+    report: dict[str, Any] = {"skyrl": install()}
+    fill(report, options.parts)
+    (options.out / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(report))

@@ -1,0 +1,174 @@
+"""Ranks forked from a process that has loaded the framework already: a scenario costs what it computes.
+
+    with serving() as server:
+        reports = server.run("tests.harness.rollout_training", ["--scenario", "reference"], out, MEGATRON)
+
+A worker is a module with a function ``main``; on each rank it finds a launcher's variables and ``sys.argv``, and
+writes ``rank0.json``, ``rank1.json`` and so on into the folder given as ``--out``. warm_server.py has the processes,
+loading.py what they load. Patches are applied by the worker, in the fork, to modules that are loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.harness import cold, side_by_side
+from tests.harness.cold import Reports
+
+SERVER = Path(__file__).with_name("warm_server.py")
+
+
+@dataclass(frozen=True)
+class Level:
+    """One step of what a warm process loads.
+
+    Attributes:
+        load: ``MODULE:FUNCTION``, called without arguments.
+        path: folders that go first on sys.path and PYTHONPATH before that.
+    """
+
+    load: str
+    path: str | None = None
+
+
+Levels = tuple[Level, ...]
+TORCH: Levels = (Level("tests.harness.loading:torch"),)
+MEGATRON: Levels = (*TORCH, Level("tests.harness.loading:megatron"))
+TRAINERS: Levels = (*MEGATRON, Level("tests.harness.loading:trainers"))
+TRL: Levels = (*TORCH, Level("tests.harness.loading:trl"))
+
+
+def skyrl(release: str, *more: str) -> Levels:
+    """A release of SkyRL beside the environment's own frameworks, and folders of which it needs something else."""
+    folders = [str(side_by_side.folder(f"skyrl-{name}")) for name in (release, *more)]
+    return (*MEGATRON, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
+
+
+def swift(release: str | None, trainer: str) -> Levels:
+    """A release of ms-swift with its own megatron-core; None for the environment's own.
+
+    Args:
+        release: the folder, such as ``swift-3.12``.
+        trainer: the function of loading.py.
+    """
+    folder = str(side_by_side.folder(release)) if release else None
+    return (*TORCH, Level(f"tests.harness.loading:{trainer}", folder))
+
+
+@dataclass(frozen=True)
+class Warm:
+    """Speaks to the warm processes of a session; ``address`` is the socket of the first."""
+
+    address: str
+
+    def run(
+        self,
+        worker: str,
+        arguments: Sequence[str],
+        out: Path,
+        levels: Levels,
+        *,
+        ranks: int = 2,
+        settings: Mapping[str, str] | None = None,
+        timeout: float = 240,
+    ) -> Reports:
+        """Run a worker on forks of the process that has loaded ``levels``; returns each rank's report.
+
+        Args:
+            worker: the module.
+            arguments: after ``--out FOLDER``.
+            out: an empty folder for the reports, and for what the ranks write to their standard streams.
+            levels: what is loaded, in this order.
+            ranks: how many.
+            settings: environment variables of every rank.
+            timeout: seconds, after which the stacks of all ranks go into the error.
+
+        Raises:
+            RuntimeError: a rank failed, died by a signal, or did not end; with what all ranks have written.
+        """
+        address = self.address
+        answer: dict[str, Any] = {}
+        for level in levels:
+            answer = ask(address, {"level": asdict(level)})
+            if "refused" in answer:
+                break
+            address = answer["socket"]
+        else:
+            request = {
+                "worker": worker,
+                "argv": ["--out", str(out), *arguments],
+                "ranks": ranks,
+                "settings": dict(settings or {}),
+                "out": str(out),
+                "timeout": timeout,
+            }
+            answer = ask(address, {"run": request})
+        if "refused" in answer:
+            if "failed:" in answer["refused"]:
+                raise RuntimeError(answer["refused"])
+            warnings.warn(f"{worker} runs cold: {answer['refused']}", stacklevel=2)
+            path = [level.path for level in levels if level.path is not None]
+            own = {"PYTHONPATH": os.pathsep.join(path)} if path else {}
+            return cold.launch(worker, arguments, out, settings={**own, **(settings or {})}, ranks=ranks)
+        raise_for(worker, answer, out, timeout)
+        return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def raise_for(worker: str, answer: Mapping[str, Any], out: Path, timeout: float) -> None:
+    """Raise unless all ranks have ended as they should."""
+    if not any(answer["ended"]):
+        return
+    lines = [f"{worker} failed" + (f": not done after {timeout} s" if answer["timed_out"] else "")]
+    for rank, status in enumerate(answer["ended"]):
+        how = f"died by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        log = (out / f"rank{rank}.log").read_text(errors="replace")
+        lines.append(f"---- rank {rank} {how}; it wrote:\n{log[-8000:]}")
+    raise RuntimeError("\n".join(lines))
+
+
+def ask(address: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Send one request and wait for the answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        line = connection.makefile().readline()
+    if not line:
+        raise RuntimeError(f"the warm process at {address} ended without an answer to {request}")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+@contextlib.contextmanager
+def serving(python: str = sys.executable) -> Iterator[Warm]:
+    """Warm processes for as long as the block lasts. Starting them costs nothing before something is loaded.
+
+    Args:
+        python: the interpreter of the environment whose frameworks they load.
+    """
+    with tempfile.TemporaryDirectory(prefix="warm-") as folder:
+        address = os.path.join(folder, "s")
+        with open(f"{address}.log", "w") as log:  # what frameworks say while they are loaded
+            process = subprocess.Popen([python, str(SERVER), address], stdin=subprocess.PIPE, stdout=log, stderr=log)
+        assert process.stdin is not None
+        try:
+            while not os.path.exists(address) and process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.01)
+            if process.returncode is not None:
+                raise RuntimeError(f"{python} {SERVER} failed:\n{Path(f'{address}.log').read_text()}")
+            yield Warm(address)
+        finally:
+            process.stdin.close()
+            process.wait()

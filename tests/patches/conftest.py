@@ -1,0 +1,86 @@
+"""Ranks for tests of patches on real frameworks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from tests.harness import cold
+from tests.harness.cold import Reports
+from tests.harness.once import once
+from tests.harness.warm import MEGATRON, TRAINERS, Levels, Warm, skyrl
+
+ROLLOUTS = "tests.harness.rollout_training"
+
+
+@pytest.fixture(scope="session")
+def run_ranks(warm: Warm, of_the_session: Path) -> Callable[..., Reports]:
+    """Run a worker on forks of a warm process; returns each rank's report.
+
+    Runs with the same arguments happen once a session: they are deterministic.
+    """
+    done: dict[str, str] = {}
+
+    def run(worker: str, *arguments: str, levels: Levels, ranks: int = 2, **settings: str) -> Reports:
+        key = repr((worker, arguments, levels, ranks, sorted(settings.items())))
+        if key not in done:
+            reports = once(
+                of_the_session / "ranks",
+                key,
+                lambda out: warm.run(worker, arguments, out, levels, ranks=ranks, settings=settings),
+            )
+            done[key] = json.dumps(reports)
+        return json.loads(done[key])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_cold(of_the_session: Path) -> Callable[..., Reports]:
+    """The same through torchrun, in fresh interpreters of ``python``."""
+
+    def run(worker: str, *arguments: str, python: str = sys.executable, ranks: int = 2, **settings: str) -> Reports:
+        key = ("cold", worker, arguments, python, ranks, sorted(settings.items()))
+        return once(
+            of_the_session / "ranks",
+            key,
+            lambda out: cold.launch(worker, arguments, out, python, settings, ranks),
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def train(run_ranks: Callable[..., Reports]) -> Callable[..., Reports]:
+    """Run tests/harness/rollout_training.py on two ranks."""
+
+    def run(*arguments: str, **settings: str) -> Reports:
+        levels = TRAINERS if any("framework_entries" in argument for argument in arguments) else MEGATRON
+        return run_ranks(ROLLOUTS, *arguments, levels=levels, **settings)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def skyrl_ranks(run_ranks: Callable[..., Reports]) -> Callable[..., Reports]:
+    """Run a worker of tests/patches/skyrl on two ranks with a release of SkyRL."""
+
+    def run(release: str, *arguments: str, worker: str, **options: Any) -> Reports:
+        # What SkyRL compiles is one product and sum; compiling it would take a GPU, or a minute.
+        options = {"levels": skyrl(release), "TORCHDYNAMO_DISABLE": "1", **options}
+        return run_ranks(f"tests.patches.skyrl.{worker}", *arguments, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def gathers_per_chunk() -> bool:
+    """Whether the installed release of TRL gathers within each chunk (1.6.0 and later), or not at all."""
+    return Version(importlib.metadata.version("trl")) >= Version("1.6.0")

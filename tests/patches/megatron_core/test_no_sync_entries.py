@@ -1,0 +1,68 @@
+"""The ``*-no-sync-reentry`` patches on the real ms-swift, Megatron-Bridge and verl: reverting, keeping away."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlhf_patches import Status
+from rlhf_patches.definitions import registry
+from rlhf_patches.offline import evaluate
+from tests.harness import look_alikes
+from tests.harness.warm import TRAINERS
+
+MESSAGE = "When overlap_grad_reduce is True, config.no_sync_func must be None"
+WORKER = "tests.patches.megatron_core.no_sync_entries_ranks"
+
+
+@pytest.mark.parametrize("name", ["swift", "megatron_bridge", "verl"])
+def test_reverted_the_real_function_is_itself_again(run_ranks, name):
+    """On a reference taken before apply(): it raises, then does not, then raises again, with its own code."""
+    (found,) = run_ranks(WORKER, "reverted", name, levels=TRAINERS, ranks=1)
+    assert found["released"] == ["installs", "raises"]
+    assert found["patched"] == ["installs", "installs"]
+    assert found["reverted"] == "raises"
+    assert found["own code again"]
+
+
+@pytest.mark.parametrize("name", ["swift", "megatron-bridge", "verl"])
+@pytest.mark.parametrize(
+    ("version", "fixed", "status"),
+    [
+        (None, False, "applies"),  # shows that the others are not left alone for want of a working copy
+        ("0.0.1", False, "unaffected"),
+        ("99.0", False, "unaffected"),
+        (None, True, "refused"),
+        ("unknown", True, "unaffected"),
+    ],
+)
+def test_it_keeps_away(tmp_path, name, version, fixed, status):
+    """From versions outside the guard, and from code that looks alike: what upstream's pull requests make of it."""
+    assertion = r"assert (\w+)\.no_sync_func is None, \(([^)]*)\)\n"
+
+    def edit(text: str) -> str:
+        assert len(re.findall(assertion, text)) == 1
+        return re.sub(assertion, r"if \1.no_sync_func is None: pass\n", text) if fixed else text
+
+    row = look_alikes.doctor_row(tmp_path, f"{name}-no-sync-reentry", version=version, edit=edit)
+    assert row["status"] == status, row
+    assert ("This version was not read" in row["reason"]) == (status == "unaffected" and not fixed)
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_verl_chunks_that_share_a_config(run_ranks, patched):
+    """With virtual pipeline stages, verl trips over its own first chunk in the first call."""
+    (found,) = run_ranks(WORKER, "shared", *(["--apply"] if patched else []), levels=TRAINERS, ranks=1)
+    if patched:
+        assert found == {"installed": True}
+    else:
+        assert found["raised"].startswith(MESSAGE)
+
+
+def test_doctor_recognises_what_is_installed():
+    """The static check, on the real installed packages, and without importing them."""
+    report = evaluate.inspect(*registry.load())
+    for name in ("swift", "megatron-bridge", "verl"):
+        assert report[f"{name}-no-sync-reentry"].status is Status.APPLIES, report[f"{name}-no-sync-reentry"]
+    assert not report.problems

@@ -1,0 +1,241 @@
+"""What holds for every patch, by itself: on the real text of each release at hand, and on the loaded framework.
+
+A release is at hand if it is installed or lies beside the environment (tests/environments/side-by-side); for what is
+not on PyPI, the stand-ins. What else a patch does is in the tests of its own folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlhf_patches import Status
+from rlhf_patches.definitions import registry
+from rlhf_patches.definitions.patch import Patch, Rewrite, Variant
+from rlhf_patches.guards import shapes, sources, versions
+from tests.harness import side_by_side, warm
+from tests.harness.look_alikes import row_of, write_metadata
+from tests.harness.warm import MEGATRON, TORCH, TRAINERS, TRL, Level, Levels
+
+ROOT = Path(__file__).parents[2]
+PATCHES = [item.patch for item in registry.load()[0]]
+STANDINS = ROOT / "tests" / "harness" / "standins"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A variant of a patch, and a release whose code has the bug in that shape."""
+
+    patch: Patch
+    variant: Variant
+    version: str
+    folder: Path
+    """Where the release's packages are."""
+    beside: str | None
+    """The folder's name beside the environment; None for the environment itself, or a stand-in."""
+
+    def text(self, module: str) -> str:
+        return self.folder.joinpath(*module.split(".")).with_suffix(".py").read_text()
+
+    def __str__(self) -> str:
+        return f"{self.patch.name}, {self.patch.distribution} {self.version}"
+
+
+def releases(distribution: str) -> Iterator[tuple[str, Path, str | None]]:
+    """Version and place of each release at hand."""
+    try:
+        installed = importlib.metadata.distribution(distribution)
+        yield installed.version, Path(str(installed.locate_file(""))), None
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    for folder in sorted(side_by_side.ROOT.glob("*")):
+        for metadata in folder.glob(f"{distribution.replace('-', '_')}-*.dist-info"):
+            yield metadata.name.removesuffix(".dist-info").rpartition("-")[2], folder, folder.name
+    if distribution == "slime":
+        yield "unknown", STANDINS, None
+
+
+def cases() -> Iterator[Case]:
+    for patch in PATCHES:
+        for variant in patch.variants:
+            for version, folder, beside in releases(patch.distribution):
+                there = all(folder.joinpath(*m.split(".")).with_suffix(".py").is_file() for m in variant.modules)
+                affected = version == "unknown" or (
+                    versions.judge(variant.guard, version).verdict is versions.Verdict.AFFECTED
+                )
+                if there and affected:
+                    yield Case(patch, variant, version, folder, beside)
+        if patch.name == "megatron-lm-no-sync-reentry":
+            for name in ("megatron_lm", "megatron_lm_newer"):
+                yield Case(patch, patch.variants[0], "unknown", STANDINS / name, None)
+
+
+CASES = list(cases())
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+
+
+def copied(folder: Path, case: Case, version: str, texts: dict[str, str] | None = None) -> Path:
+    """The variant's modules, edited or not, and metadata that state a version."""
+    for module in case.variant.modules:
+        path = folder.joinpath(*module.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((texts or {}).get(module) or case.text(module))
+    write_metadata(folder, case.patch.distribution, version)
+    return folder
+
+
+@each_case
+def test_it_applies_to_the_text_of_the_release(tmp_path, case):
+    row = row_of(copied(tmp_path, case, case.version), case.patch.name)
+    assert (row["status"], row["version"]) == ("applies", case.version), row
+
+
+def edits(case: Case) -> Iterator[tuple[str, str, str]]:
+    """For each function that the patch changes: its name, the module, and a text in which it is another one."""
+    seen = set()
+    texts = {module: sources.Source(module, f"{module}.py", case.text(module)) for module in case.variant.modules}
+    for item in shapes.recognise_all(case.variant, texts):
+        module, _, _ = item.change.target.partition(":")
+        text = texts[module].text
+        if isinstance(item.change, Rewrite):
+            for edit in item.edits[:1]:
+                for other in ("0", "pass"):
+                    changed = text[: edit.start] + other + text[edit.end :]
+                    if compiles(changed):
+                        yield item.change.target, module, changed
+                        break
+                else:
+                    raise AssertionError(f"no edit of {text[edit.start : edit.end]!r} compiles")
+        elif item.change.target not in seen:
+            seen.add(item.change.target)
+            # After the docstring, which no guard looks at.
+            first = item.node.body[ast.get_docstring(item.node) is not None :][0]
+            lines = text.splitlines(keepends=True)
+            line = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
+            lines.insert(line - 1, " " * first.col_offset + "edited = 0\n")
+            yield item.change.target, module, "".join(lines)
+
+
+def compiles(text: str) -> bool:
+    try:
+        compile(text, "edited", "exec", dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
+
+
+@each_case
+def test_it_is_refused_where_the_text_is_another(tmp_path, case):
+    """Each function that it changes, edited alone."""
+    edited = 0
+    for number, (target, module, text) in enumerate(edits(case)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        row = row_of(copied(folder, case, case.version, {module: text}), case.patch.name)
+        # Where the version is unknown, code that is not recognised is what decides.
+        assert row["status"] == ("unaffected" if case.version == "unknown" else "refused"), (target, row)
+        edited += 1
+    assert edited > 0
+
+
+@each_case
+@pytest.mark.parametrize("version", ["0.0.0.0.1.dev0", "99999"])
+def test_it_stays_away_from_versions_outside_its_range(tmp_path, case, version):
+    if any(versions.judge(v.guard, version).verdict is versions.Verdict.AFFECTED for v in case.patch.variants):
+        pytest.skip("the range is open at this end")
+    row = row_of(copied(tmp_path, case, version), case.patch.name)
+    assert row["status"] == "unaffected", row
+
+
+# ------------------------------------------------------------------------------------- on the loaded framework
+
+
+def levels(case: Case) -> Levels:
+    """What has to be loaded before the modules of a case can be imported."""
+    (module, *_) = case.variant.modules
+    folder = str(side_by_side.folder(case.beside)) if case.beside else None
+    if stands_in(case):
+        return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
+    if module.startswith("trl."):
+        return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
+    if module.endswith(".worker_dispatch"):
+        return (*TORCH, Level("tests.harness.loading:skyrl_dispatch", folder))
+    if module.startswith("skyrl."):
+        release = str(case.beside).removeprefix("skyrl-")
+        return warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
+    if module.startswith("swift.megatron.") and folder is not None:
+        kto = module.endswith(".kto_trainer")
+        return warm.swift(case.beside, "swift_kto" if kto else "swift_megatron")
+    if module.startswith("swift.") and not module.endswith("trainers.base"):
+        return warm.swift(case.beside, "swift_megatron" if ".megatron." in module else "swift_transformers")
+    if module.startswith("megatron.core") and folder is not None:
+        return (*TORCH, Level("tests.harness.loading:megatron", folder))
+    return MEGATRON if module.startswith("megatron.core") else TRAINERS
+
+
+def stands_in(case: Case) -> bool:
+    return case.folder.is_relative_to(STANDINS)
+
+
+def live() -> list[Case]:
+    """One release for each variant; a stand-in where the release's own module needs more than can be installed."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    chosen: dict[tuple[str, int], Case] = {}
+    for case in sorted(CASES, key=stands_in):
+        key = (case.patch.name, case.patch.variants.index(case.variant))
+        if stands_in(case) and importlib.util.find_spec("megatron") is None:
+            continue
+        if key not in chosen or stands_in(case):
+            chosen[key] = case
+    return list(chosen.values())
+
+
+@pytest.mark.parametrize("case", live(), ids=str)
+def test_applied_reverted_and_disabled_on_the_loaded_framework(run_ranks, case):
+    """Other code while it is applied; the very same code objects after a revert; untouched where it is disabled."""
+    arguments = (case.patch.name, str(case.patch.variants.index(case.variant)))
+    (found,) = run_ranks(
+        "tests.patches.contract_ranks", *arguments, levels=levels(case), ranks=1, TORCHDYNAMO_DISABLE="1"
+    )
+    assert found["applied"]["status"] == Status.APPLIED.value, found
+    assert not any(found["applied"]["own code"])
+    assert found["reverted"]["status"] == "disabled"
+    assert found["reverted"]["own code"] == found["disabled"]["own code"] == [True] * len(found["functions"])
+    assert found["disabled"]["status"] == "disabled"
+    assert "RLHF_PATCHES_DISABLE" in found["disabled"]["reason"]
+
+
+# ------------------------------------------------------------------------------------- what belongs to a patch
+
+
+@each_patch
+def test_its_page_its_record_and_its_row_exist(patch):
+    page = (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text()
+    assert patch.summary in page
+    records = [json.loads(path.read_text()) for path in (ROOT / "release_record" / "record").rglob("*.json")]
+    states = [
+        [found["state"] for found in release["patches"][patch.name]]
+        for record in records
+        for release in record["releases"]
+        if patch.name in release["patches"]
+    ]
+    for number, variant in enumerate(patch.variants):
+        assert any(release[number] == "defect" for release in states), f"no release is recorded for {variant.guard}"
+    row = f"[{patch.name}](patches/{patch.name}.md)"
+    assert row in (ROOT / "docs" / "compatibility.md").read_text()
+
+
+@each_patch
+def test_a_release_is_at_hand(patch):
+    """Else nothing above has been said of it."""
+    if not any(case.patch == patch for case in CASES):
+        pytest.skip(f"no release of {patch.distribution} is in this environment; a session with it has one")

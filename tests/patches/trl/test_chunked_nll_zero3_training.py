@@ -1,0 +1,70 @@
+"""trl-chunked-nll-zero3 in full runs of SFTTrainer, two gloo ranks, real ZeRO-3 (chunked_nll_zero3_training_ranks.py).
+
+Ranks never have the same number of chunks. In eager mode DeepSpeed discovers that the head's weight is read, gathers
+it, and nothing fails: the patch must change nothing. With `torch_compile` it does not see that, and the unpatched
+release fails in a full run.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.harness.warm import TRL
+
+EAGER = ("full", "lora", "tied")
+COMPILED = ("compiled", "compiled-lora")
+WORKER = "tests.patches.trl.chunked_nll_zero3_training_ranks"
+
+
+@pytest.fixture(scope="module")
+def reports(run_ranks, compiled_runs_fail):
+    patched = (*EAGER, *COMPILED) if compiled_runs_fail else EAGER
+    runs = [*(f"unpatched:{run}" for run in EAGER), *(f"patched:{run}" for run in patched)]
+    return run_ranks(WORKER, *runs, levels=TRL)
+
+
+@pytest.fixture(scope="module")
+def compiled_runs_fail(gathers_per_chunk):
+    return gathers_per_chunk
+
+
+@pytest.mark.parametrize("run", EAGER)
+def test_runs_that_work_are_bit_for_bit_the_same(reports, run):
+    """Losses, metrics, gradient norms, parameters at the end, and every collective; LoRA has a frozen head."""
+    for report in reports:
+        unpatched, patched = (dict(report[f"{how}:{run}"]) for how in ("unpatched", "patched"))
+        for found in (unpatched, patched):
+            del found["seconds"]
+        assert unpatched == patched
+        assert len(patched["logged"]) == 2
+
+
+def test_unpatched_a_compiled_run_fails(run_ranks, compiled_runs_fail):
+    """As issue #6696 has it: ranks with different numbers of chunks meet in different collectives.
+
+    NCCL waits then. gloo waits as well, or ends the process, if it finds that the other rank sends another size.
+    """
+    if not compiled_runs_fail:
+        pytest.skip("DeepSpeed 0.18.4 discovers the read in a compiled run too")
+    try:
+        reports = run_ranks(WORKER, "unpatched:compiled-lora", levels=TRL)
+        outcome = " ".join(report["unpatched:compiled-lora"].get("failed", "") for report in reports)
+    except RuntimeError as error:
+        outcome = str(error)
+    assert re.search("collective mismatch|Timed out waiting|Connection (closed|reset)", outcome), outcome
+
+
+@pytest.mark.parametrize("run", COMPILED)
+def test_patched_a_compiled_run_trains(reports, run, compiled_runs_fail):
+    """Logging the eager run's numbers, bit for bit, and with the same collectives and parameters on both ranks."""
+    if not compiled_runs_fail:
+        pytest.skip("DeepSpeed 0.18.4 discovers the read in a compiled run too")
+    for report in reports:
+        found = report[f"patched:{run}"]
+        assert "failed" not in found, found["failed"]
+        assert found["logged"] == report["unpatched:lora" if "lora" in run else "unpatched:full"]["logged"]
+    one, other = (report[f"patched:{run}"] for report in reports)
+    assert one["collectives"] == other["collectives"]
+    assert one["final"] == other["final"]

@@ -1,0 +1,108 @@
+"""What reading a release takes in memory and time, in a process with limits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rlhf_patches.guards.sources import Unreadable
+from rlhf_patches.offline.archive import open_release
+from tests.harness.archives import (
+    BAD_HEADERS,
+    END,
+    FILES,
+    MIB,
+    WHOLE,
+    extended,
+    header,
+    make_directory,
+    make_tar,
+    make_wheel,
+    member,
+    record,
+)
+
+
+@pytest.fixture(autouse=True)
+def untouched(tmp_path, monkeypatch):
+    """Every test here runs in an empty folder, which stays empty, and so do the folders above it."""
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    yield
+    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "a").rglob("*")] == ["a/b"]
+
+
+_CHILD = """\
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (700 * 2**20,) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+from rlhf_patches.offline import archive as releases
+try:
+    releases.open_release(sys.argv[1])
+except releases.ReleaseError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+def refused_within_limits(path, *says):
+    """As `refused`, in a process that has 5 seconds and little memory: for what would hang or swap this one."""
+    done = subprocess.run([sys.executable, "-c", _CHILD, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, (done.returncode, done.stderr[-500:])
+    assert str(path) in done.stdout
+    for words in says:
+        assert words in done.stdout
+
+
+def test_a_long_name_costs_no_more_than_its_length(tmp_path):
+    names = [f"{letter}/" * 32_000 + "x.py" for letter in "abcdefghij"]
+    refused_within_limits(make_wheel(tmp_path, {**FILES, **dict.fromkeys(names, "")}))
+
+
+@pytest.mark.parametrize("size", [-1, -100, -512, -10_000, -(2**40)])
+@pytest.mark.parametrize("name", ["slime-1.5/x.py", "slime-1.5/x.bin"])
+def test_negative_sizes(tmp_path, size, name):
+    refused_within_limits(make_tar(tmp_path, WHOLE, header(name, size), END), "slime-1.5")
+    stated = extended(record(b"size", b"%d" % size))
+    refused_within_limits(make_tar(tmp_path, WHOLE, stated, header(name), END), "slime-1.5")
+
+
+def test_digits_without_end(tmp_path):
+    """Few enough to be read, and some seconds of the time of tarfile's regular expressions (CVE-2024-6232)."""
+    path = make_tar(tmp_path, WHOLE, extended(b"1" * 20_000), member("slime-1.5/x"), END)
+    refused_within_limits(path, "a header that is no header")
+
+
+@pytest.mark.parametrize("make", BAD_HEADERS.values(), ids=BAD_HEADERS)
+def test_gigantic_headers_in_a_small_archive(tmp_path, make):
+    path = make_tar(tmp_path, WHOLE, make(), END, level=1)
+    assert path.stat().st_size < 5 * MIB
+    refused_within_limits(path)
+
+
+# --------------------------------------------------------------------------------------------- in a directory
+
+
+@pytest.mark.parametrize("special", ["fifo", "/dev/zero"])
+def test_modules_and_metadata_that_never_end(tmp_path, special):
+    """Read in another process: this one would wait for ever, or swap."""
+
+    def put(name):
+        folder = make_directory(tmp_path / name.replace("/", "-"), FILES)
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        os.mkfifo(file) if special == "fifo" else file.symlink_to(special)
+        return folder
+
+    with pytest.raises(Unreadable, match="no regular file"):
+        open_release(str(put("slime/deep/mod.py"))).source("slime.deep.mod")
+    for name in ("PKG-INFO", "slime-1.5.dist-info/METADATA", "slime.egg-info/PKG-INFO", "slime.egg-info", "src"):
+        done = subprocess.run(
+            [sys.executable, "-c", _CHILD, str(put(name))], capture_output=True, text=True, timeout=15
+        )
+        assert done.returncode in (0, 3), (name, done.stderr[-500:])

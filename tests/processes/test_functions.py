@@ -1,0 +1,94 @@
+"""Functions that run hot before they are patched, in fresh interpreters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# -------------------------------------------------------------------------------------------- hot functions
+
+HOT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import mod
+from rlhf_patches import Guard, Patch, Replace, Rewrite, Status, Variant, Wrap, fingerprint
+from rlhf_patches.engine.engine import Engine
+from rlhf_patches.definitions.registry import Registered
+
+kind, target = sys.argv[2:4]
+text = open(mod.__file__).read()
+if kind == "rewrite":
+    change = Rewrite("mod:" + target, "'old'", "'renewed'")
+else:
+    change = Wrap("mod:" + target, "fixes:" + target.rpartition(".")[2], {fingerprint(text, target): "1.0"})
+patch = Patch("hot-bug", "s", "s", "s", "s", ("r",), (Variant(Guard("no-such-distribution", ""), (change,)),), "r")
+engine = Engine(load=lambda: ([Registered(patch, "t")], []))
+
+class Sub(mod.C):
+    pass
+
+def loop(n):
+    said = set()
+    for _ in range(n):
+        for cls in (mod.C, Sub):
+            c = cls(1)
+            said.add((c.v, c.p, c[0], c.m(), c.missing))
+    return said
+
+def traced(n):
+    sys.settrace(lambda frame, event, arg: traced_line)
+    try:
+        return loop(n)
+    finally:
+        sys.settrace(None)
+
+def traced_line(frame, event, arg):
+    return traced_line
+
+old, new = loop(3000), None
+traced(20)
+for round in range(5):
+    row = engine.apply()["hot-bug"]
+    assert row.status is Status.APPLIED, row
+    for n in (1, 3000):
+        found = loop(n)
+        assert new is None or found == new
+        new = found
+    assert traced(3) == new
+    engine.revert()
+    assert loop(3000) == old
+assert old != new, (old, new)
+print("fine", sorted(new))
+"""
+
+HOT_MODULE = """
+class C:
+    def __init__(self, a, b=2):
+        super().__init__()
+        self.v = 'old'
+    @property
+    def p(self): return 'old'
+    def __getitem__(self, i): return 'old'
+    def m(self): return 'old'
+    def __getattr__(self, name): return 'old'
+"""
+HOT_FIXES = """
+def __init__(wrapped, self, args, kwargs):
+    wrapped(*args, **kwargs)
+    self.v = 'renewed'
+def p(wrapped, self, args, kwargs): return wrapped(*args).replace('old', 'renewed')
+__getitem__ = m = __getattr__ = p
+"""
+
+
+@pytest.mark.parametrize("kind", ["rewrite", "wrap"])
+@pytest.mark.parametrize(("position", "name"), list(enumerate(["__init__", "p", "__getitem__", "m", "__getattr__"])))
+def test_hot_functions(tmp_path, kind, position, name):
+    """The interpreter caches these calls per class; a stale cache would run old code, or crash (3.13, ``__init__``)."""
+    (tmp_path / "mod.py").write_text(HOT_MODULE)
+    (tmp_path / "fixes.py").write_text(HOT_FIXES)
+    done = subprocess.run([sys.executable, "-c", HOT, str(tmp_path), kind, f"C.{name}"], capture_output=True, text=True)
+    expected = tuple("renewed" if i == position else "old" for i in range(5))
+    assert (done.returncode, done.stdout.strip()) == (0, f"fine {[expected]}"), done.stderr

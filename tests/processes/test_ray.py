@@ -1,0 +1,77 @@
+"""The runtime environment for Ray, where it takes a process. Real clusters: tests/cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlhf_patches import api, ray
+from rlhf_patches.engine.engine import Engine
+
+HOOK = "rlhf_patches.site_hook.setup_ray_worker"
+BARE = {
+    "RLHF_PATCHES_AUTOLOAD": "1",
+    "RLHF_PATCHES_DISABLE": "",
+    "RLHF_PATCHES_ONLY": "",
+    "RLHF_PATCHES_PLUGINS": "",
+    "RLHF_PATCHES_STRICT": "",
+}
+
+
+def _start_anew(monkeypatch):
+    made = Engine()
+    for module in (api, ray):
+        monkeypatch.setattr(module, "engine", made)
+
+
+@pytest.fixture(autouse=True)
+def _engine(monkeypatch):
+    _start_anew(monkeypatch)
+    yield
+    api.engine.revert()
+
+
+def test_the_package_does_not_import_it_and_it_does_not_import_ray():
+    code = "import rlhf_patches, sys; assert 'rlhf_patches.ray' not in sys.modules; import rlhf_patches.ray; "
+    code += "rlhf_patches.ray.runtime_env(); assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_prints_one_line_of_json(installed):
+    done = installed.run(installed.command, "ray-env", RLHF_PATCHES_DISABLE="trl-*")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["env_vars"] == {**BARE, "RLHF_PATCHES_DISABLE": "trl-*"}
+    text = '{"env_vars": {"A": "1"}, "working_dir": "."}'
+    done = subprocess.run(
+        [installed.command, "ray-env", "-"], input=text, env=installed.environment({}), capture_output=True, text=True
+    )
+    assert json.loads(done.stdout) == {
+        "env_vars": {"A": "1", **BARE},
+        "working_dir": ".",
+        "worker_process_setup_hook": HOOK,
+    }
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("[1]", "expected a dictionary"),
+        ('{"worker_process_setup_hook": "mine.setup"}', "mine.setup"),
+        ('{"env_vars": {"RLHF_PATCHES_ONLY": "trl-chunk-nll-zero3"}}', "did you mean 'trl-chunked-nll-zero3'"),
+    ],
+)
+def test_the_command_refuses(installed, argument, message):
+    done = installed.run(installed.command, "ray-env", argument)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) < 1000

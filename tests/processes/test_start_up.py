@@ -1,0 +1,137 @@
+"""What importing the package imports, and fingerprints on every Python that is here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlhf_patches
+from rlhf_patches import fingerprint
+
+ROOT = Path(rlhf_patches.__file__).parent.parent
+
+
+# ----------------------------------------------------------------------------------------------- fingerprints
+
+FUNCTION = '''\
+class Thing:
+    @decorated(1)
+    def method(self, a: int, /, b=2, *args, c: "str" = 'x', **kw) -> None:
+        """A docstring."""
+        # a comment
+        x: int = 1
+        if a and not b:
+            return {**kw, "k": [i for i in args if i]}
+        with self.lock as lock, open(f"{a!r:>{b}} {c}") as file:
+            raise ValueError("text" "more") from None
+        try:
+            yield lambda q, *, r=1: q[1:2, ...] @ r
+        except (A, B) as error:
+            del x
+        finally:
+            print(1.5, 2j, b"bytes", "\\U0001fae8 é \\n", None, ..., 10 ** 20, -1)
+'''
+
+
+# Everything whose tree or repr() differs between Python versions, as far as we know.
+ACROSS = (
+    FUNCTION
+    + '''
+def other(x, w, *a):
+    """Only a docstring and strings: \U0001fae8."""
+    plain = f"a{x}b" "c" f"{x!a:{w}.{w}}d" rf"\\d{{{x}}}\\n"
+    empty = f"", f"{x:}", f"{x=}", f"{x = !r:>{w}}", f"{{}}", u"u", f"{x:%H:%M {w}}"
+    new = "\U0001fae8\u1c89\U0001faea\ud800é\\x85\\u2028"
+    numbers = 0x_ff, 1e400, -1e-400, 1_000.5, 123456789012345678901234567890, 0o17, 1j
+    match x:
+        case {"a": [1, *rest], **more} | None if rest:
+            return x[a, ::2], x[()], x[1:2, *a] if w else x[...]
+        case Point(x=0) as point:
+            pass
+    for i, in a:
+        continue
+    else:
+        global g
+    async def inner(): return [y async for y in x] + [await z for z in w]
+    @decorator
+    class Local(Base, metaclass=M):
+        """A docstring."""
+        attribute: int = 1
+        def method(self): return super().method
+    assert (n := 10) <= x < 5, "m"
+'''
+).replace("\ud800", "\\ud800")
+
+
+def _interpreters():
+    versions = Path.home() / ".pyenv" / "versions"
+    found = sorted(versions.glob("3.1[0-9].*/bin/python")) if versions.is_dir() else []
+    return [path for path in found if path.parent.parent.name.split(".")[:2] != [str(n) for n in sys.version_info[:2]]]
+
+
+@pytest.mark.parametrize("python", _interpreters(), ids=lambda path: path.parent.parent.name)
+@pytest.mark.parametrize("name", ["Thing.method", "other"])
+def test_fingerprints_are_equal_on_every_python(python, name, tmp_path):
+    text = ACROSS.replace("x[1:2, *a]", "x[1:2, a]")  # a star in a subscript is new in 3.11
+    (tmp_path / "text.py").write_text(text, encoding="utf-8")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from rlhf_patches.guards.sources import fingerprint; "
+        "print(fingerprint(open(sys.argv[2], encoding='utf-8').read(), sys.argv[3]))"
+    )
+    done = subprocess.run(
+        [python, "-I", "-S", "-c", code, ROOT, tmp_path / "text.py", name], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == fingerprint(text, name)
+
+
+# ------------------------------------------------------------------------------------------------ cheap imports
+
+
+def _modules_after(statement, *options):
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_next_to_nothing():
+    bare = _modules_after("import os, sys, _thread", "-S", "-I")
+    ours = {"rlhf_patches", "rlhf_patches.import_system"}
+    assert _modules_after("import rlhf_patches", "-S", "-I") - bare == ours
+    assert "typing" not in bare
+
+
+def test_importing_the_site_hook_imports_next_to_nothing():
+    bare = _modules_after("import os, sys, _thread", "-S", "-I")
+    assert _modules_after("import rlhf_patches.site_hook", "-S", "-I") - bare == {
+        "rlhf_patches",
+        "rlhf_patches.import_system",
+        "rlhf_patches.site_hook",
+    }
+
+
+def test_the_engine_imports_no_framework_and_no_test_tool():
+    modules = _modules_after("import rlhf_patches.cli; from rlhf_patches.engine.engine import engine; engine.report()")
+    tops = {name.partition(".")[0] for name in modules}
+    assert not tops & {
+        "torch",
+        "numpy",
+        "megatron",
+        "transformers",
+        "trl",
+        "deepspeed",
+        "verl",
+        "swift",
+        "slime",
+        "pytest",
+    }
+    assert {"pluggy", "packaging"} <= tops
+
+
+def test_apply_imports_only_what_every_run_needs():
+    before = _modules_after("import importlib.metadata, logging, pluggy, packaging.specifiers")
+    after = _modules_after("import rlhf_patches; rlhf_patches.apply()")
+    assert "rlhf_patches.engine.ledger" in after
+    assert not (after - before) & {"difflib", "rich", "argparse", "ast_grep_py"}

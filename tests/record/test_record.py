@@ -1,0 +1,186 @@
+"""The record of every release, held against the patches' guards. Offline."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import compatibility
+import pytest
+import record
+
+from rlhf_patches import Guard
+
+PATCHES = record.built_in()
+RECORDS = record.load_all()
+ROOT = Path(__file__).parents[2]
+
+
+def unexplained(patches):
+    notes = record.reviewed()
+    return [str(item) for item in record.disagreements(RECORDS, patches) if not notes.accepts(item)]
+
+
+def test_every_range_claims_exactly_the_releases_that_have_the_defect():
+    assert unexplained(PATCHES) == []
+
+
+def test_every_bound_was_read():
+    assert record.loose_bounds(RECORDS, PATCHES) == []
+
+
+def test_every_function_that_is_not_recognised_was_reviewed():
+    assert record.unreviewed(RECORDS, PATCHES, record.reviewed()) == []
+
+
+def test_the_record_was_made_with_these_patches():
+    assert record.outdated(RECORDS, PATCHES) == [], "run `make releases`"
+
+
+def test_the_page_in_docs_is_the_record():
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    assert page == compatibility.page(RECORDS, PATCHES), "run `make releases`"
+
+
+def test_every_explained_disagreement_still_exists():
+    found = {(item.patch, item.version) for item in record.disagreements(RECORDS, PATCHES)}
+    noted = {(patch, version) for patch, notes in record.reviewed().accepted.items() for version in notes}
+    assert noted <= found
+
+
+def test_records_read_back_as_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "HERE", tmp_path)
+    for item in RECORDS:
+        record.save(item)
+        assert record.load(item.path) == item
+
+
+def test_releases_are_published_files_or_commits():
+    for item in RECORDS:
+        assert item.entries
+        lengths = {len(entry.sha256) for entry in item.entries}
+        assert lengths == {40 if item.in_git else 64}
+        assert len({entry.file for entry in item.entries}) == len(item.entries)
+
+
+# ------------------------------------------------------------------------------ the checks above can fail
+
+
+EVERY_VARIANT = [(patch, number) for patch in PATCHES for number in range(len(patch.variants))]
+every_variant = pytest.mark.parametrize(
+    ("patch", "number"), EVERY_VARIANT, ids=[f"{patch.name}-{number + 1}" for patch, number in EVERY_VARIANT]
+)
+
+
+def with_range(patch, number, versions):
+    """The patch with another range for one variant, which may then overlap: that is what is to be noticed."""
+    made = dataclasses.replace(patch)
+    variant = patch.variants[number]
+    variants = list(patch.variants)
+    variants[number] = dataclasses.replace(variant, guard=Guard(patch.distribution, versions))
+    object.__setattr__(made, "variants", tuple(variants))
+    return made
+
+
+def bounds(patch, number):
+    """The first and the last version with the defect in this shape, from the record."""
+    versions = sorted(
+        entry.order
+        for item in record.records_of(patch, RECORDS)
+        for entry in item.entries
+        if number in record.recognised(patch, entry)
+    )
+    return versions[0], versions[-1]
+
+
+@every_variant
+def test_a_range_that_claims_less_is_noticed(patch, number):
+    versions = patch.variants[number].guard.versions
+    for bound in bounds(patch, number):
+        assert unexplained([with_range(patch, number, f"{versions},!={bound}")])
+
+
+@every_variant
+def test_a_range_that_claims_more_is_noticed(patch, number):
+    first, last = bounds(patch, number)
+    for wider in ("", f">={first}", f"<={last}", f">={first},<={last.major + 1}", f">=0.0.0a0,<={last}"):
+        complaints = [with_range(patch, number, wider)]
+        assert unexplained(complaints) or record.loose_bounds(RECORDS, complaints), wider
+
+
+def test_the_ranges_of_two_variants_exchanged_are_noticed():
+    for patch in PATCHES:
+        for one, other in itertools.pairwise(patch.variants):
+            variants = tuple(
+                dataclasses.replace(variant, guard={one: other, other: one}.get(variant, variant).guard)
+                for variant in patch.variants
+            )
+            assert unexplained([dataclasses.replace(patch, variants=variants)]), patch.name
+
+
+def test_a_patch_without_a_record_and_one_whose_changes_are_others_are_noticed():
+    patch = PATCHES[0]
+    (variant,) = patch.variants
+
+    def with_variant(**fields):
+        return dataclasses.replace(patch, variants=(dataclasses.replace(variant, **fields),))
+
+    (complaint,) = record.outdated(RECORDS, [with_variant(guard=Guard("no-such-framework", ">=1,<=2"))])
+    assert "there is no record of no-such-framework" in complaint
+    change = dataclasses.replace(variant.changes[0], matches=2)
+    assert record.outdated(RECORDS, [with_variant(changes=(change, *variant.changes[1:]))])
+
+
+# ------------------------------------------------------------------------------------------- fingerprints
+
+CHUNKED = next(patch for patch in PATCHES if patch.name == "trl-chunked-nll-zero3")
+
+
+def with_texts(texts):
+    (variant,) = CHUNKED.variants
+    (change,) = variant.changes
+    change = dataclasses.replace(change, fingerprints={**change.fingerprints, **texts})
+    return dataclasses.replace(CHUNKED, variants=(dataclasses.replace(variant, changes=(change,)),))
+
+
+def test_every_fingerprint_names_the_releases_that_have_it():
+    assert record.mistaken_fingerprints(RECORDS, PATCHES) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1.4.0 to 1.5.0: no gather",
+        "1.4.0 to 1.6.0",
+        "1.4.0",
+        "1.4.0 to 1.5.1, main",
+        "TODO",
+        "1.4.0 and 1.5.1",
+        "main to 1.5.1",
+    ],
+)
+def test_a_fingerprint_with_other_releases_is_noticed(text):
+    (complaint,) = record.mistaken_fingerprints(RECORDS, [with_texts({"049d735a374630d9": text})])
+    assert "in 1.4.0, 1.5.0, 1.5.1; the patch says" in complaint
+
+
+def test_the_releases_of_a_fingerprint_can_be_said_in_several_ways():
+    for text in ("1.4.0 to 1.5.1", "1.4.0, 1.5.0 to 1.5.1: a note, with a comma: and more"):
+        assert record.mistaken_fingerprints(RECORDS, [with_texts({"049d735a374630d9": text})]) == []
+    (complaint,) = record.mistaken_fingerprints(RECORDS, [with_texts({"0" * 16: "1.4.0"})])
+    assert "0000000000000000 in no release" in complaint
+
+
+def test_a_note_does_not_change_the_digest_and_a_fingerprint_does():
+    assert record.digest(CHUNKED) == record.digest(with_texts({"049d735a374630d9": "other words"}))
+    assert record.digest(CHUNKED) != record.digest(with_texts({"0" * 16: "other words"}))
+
+
+def test_a_function_that_was_not_reviewed_and_a_note_about_nothing_are_noticed():
+    notes = record.reviewed()
+    without = dataclasses.replace(notes, harmless={})
+    assert any("not reviewed: ms-swift" in line for line in record.unreviewed(RECORDS, PATCHES, without))
+    stale = {**notes.harmless, PATCHES[0].name: {"0123456789abcdef": "not there"}}
+    (complaint,) = record.unreviewed(RECORDS, PATCHES, dataclasses.replace(notes, harmless=stale))
+    assert "about no release in the record" in complaint

@@ -1,0 +1,263 @@
+"""`make releases` against a make-believe index on localhost: what it records, goes on with, and notices later."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import subprocess
+import sys
+import threading
+import zipfile
+
+import pytest
+import record
+import survey
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+DEFECT = "def step(x):\n    return x * 2\n"
+DEFECT_ELSEWHERE = "import os\n\n\ndef step(x, y=0):\n    y += 1\n    return x * 2\n"
+FIXED = "def step(x):\n    return x + x\n"
+
+PATCH = Patch(
+    name="toy-step",
+    summary="a bug",
+    symptom="it breaks",
+    cause="a mistake",
+    repair="a fix",
+    references=("https://example.invalid/1",),
+    variants=(Variant(Guard("toy", ">=1.0,<=1.1"), (Rewrite("toy.steps:step", "x * 2", "x * 3"),)),),
+    retire="never",
+)
+
+
+class Index:
+    """A folder of wheels behind the simple API."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "simple" / "toy").mkdir(parents=True)
+        self.requests = []
+        handler = functools.partial(self._handler(), directory=str(folder))
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/simple/"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def _handler(index):
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, *arguments):
+                pass
+
+            def do_GET(self):
+                index.requests.append(self.path.rpartition("/")[2])
+                super().do_GET()
+
+        return Handler
+
+    def publish(self, version, text):
+        """Publish a wheel; ``text`` None leaves the module out."""
+        file = self.folder / f"toy-{version}-py3-none-any.whl"
+        with zipfile.ZipFile(file, "w") as wheel:
+            wheel.writestr("toy/__init__.py", "raise SystemExit('imported!')\n")
+            if text is not None:
+                wheel.writestr("toy/steps.py", text)
+            wheel.writestr(
+                f"toy-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: toy\nVersion: {version}\n"
+            )
+        links = [
+            f'<a href="/{wheel.name}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a>'
+            for wheel in sorted(self.folder.glob("*.whl"))
+        ]
+        (self.folder / "simple" / "toy" / "index.html").write_text("<!DOCTYPE html>\n" + "\n".join(links))
+        return file
+
+
+@pytest.fixture
+def index(tmp_path):
+    made = Index(tmp_path / "index")
+    yield made
+    made.server.shutdown()
+
+
+@pytest.fixture
+def make_releases(tmp_path, index, monkeypatch, capsys):
+    """Runs the survey in a repository of its own; gives its status and what it printed."""
+    home = tmp_path / "repository"
+    (home / "docs").mkdir(parents=True)
+    (home / "reviewed.toml").touch()
+    monkeypatch.setattr(record, "HERE", home)
+    monkeypatch.setattr(survey, "ROOT", home)
+    monkeypatch.setattr(survey, "CACHE", home / "cache")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments, patch=PATCH):
+        monkeypatch.setattr(record, "built_in", lambda: [patch])
+        monkeypatch.setattr(sys, "argv", ["survey.py", "--index", index.url, *arguments])
+        index.requests.clear()
+        status = survey.main()
+        return status, capsys.readouterr().out
+
+    run.home = home
+    return run
+
+
+def states(home):
+    entries = record.load(home / "record" / "toy.json").entries
+    return {entry.version: entry.patches["toy-step"][0].state for entry in entries}
+
+
+def test_every_release_is_looked_at_once(index, make_releases):
+    index.publish("0.9rc1", None)
+    index.publish("0.9", "def other():\n    pass\n")
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT_ELSEWHERE)
+    status, said = make_releases()
+    assert status == 0, said
+    assert states(make_releases.home) == {
+        "0.9rc1": record.NO_MODULE,
+        "0.9": record.NO_FUNCTION,
+        "1.0": record.DEFECT,
+        "1.1": record.DEFECT,
+    }
+    assert "toy-step: absent 1, applies 2, unaffected 1" in said
+    page = (make_releases.home / "docs" / "compatibility.md").read_text()
+    assert "| 0.9rc1 to 0.9 (2) | not there | [toy-step](patches/toy-step.md) | |" in page
+    assert "| 1.0 to 1.1 (2) | affected | [toy-step](patches/toy-step.md) | |" in page
+    before = (make_releases.home / "record" / "toy.json").read_bytes()
+    status, said = make_releases()
+    assert (status, index.requests) == (0, [""])  # the listing only
+    assert "new:" not in said
+    assert (make_releases.home / "record" / "toy.json").read_bytes() == before
+
+
+def test_later_it_shows_what_changed_upstream(index, make_releases):
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT)
+    assert make_releases()[0] == 0
+    index.publish("1.1.post1", DEFECT_ELSEWHERE)
+    index.publish("1.2", FIXED)
+    status, said = make_releases()
+    assert status == 1
+    assert "new: toy 1.1.post1, toy-step: the function changed, and still has the defect" in said
+    assert (
+        "look at this: toy-step: toy 1.1.post1 (toy-1.1.post1-py3-none-any.whl) is not affected by its version" in said
+    )
+    assert "new: toy 1.2, toy-step: no longer has the defect (different toy.steps:step contains 'x * 2' 0 times" in said
+    fingerprint = (
+        record.load(make_releases.home / "record" / "toy.json").entries[-1].patches["toy-step"][0].fingerprints[0]
+    )
+    assert f"look at this: toy-step: not reviewed: toy 1.2 (toy-1.2-py3-none-any.whl): {fingerprint}" in said
+    assert {name for name in index.requests if name} == {"toy-1.1.post1-py3-none-any.whl", "toy-1.2-py3-none-any.whl"}
+    # What a person does then.
+    wider = record.Patch(
+        **{**vars(PATCH), "variants": (Variant(Guard("toy", ">=1.0,<1.2"), PATCH.variants[0].changes),)}
+    )
+    (make_releases.home / "reviewed.toml").write_text(f'[harmless.toy-step]\n{fingerprint} = "fixed upstream"\n')
+    status, said = make_releases(patch=wider)
+    assert status == 0, said
+    assert (
+        "| 1.2 | fixed | [toy-step](patches/toy-step.md) | fixed upstream |"
+        in (make_releases.home / "docs" / "compatibility.md").read_text()
+    )
+
+
+def test_a_release_that_is_gone_or_was_replaced_is_noticed(index, make_releases):
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT)
+    old = index.publish("1.0.5", DEFECT)
+    assert make_releases()[0] == 0
+    old.unlink()
+    index.publish("1.1", DEFECT_ELSEWHERE)
+    status, said = make_releases()
+    assert status == 0, said
+    assert "gone: toy toy-1.0.5-py3-none-any.whl" in said
+    (now,) = [e for e in record.load(make_releases.home / "record" / "toy.json").entries if e.version == "1.1"]
+    assert now.sha256 == hashlib.sha256((index.folder / now.file).read_bytes()).hexdigest()
+
+
+def test_it_goes_on_after_a_release_that_cannot_be_read(index, make_releases):
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT)
+    broken = index.publish("0.5", DEFECT)
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:-30])  # not what its checksum says
+    with pytest.raises(SystemExit, match=r"1 of 3 releases could not be looked at:\ntoy-0\.5"):
+        make_releases()
+    assert set(states(make_releases.home)) == {"1.0", "1.1"}
+    assert not list(make_releases.home.glob("cache/toy/*0.5*"))
+    broken.write_bytes(whole)
+    status, _ = make_releases()
+    assert status == 1  # 0.5 has the defect, and is below the range
+    assert [name for name in index.requests if name] == ["toy-0.5-py3-none-any.whl"]
+
+
+def test_other_changes_are_looked_at_again_without_fetching(index, make_releases):
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT)
+    make_releases()
+    other = record.Patch(
+        **{
+            **vars(PATCH),
+            "variants": (Variant(PATCH.variants[0].guard, (Rewrite("toy.steps:step", "x * 5", "x * 3"),)),),
+        }
+    )
+    assert record.outdated(record.load_all(), [other])
+    status, said = make_releases(patch=other)
+    assert status == 1
+    assert set(states(make_releases.home).values()) == {record.DIFFERENT}
+    assert index.requests == [""]
+    assert ">=1.0 names a release whose code is not of this shape" in said
+
+
+def test_a_rewrite_that_does_not_compile_is_no_match(index, make_releases):
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT)
+    wrong = record.Patch(
+        **{**vars(PATCH), "variants": (Variant(PATCH.variants[0].guard, (Rewrite("toy.steps:step", "x * 2", "x *"),)),)}
+    )
+    make_releases(patch=wrong)
+    assert set(states(make_releases.home).values()) == {record.DIFFERENT}
+
+
+def test_tags_of_a_clone(tmp_path, make_releases, monkeypatch):
+    clone = tmp_path / "clone"
+    (clone / "toy").mkdir(parents=True)
+
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.invalid", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", "-C", str(clone), *identity, *arguments], check=True, capture_output=True)
+
+    git("init")
+    for version, text in (("1.0", DEFECT), ("1.1", DEFECT_ELSEWHERE), ("1.2.dev0", FIXED)):
+        (clone / "toy" / "steps.py").write_text(text)
+        (clone / "setup.py").write_text(f"setup(\n    name='toy',\n    version='{version}',\n)\n")
+        git("add", "-A")
+        git("commit", "-m", version)
+        if version != "1.2.dev0":
+            git("tag", f"v{version}")
+    git("tag", "nightly")
+    repository = survey.Repository("toy", survey.re.compile(r"v\d.*"), "setup.py", survey._setup_py)
+    monkeypatch.setitem(survey.REPOSITORIES, "Toy", repository)
+    status, said = make_releases("--git", f"Toy={clone}")
+    found = record.load(make_releases.home / "record" / "git" / "Toy.json")
+    assert [(e.file, e.version, e.patches["toy-step"][0].state) for e in found.entries] == [
+        ("v1.0", "1.0", record.DEFECT),
+        ("v1.1", "1.1", record.DEFECT),
+        ("main", "1.2.dev0", record.DIFFERENT),
+    ]
+    assert status == 1, said
+    assert "not reviewed: Toy 1.2.dev0 (main)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["no-such"], "expected names among toy"),
+        (["--git", "x"], "--git x: expected NAME=FOLDER, with NAME one of Megatron-LM, slime"),
+    ],
+)
+def test_wrong_arguments(make_releases, capsys, arguments, expected):
+    with pytest.raises(SystemExit):
+        make_releases(*arguments)
+    assert expected in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""Write what follows from the patches and would otherwise be kept by hand: ``python tools/derive.py`` (``make docs``).
+
+- ``patches/catalogue.py``: the patches, so that listing them scans no folder and imports no implementation;
+- ``WATCHED`` in ``rlhf_patches/site_hook.py``: the packages that they patch;
+- ``site_hook/rlhf_patches.pth``, which names those packages once more;
+- ``docs/patches``: their pages.
+
+tests/engine/definitions/test_derived.py compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rlhf_patches import autoload, site_hook
+from rlhf_patches.definitions import pages
+from rlhf_patches.definitions.patch import Patch
+
+ROOT = Path(__file__).parents[1]
+_NAME = re.compile(r"PATCH(_[A-Z0-9_]+)?")
+_WATCHED = re.compile(r"^WATCHED = \(.*?\)$", re.MULTILINE | re.DOTALL)
+
+
+def main() -> None:
+    """Write all of it, each from what was written before."""
+    (ROOT / "patches" / "catalogue.py").write_text(catalogue(paths(ROOT / "patches")), encoding="utf-8")
+    from rlhf_patches.patches import plugin
+
+    patches = plugin.rlhf_patches()
+    hook = ROOT / "rlhf_patches" / "site_hook.py"
+    hook.write_text(with_watched(hook.read_text(encoding="utf-8"), watched(patches)), encoding="utf-8")
+    site_hook.WATCHED = watched(patches)
+    (ROOT / "site_hook" / "rlhf_patches.pth").write_text(autoload.line("0"), encoding="utf-8")
+    pages.write(patches, ROOT / "docs" / "patches")
+
+
+def paths(folder: Path) -> list[str]:
+    """Every patch, as ``module:NAME`` relative to the package of patches, sorted by module.
+
+    A patch is what a module calls ``PATCH`` or ``PATCH_SOMETHING`` at its top level. Nothing is imported.
+    """
+    return [
+        f"{'.'.join(file.relative_to(folder).with_suffix('').parts)}:{name}"
+        for file in sorted(folder.glob("*/*.py"))
+        for name in _names(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+
+
+def _names(module: ast.Module) -> Iterator[str]:
+    for node in module.body:
+        if isinstance(node, ast.Assign):
+            yield from (item.id for item in node.targets if isinstance(item, ast.Name) and _NAME.fullmatch(item.id))
+
+
+def catalogue(found: Iterable[str]) -> str:
+    """The text of ``patches/catalogue.py``."""
+    places = [(*path.partition(":")[0].rpartition("."), path.partition(":")[2]) for path in found]
+    modules = dict.fromkeys((folder, module) for folder, _, module, _ in places)
+    imports = "\n".join(f"from .{folder} import {module} as {folder}_{module}" for folder, module in modules)
+    patches = "\n".join(f"    {folder}_{module}.{name}," for folder, _, module, name in places)
+    head = '"""Every built-in patch. Written by tools/derive.py (``make docs``); a test compares."""'
+    return f"{head}\n\nfrom __future__ import annotations\n\n{imports}\n\nPATCHES = (\n{patches}\n)\n"
+
+
+def watched(patches: Iterable[Patch]) -> tuple[str, ...]:
+    """What the site hook waits for: torch, and every package that a patch changes."""
+    return "torch", *sorted({module.partition(".")[0] for patch in patches for module in patch.modules})
+
+
+def with_watched(text: str, names: tuple[str, ...]) -> str:
+    """The text of the site hook with these names."""
+    listed = ", ".join(f'"{name}"' for name in names)
+    changed, times = _WATCHED.subn(f"WATCHED = ({listed})", text)
+    if times != 1:
+        raise SystemExit(f"rlhf_patches/site_hook.py: WATCHED = (...) stands there {times} times, expected once")
+    return changed
+
+
+if __name__ == "__main__":
+    main()
