@@ -174,8 +174,14 @@ BEFORE_AND_AFTER = (
     "tests/patches/megatron_core/test_forward_pre_hook_reentry_training.py",
     *("-k", "not training or (rollouts_crash and save0)"),
 )
-# Many wheels, hundreds of processes: tests with this mark have a session of their own.
+# Many wheels, older releases, hundreds of processes: tests with this mark have sessions of their own.
 NOT_EXHAUSTIVE = ("-m", "not exhaustive")
+# What is installed beside TRL. ms-swift, in the other environment, has no room for these.
+BY_TRL = [
+    str(path)
+    for path in (Path("tests/patches") / name for name in ("trl", "deepspeed", "accelerate", "peft", "transformers"))
+    if path.is_dir()
+]
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}
 BOTH = {"venv_backend": "none", "requires": ["environment", "environment-trl"]}
@@ -216,13 +222,14 @@ for version in ENGINE_PYTHONS:  # the oldest and the newest that are found show 
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
     with_torch = "tests/engine/engine/test_functions_torch.py"
-    pytest(session, "tests/patches", "--ignore", "tests/patches/trl", with_torch, *REAL, python=PYTHON)
+    ignored = [part for folder in BY_TRL for part in ("--ignore", folder)]
+    pytest(session, "tests/patches", *ignored, with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
 
 
 @session(**SHARED_BY_TRL, name="trl-newest", tags=["test"])
 def trl_newest(session: nox.Session) -> None:
-    """The TRL patches under real DeepSpeed ZeRO-3."""
-    pytest(session, "tests/patches/trl", "tests/patches/test_contract.py", *REAL, python=TRL_PYTHON)
+    """The patches of TRL, and of what is under it, newest releases."""
+    pytest(session, *BY_TRL, "tests/patches/test_contract.py", *REAL, *NOT_EXHAUSTIVE, python=TRL_PYTHON)
 
 
 @session(**SHARED_BY_TRL, tags=["test"])
@@ -281,10 +288,13 @@ def fuzz(session: nox.Session) -> None:
 
 @session(python=FRAMEWORK_PYTHON, requires=["environment-trl"], tags=["rest"])
 def exhaustive(session: nox.Session) -> None:
-    """Every real wheel that matters, and hundreds of processes."""
+    """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
     provide(session, "releases.txt")
     pytest(session, "tests/record", "-n", "2", "-m", "exhaustive")
     pytest(session, "tests/cluster", "-m", "exhaustive", python=TRL_PYTHON)
+    ignored = [part for folder in BY_TRL for part in ("--ignore", folder)]
+    pytest(session, "tests/patches", *ignored, *REAL, "-m", "exhaustive", python=PYTHON)
+    pytest(session, *BY_TRL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
 
 
 @session(python=ENGINE_PYTHONS)
