@@ -105,6 +105,12 @@ def trl() -> None:
         importlib.import_module(module)
 
 
+def deepspeed() -> None:
+    """DeepSpeed alone."""
+    importlib.import_module("tests.harness.deepspeed_on_cpu")
+    importlib.import_module("deepspeed")
+
+
 def a_thread() -> None:
     """For the test of what happens then."""
     threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()

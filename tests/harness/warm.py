@@ -67,6 +67,11 @@ def swift(release: str | None, trainer: str) -> Levels:
     return (*TORCH, Level(f"tests.harness.loading:{trainer}", folder))
 
 
+def deepspeed(release: str | None) -> Levels:
+    """A release of DeepSpeed, by its folder; None for the environment's own."""
+    return (*TORCH, Level("tests.harness.loading:deepspeed", str(side_by_side.folder(release)) if release else None))
+
+
 @dataclass(frozen=True)
 class Warm:
     """Speaks to the warm processes of a session; ``address`` is the socket of the first."""
