@@ -14,6 +14,7 @@ from pathlib import Path
 
 # Before anything else of that name: wheels bring a `tests` along.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import peft_cases
 import rollout_cases
 import skyrl_cases
 import swift_cases
@@ -25,7 +26,7 @@ from tests.harness.warm import serving
 # Of each session of noxfile.py, which is an environment.
 SESSIONS = {
     "demo-megatron": (*rollout_cases.GROUPS, *swift_cases.GROUPS, *skyrl_cases.GROUPS),
-    "demo-trl": trl_cases.GROUPS,
+    "demo-trl": (*trl_cases.GROUPS, *peft_cases.GROUPS),
 }
 HEADS = ("", "without rlhf_patches", "with it", "held against")
 WIDTHS = (33, 26, 20, 13)

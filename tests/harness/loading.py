@@ -105,6 +105,11 @@ def trl() -> None:
         importlib.import_module(module)
 
 
+def peft() -> None:
+    """PEFT."""
+    importlib.import_module("peft")
+
+
 def a_thread() -> None:
     """For the test of what happens then."""
     threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()

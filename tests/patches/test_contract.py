@@ -166,6 +166,8 @@ def levels(case: Case) -> Levels:
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
     if module.startswith("trl."):
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
+    if module.startswith("peft."):
+        return warm.peft(case.beside)
     if module.endswith(".worker_dispatch"):
         return (*TORCH, Level("tests.harness.loading:skyrl_dispatch", folder))
     if module.startswith("skyrl."):
