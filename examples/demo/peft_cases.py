@@ -11,7 +11,7 @@ from tests.harness.warm import peft
 FROZEN = Case(
     "peft",
     "peft-adapter-freeze",
-    "policy's gradient, reference loaded",
+    "gradient, a reference is loaded",
     "norm of the policy's gradient, a frozen adapter loaded beside it",
 )
 

@@ -23,7 +23,7 @@ Parameters that were there before `inject_adapter` have the `requires_grad` that
 also makes it trainable at once where it was loaded with `is_trainable=True`.)
 
 Not touched: the first adapter, which freezes the base model, and `inject_adapter_in_model`, which makes the new adapter
-the active one. Before 0.18.0 nothing is frozen, and a frozen active adapter becomes trainable; that is not repaired.""",
+the active one. Before 0.18.0 nothing is frozen, but a frozen active adapter becomes trainable; not repaired.""",
     references=(
         "https://github.com/huggingface/peft/pull/3495",
         "https://github.com/huggingface/peft/issues/3487",
@@ -44,5 +44,9 @@ the active one. Before 0.18.0 nothing is frozen, and a frozen active adapter bec
             ),
         ),
     ),
+    changes_numbers="""\
+Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another
+was loaded has been: a run that did either has to be trained again if that was not meant, and one that called
+`set_adapter` or `set_requires_grad` afterwards is as it was.""",
     retire="when the oldest PEFT in use is 0.21.0",
 )

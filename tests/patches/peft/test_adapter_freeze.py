@@ -62,9 +62,9 @@ def test_a_frozen_adapter_stays_frozen(found, how):
 
 
 def test_one_that_fails_half_way_changes_nothing(found):
-    for state, trainable in (("released", []), ("patched", ["policy"]), ("reverted", [])):
+    for state, as_before in (("released", False), ("patched", True), ("reverted", False)):
         assert "is not supported" in found[state]["failed"]["raised"]
-        assert found[state]["failed"]["trainable"] == trainable
+        assert found[state]["failed"]["as before"] == as_before
 
 
 @pytest.mark.parametrize("call", ["switched", "injected"])
