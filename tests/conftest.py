@@ -35,6 +35,7 @@ NEEDS = {
     "patches/vocab_parallel": ("torch", "frameworks"),
     "patches/deepspeed": ("deepspeed", "trl-newest"),
     "patches/trl": ("deepspeed", "trl-newest"),
+    "patches/peft": ("peft", "trl-newest"),
     "cluster": ("ray", "cluster"),
     "record/test_survey.py": ("pypi_simple", "releases"),
     "engine/engine/test_functions_torch.py": ("torch", "frameworks"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import deepspeed
+from tests.harness.warm import beside
 
 OFFLOAD = Case(
     "deepspeed",
@@ -19,7 +19,7 @@ OFFLOAD = Case(
 def offload(runner: Runner) -> Iterator[Row]:
     """The norms that DeepSpeed logs."""
     worker = "tests.patches.deepspeed.offload_accumulation_ranks"
-    reports = runner.forked(worker, "four", levels=deepspeed("deepspeed-0.18.9"))
+    reports = runner.forked(worker, "four", levels=beside("deepspeed-0.18.9", "deepspeed"))
     before, after = (reports[0][state]["four"] for state in ("before", "after"))
     without, with_it, right = (
         ", ".join(f"{norm:.3f}" for norm in norms) for norms in (before["norms"], after["norms"], after["right norms"])

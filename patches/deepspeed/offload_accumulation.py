@@ -60,7 +60,9 @@ the factor, Adam mostly the noise. A checkpoint is as good as what it was traine
             (
                 Rewrite(
                     target=f"{_CLASS}.async_accumulate_grad_in_cpu_via_gpu",
-                    pattern="if self.micro_step_id > 0:\n    accumulate_gradients()\nelse:\n    copy_gradients_to_cpu()",
+                    pattern=(
+                        "if self.micro_step_id > 0:\n    accumulate_gradients()\nelse:\n    copy_gradients_to_cpu()"
+                    ),
                     replacement=(
                         "if self.micro_step_id > 0 and param_id in $KEPT(self):\n    accumulate_gradients()\n"
                         "if not self.is_gradient_accumulation_boundary:\n"

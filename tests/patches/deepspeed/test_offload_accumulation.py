@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import deepspeed
+from tests.harness.warm import beside
 from tests.patches.deepspeed.offload_accumulation_ranks import CASES
 
 NAME = "deepspeed-offload-accumulation"
@@ -24,7 +24,7 @@ WRONG = {
 @pytest.fixture(scope="module", params=[NEWEST, pytest.param(OLDEST, marks=pytest.mark.exhaustive)])
 def reports(request, run_ranks):
     """Of both ranks: each case without the patch, with it, and after it was reverted."""
-    reports = run_ranks(WORKER, levels=deepspeed(request.param))
+    reports = run_ranks(WORKER, levels=beside(request.param, "deepspeed"))
     for report in reports:
         assert report["version"] == request.param.removeprefix("deepspeed-")
         assert report["status"] == "applied"
@@ -69,14 +69,14 @@ def test_reverted_it_is_deepspeed_s_own_again(reports):
 def test_masters_in_bfloat16(run_ranks):
     """There the buffer on the CPU is the optimizer's own gradient."""
     (case,) = cases = ("bfloat16 masters",)
-    for report in run_ranks(WORKER, *cases, levels=deepspeed(NEWEST)):
+    for report in run_ranks(WORKER, *cases, levels=beside(NEWEST, "deepspeed")):
         assert report["before"][case]["norm error"] > 0.15
         assert report["after"][case]["norm error"] < BFLOAT16, report["after"]
 
 
 def test_a_release_that_is_repaired_is_left_alone(run_ranks):
     """The installed one."""
-    for report in run_ranks(WORKER, "four", "by hand, two", levels=deepspeed(None)):
+    for report in run_ranks(WORKER, "four", "by hand, two", levels=beside(None, "deepspeed")):
         assert report["status"] == "unaffected"
         assert report["after"] == report["before"]
         assert max(found["error"] for found in report["after"].values()) < TOLERANCE
