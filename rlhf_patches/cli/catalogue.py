@@ -42,7 +42,7 @@ def _list(options: argparse.Namespace) -> int:
     table = output.columns("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS")
     for item, row in zip(registered, report, strict=True):
         releases = f"{item.patch.distribution} {item.patch.versions}".rstrip()
-        texts = (releases, item.patch.summary + registry.credit(item.plugin))
+        texts = (releases, pages.summary(item.patch) + registry.credit(item.plugin))
         table.add_row(row.name, output.coloured(row.status), *map(printable, texts))
     output.console().print(table)
     output.complain_of_plugins(failures)

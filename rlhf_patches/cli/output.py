@@ -43,6 +43,8 @@ def judgements(rows: Iterable[PatchReport]) -> Table:
     table = columns("PATCH", "STATUS", "VERSION", "WHY")
     for row in rows:
         table.add_row(row.name, coloured(row.status), printable(row.version or "-"), row.why)
+        if row.notice:
+            table.add_row("", "", "", row.notice)
     return table
 
 

@@ -40,6 +40,9 @@ class Status(str, enum.Enum):
         return self in (Status.REFUSED, Status.FAILED)
 
 
+_ACTING = (Status.PENDING, Status.APPLIED, Status.APPLIES)
+
+
 def printable(text: str) -> str:
     """Text from outside as one line: it must not move the cursor, nor be what no terminal can encode."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -64,6 +67,8 @@ class PatchReport:
     """Unaffected by its version, but the code has the defect: a release newer than the patch, to be reported."""
     observations: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What the patch says it has done so far in this process: plain values, by what they are."""
+    changes_numbers: str | None = None
+    """What `Patch.changes_numbers` says, on one line, whether or not the patch is applied."""
 
     @property
     def needs_attention(self) -> bool:
@@ -75,13 +80,21 @@ class PatchReport:
         """The reason, and the plugin that brings the patch where it is not built-in: a line for people."""
         return printable(f"{' '.join(self.reason.split())}{credit(self.plugin)}".lstrip())
 
+    @property
+    def notice(self) -> str:
+        """A line for people beside `why`, where the patch changes numbers and is applied or would be; else empty."""
+        if self.changes_numbers is None or self.status not in _ACTING:
+            return ""
+        return printable(f"changes numbers: {self.changes_numbers}")
+
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
 
-        And ``unreviewed`` where it is true, ``observations`` where there are any.
+        And ``unreviewed`` where it is true, ``observations`` and ``changes_numbers`` where there are any.
         """
         unreviewed = {"unreviewed": True} if self.unreviewed else {}
         observations = {"observations": dict(self.observations)} if self.observations else {}
+        changes_numbers = {"changes_numbers": self.changes_numbers} if self.changes_numbers else {}
         return {
             "name": self.name,
             "status": self.status.value,
@@ -92,6 +105,7 @@ class PatchReport:
             "plugin": self.plugin,
             **unreviewed,
             **observations,
+            **changes_numbers,
         }
 
 
@@ -108,6 +122,7 @@ def patch_report(
         guard=patch.versions,
         plugin=plugin,
         unreviewed=unreviewed,
+        changes_numbers=patch.changes_numbers and " ".join(patch.changes_numbers.split()),
     )
 
 
@@ -161,8 +176,11 @@ def table(patches: tuple[PatchReport, ...], failures: tuple[PluginFailure, ...] 
     """A readable table of fixed width, for logs and terminals alike."""
     import textwrap  # only where a table is asked for
 
-    rows = [(p.name, p.status.value, printable(f"{p.distribution} {p.version or '-'}"), p.why) for p in patches]
     heads = ("PATCH", "STATUS", "FRAMEWORK", "REASON")
+    rows = []
+    for p in patches:
+        rows.append((p.name, p.status.value, printable(f"{p.distribution} {p.version or '-'}"), p.why))
+        rows += [("", "", "", p.notice)] if p.notice else []
     columns = [max(len(row[i]) for row in [heads, *rows]) for i in range(3)]
     indent = sum(columns) + 6
     lines = []
