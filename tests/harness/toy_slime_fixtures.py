@@ -47,7 +47,7 @@ def slime_wheel(tmp_path: Path) -> Callable[..., str]:
             MODEL: change(TRAIN),
             **(more or {}),
         }
-        with zipfile.ZipFile(path, "w") as archive:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, text in files.items():
                 archive.writestr(name, text)
         return str(path)
