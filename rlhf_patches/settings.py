@@ -12,6 +12,7 @@ RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on ev
                           unset: one line, the first problem
 RLHF_PATCHES_REPORT       a file in which each process keeps one line of JSON about itself
 RLHF_PATCHES_VERIFY       1 compares the ranks once torch.distributed is initialised (`rlhf_patches.verify`)
+RLHF_PATCHES_RUN          set by ``rlhf-patches run``: a file whose time says that a process has loaded the site hook
 ========================  ==============================================================================
 """
 
@@ -27,7 +28,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 PREFIX = "RLHF_PATCHES_"
-KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY")
+KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY", "RUN")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LEVELS = ("debug", "info", "warning", "error", "off")

@@ -89,7 +89,12 @@ def _read_installed(module: str) -> Source:
 
 
 def _row(item: Registered, found: Decision) -> PatchReport:
-    return patch_report(item.patch, item.plugin, found.status, found.reason, found.version, found.unreviewed)
+    places = dict.fromkeys(f"{each.source.filename}:{each.node.lineno}" for each in found.recognised)
+    if found.status is not Status.APPLIES:
+        places = {}
+    return patch_report(
+        item.patch, item.plugin, found.status, found.reason, found.version, found.unreviewed, tuple(places)
+    )
 
 
 def _judge(
