@@ -45,7 +45,7 @@ def _list(options: argparse.Namespace) -> int:
     def cells(row: PatchReport) -> tuple[str, str]:
         item = by_name[row.name]
         releases = f"{item.patch.distribution} {item.patch.versions}".rstrip()
-        return printable(releases), printable(item.patch.summary + registry.credit(item.plugin))
+        return printable(releases), printable(pages.summary(item.patch) + registry.credit(item.plugin))
 
     output.print_report(report, options, ("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS"), cells)
     output.complain_of_plugins(failures)

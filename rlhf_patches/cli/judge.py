@@ -113,6 +113,12 @@ def _looks_like_a_path(source: str) -> bool:
 
 def _hook_state() -> str:
     file = autoload.hook_file()
+    outside = autoload.outside()
+    if file is None and outside:
+        return (
+            f"site hook: none. {outside} lies where Python runs no .pth files (pip install --target, PYTHONPATH); "
+            "`rlhf-patches autoload on` writes one into site-packages, and needs the package there, too"
+        )
     if file is None:
         return "site hook: none (editable install); `rlhf-patches autoload on` writes one"
     problems = autoload.problems(file)

@@ -71,9 +71,9 @@ def print_report(
     """
     rows = list(report)
     shown = [row for row in rows if options.all or row.status is not Status.ABSENT]
-    places = [row.places if getattr(options, "long", False) else () for row in shown]
+    below = [row.below(getattr(options, "long", False)) for row in shown]
     if shown:
-        print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], places)
+        print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], below)
     for line in folded(row for row in rows if row not in shown):
         console().print(line, style="dim")
 

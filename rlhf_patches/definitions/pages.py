@@ -29,6 +29,7 @@ def page(patch: Patch, plugin: str = BUILT_IN) -> str:
         "## What the patch changes",
         _prose(patch.repair),
         *_changes(patch),
+        *(["## Your numbers change", _prose(patch.changes_numbers)] if patch.changes_numbers else []),
         "## Where it applies",
         _where(patch),
         f"Switch it off with `RLHF_PATCHES_DISABLE={patch.name}`.",
@@ -98,9 +99,14 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def summary(patch: Patch) -> str:
+    """What a patch repairs, in a line of a list."""
+    return patch.summary + (" (changes numbers)" if patch.changes_numbers else "")
+
+
 def index(patches: Iterable[Patch]) -> str:
     """The list of all pages, as Markdown."""
-    rows = [f"| [{p.name}]({p.name}.md) | {p.distribution} {_ranges(p)} | {p.summary} |" for p in patches]
+    rows = [f"| [{p.name}]({p.name}.md) | {p.distribution} {_ranges(p)} | {summary(p)} |" for p in patches]
     head = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n\n"
     return head + "| patch | releases | what it repairs |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
 

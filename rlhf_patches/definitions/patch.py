@@ -284,6 +284,9 @@ class Patch:
         observations: ``module:function``, which says what the patch has done so far in this process, as a
             dictionary of plain values (``{"backward in place": 3}``); reports show it. Called only if something
             else has imported the module, so it belongs to the module of the implementation, or near it.
+        changes_numbers: for a repair of numbers that a user may have tuned to: what was wrong, since which release, and
+            what a run that was trained with it should do. One paragraph. The page has it as a section, ``doctor``,
+            ``check`` and reports beside the patch, and the log says it once when the patch is applied.
     """
 
     name: str
@@ -295,6 +298,7 @@ class Patch:
     variants: tuple[Variant, ...]
     retire: str
     observations: str | None = None
+    changes_numbers: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -309,6 +313,11 @@ class Patch:
         self._check_guards()
         if self.observations is not None:
             _check_path(self.observations, f"Patch {self.name}: observations")
+        if self.changes_numbers is not None and not self.changes_numbers.strip():
+            raise DefinitionError(
+                f"Patch {self.name}: changes_numbers is empty; expected what was wrong, since which release, and "
+                "what a run that was trained with it should do, or None"
+            )
 
     def _check_guards(self) -> None:
         distributions = dict.fromkeys(variant.guard.distribution for variant in self.variants)

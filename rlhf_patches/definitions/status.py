@@ -49,6 +49,9 @@ class Status(str, enum.Enum):
         return self in (Status.REFUSED, Status.FAILED)
 
 
+_ACTING = (Status.PENDING, Status.APPLIED, Status.APPLIES)
+
+
 def printable(text: str) -> str:
     """Text from outside as one line: it must not move the cursor, nor be what no terminal can encode."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -75,6 +78,8 @@ class PatchReport:
     """What the patch says it has done so far in this process: plain values, by what they are."""
     places: tuple[str, ...] = ()
     """``file:line`` of each function that runs with the patch, or would."""
+    changes_numbers: str | None = None
+    """What `Patch.changes_numbers` says, on one line, whether or not the patch is applied."""
 
     @property
     def needs_attention(self) -> bool:
@@ -86,13 +91,25 @@ class PatchReport:
         """The reason, and the plugin that brings the patch where it is not built-in: a line for people."""
         return printable(f"{' '.join(self.reason.split())}{credit(self.plugin)}".lstrip())
 
+    @property
+    def notice(self) -> str:
+        """A line for people beside `why`, where the patch changes numbers and is applied or would be; else empty."""
+        if self.changes_numbers is None or self.status not in _ACTING:
+            return ""
+        return printable(f"changes numbers: {self.changes_numbers}")
+
+    def below(self, places: bool = False) -> tuple[str, ...]:
+        """What a table has below the patch's row: the notice, and the places if these are asked for."""
+        return (*[self.notice] * bool(self.notice), *map(printable, self.places if places else ()))
+
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
 
-        And ``unreviewed`` where it is true, ``observations`` and ``places`` where there are any.
+        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers`` and ``places``.
         """
         unreviewed = {"unreviewed": True} if self.unreviewed else {}
         observations = {"observations": dict(self.observations)} if self.observations else {}
+        changes_numbers = {"changes_numbers": self.changes_numbers} if self.changes_numbers else {}
         places = {"places": list(self.places)} if self.places else {}
         return {
             "name": self.name,
@@ -105,6 +122,7 @@ class PatchReport:
             **unreviewed,
             **observations,
             **places,
+            **changes_numbers,
         }
 
 
@@ -128,6 +146,7 @@ def patch_report(
         plugin=plugin,
         unreviewed=unreviewed,
         places=places,
+        changes_numbers=patch.changes_numbers and " ".join(patch.changes_numbers.split()),
     )
 
 
@@ -182,10 +201,15 @@ class Report:
             places: file and line of each function that runs with a patch, below it.
         """
         shown = [row for row in self.patches if everything or row.status is not Status.ABSENT]
-        cells = [(row.name, row.status.value, printable(f"{row.distribution} {row.version or '-'}"), row.why) for row in shown]
+        cells = [
+            (row.name, row.status.value, printable(f"{row.distribution} {row.version or '-'}"), row.why)
+            for row in shown
+        ]
         lines = []
         if shown or not self.patches:
-            lines = layout(("PATCH", "STATUS", "FRAMEWORK", "REASON"), cells, width, [row.places if places else () for row in shown])
+            lines = layout(
+                ("PATCH", "STATUS", "FRAMEWORK", "REASON"), cells, width, [row.below(places) for row in shown]
+            )
         lines += folded(row for row in self.patches if row not in shown)
         return "\n".join([*lines, *(printable(str(failure)) for failure in self.plugin_failures)])
 
@@ -199,12 +223,19 @@ class Report:
         import html  # only in a notebook
 
         heads = ("patch", "status", "framework", "reason")
-        rows = [(row.name, row.status.value, f"{row.distribution} {row.version or '-'}", row.why) for row in self.patches if row.status is not Status.ABSENT]
+        rows = [
+            (row.name, row.status.value, f"{row.distribution} {row.version or '-'}", row.why)
+            for row in self.patches
+            if row.status is not Status.ABSENT
+        ]
         marked = [("th", heads)] * bool(rows) + [("td", row) for row in rows]
         table = "".join(
             f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>" for tag, cells in marked
         )
-        more = [*folded(self.with_status(Status.ABSENT)), *(printable(str(failure)) for failure in self.plugin_failures)]
+        more = [
+            *folded(self.with_status(Status.ABSENT)),
+            *(printable(str(failure)) for failure in self.plugin_failures),
+        ]
         return f"<table>{table}</table>" + "".join(f"<div>{html.escape(line)}</div>" for line in more)
 
 
@@ -238,13 +269,14 @@ def layout(
     lines = []
     for row, more in zip([heads, *rows], [(), *(below or [()] * len(rows))], strict=True):
         start = "  ".join(cell.ljust(size) for cell, size in zip(row, columns, strict=False))
-        last = [row[-1]]
+        texts = [row[-1], *more]
         if width is not None:
             room = max(width - indent, _LEAST)
-            last = textwrap.wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
+            wrapped = [textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) for text in texts]
+            texts = [line for each in wrapped for line in each or [""]]
         if stacked and row is heads:
-            last = []
-        if not stacked:
-            start += "  " + last.pop(0)
-        lines += [start.rstrip(), *(" " * indent + text for text in (*last, *more) if text)]
+            texts = []
+        elif not stacked:
+            start += "  " + texts.pop(0)
+        lines += [start.rstrip(), *(" " * indent + text for text in texts if text)]
     return lines

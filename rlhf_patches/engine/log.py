@@ -2,7 +2,8 @@
 
 While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
 processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
-else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level.
+else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. An applied patch that
+changes numbers which a user may have tuned to says so in a warning in either case.
 
 A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
 all, and Ray itself folds equal lines of its workers into one.
@@ -59,11 +60,13 @@ def speaks() -> bool:
 def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()) -> None:
     """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
 
-    Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging.
+    Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging, but for
+    notices of applied patches.
     """
     global _warned
     if not speaks():
         return
+    rows = tuple(rows)
     # An exception's text may have lines; each of these is to be one.
     levels = {printable(" ".join(str(failure).split())): logging.ERROR for failure in failures}
     levels |= {f"{row.status} {row.name}: {row.why}": _level(row) for row in rows}
@@ -76,6 +79,9 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
             logger.warning("%s (%s)", "; ".join(problems), _MORE)
             new = {text: level for text, level in new.items() if text not in problems}
         new = dict.fromkeys(new, logging.DEBUG)
+    notices = {f"{row.name} {row.notice}" for row in rows if row.status is Status.APPLIED and row.notice}
+    new |= dict.fromkeys(sorted(notices - _said), logging.WARNING)
+    _said.update(notices)
     for text, level in new.items():
         logger.log(level, "%s", text)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
+from rlhf_patches import Rewrite
 from rlhf_patches import cli as command_line
-from rlhf_patches.definitions import pages
+from rlhf_patches.definitions import pages, registry
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
 
@@ -29,6 +31,29 @@ def test_a_page_wraps_prose_and_nothing_else():
     long = [line for line in page.splitlines() if len(line) > 120]
     assert long == [code, table.splitlines()[0], items.splitlines()[0]]
     assert all(line.count("`") % 2 == 0 for line in page.splitlines() if not line.startswith("```")), "code was split"
+
+
+@pytest.mark.parametrize("text", [None, "It was wrong since 1.0."])
+def test_a_patch_that_changes_numbers_says_so(framework, monkeypatch, capsys, text):
+    framework.write("mod", "def f(x):\n    return x - 1\n")
+    change = Rewrite(framework.path("mod:f"), "$A - 1", "$A + 1")
+    patch = dataclasses.replace(framework.patch(change), changes_numbers=text)
+    monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(patch, "tests")], []))
+
+    def lines(*command):
+        assert command_line.main(list(command)) == 0
+        return capsys.readouterr().out.splitlines()
+
+    for command in (["doctor"], ["check", str(framework.site)]):
+        rows = lines(*command)
+        (row,) = [number for number, line in enumerate(rows) if line.startswith(patch.name)]
+        assert (rows[row + 1].strip() == f"changes numbers: {text}") is (text is not None)
+        (found,) = json.loads("\n".join(lines(*command, "--json")))
+        assert found.get("changes_numbers") == text
+    assert any("a bug (changes numbers)" in line for line in lines("list")) is (text is not None)
+    page = "\n".join(lines("explain", patch.name))
+    assert (f"## Your numbers change\n\n{text}\n\n## Where it applies" in page) is (text is not None)
+    assert page == pages.page(patch, "tests").rstrip("\n")
 
 
 def test_the_index_in_docs_lists_every_patch():

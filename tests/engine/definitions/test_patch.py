@@ -121,6 +121,10 @@ BAD_PATHS = [
         ),
         *((Patch, text, " \n", f"{text} is empty") for text in ("summary", "symptom", "cause", "repair", "retire")),
         (Patch, "summary", "a\nb", "summary has several lines"),
+        *(
+            (Patch, "changes_numbers", text, "changes_numbers is empty; expected what was wrong")
+            for text in ("", " \n")
+        ),
         *((Patch, "references", value, "references is") for value in ((), ["x"], "x", (1,))),
         *((Variant, "changes", value, "changes is") for value in ((), [], ("x",), Rewrite("a:b", "$A", "1"))),
         *((Patch, "variants", value, "variants is") for value in ((), [], ("x",), GOOD[Variant])),

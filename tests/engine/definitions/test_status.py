@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from rlhf_patches import PatchReport, Report, Status
+from rlhf_patches import PatchReport, Report, Rewrite, Status
 from rlhf_patches.definitions.registry import PluginFailure
-from rlhf_patches.definitions.status import table
+from rlhf_patches.definitions.status import patch_report, table
 
 ROWS = (
     PatchReport(
@@ -96,6 +96,18 @@ def test_text_from_outside_stays_in_its_cell():
     lines = str(Report((row,), (PluginFailure("bad\n", "x\ny\x07"),))).splitlines()
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_patch_that_changes_numbers_has_a_line_of_its_own(framework, status):
+    """Where it is applied, or would be; JSON has the text whatever became of the patch."""
+    patch = dataclasses.replace(framework.patch(Rewrite("a:b", "$A", "1")), changes_numbers="was\n wrong\x07 ")
+    row = patch_report(patch, "tests", status, "why", None)
+    assert row.to_dict()["changes_numbers"] == "was wrong\x07"
+    expected = [r"changes numbers: was wrong\x07"] if status.value in ("pending", "applied", "applies") else []
+    lines = [line.strip() for line in table((row, ROWS[0])).splitlines()]
+    assert lines[2:-1] == expected
+    assert lines[-1].startswith("a-bug")
 
 
 def test_a_narrow_table_keeps_words_whole():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from types import SimpleNamespace
@@ -114,9 +115,28 @@ def test_asked_for_each_thing_is_said_once_at_its_own_level(framework, engine, p
     assert all("more:" not in text for _, text in said())
 
 
+@pytest.mark.parametrize("asked", [None, "info", "warning"])
+def test_that_numbers_change_is_a_warning_once_when_the_patch_is_applied(
+    framework, engine, patches, said, monkeypatch, asked
+):
+    """Beside the first problem too, and not for a patch that is refused."""
+    if asked:
+        monkeypatch.setenv("RLHF_PATCHES_LOG", asked)
+    made = engine(*(dataclasses.replace(patch, changes_numbers="it was wrong") for patch in patches))
+    made.apply()
+    assert not any("changes numbers" in text for _, text in said()), "nothing has been applied"
+    for module in ("good", "bad"):
+        framework.load(module)
+    made.revert()
+    made.apply()
+    found = [text for level, text in said() if level == "WARNING" and "numbers" in text]
+    assert found == ["x-good changes numbers: it was wrong"]
+
+
 def test_other_ranks_say_nothing_not_even_for_debugging(said, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    log.announce([row("why")], [PluginFailure("plug", "broken")])
+    rows = [row("why"), dataclasses.replace(row("it is", Status.APPLIED), changes_numbers="it was wrong")]
+    log.announce(rows, [PluginFailure("plug", "broken")])
     assert said() == []
     monkeypatch.setenv("RLHF_PATCHES_LOG", "error:all")
     log.announce([row("why")], [PluginFailure("plug", "broken")])

@@ -2,7 +2,8 @@
 
 A program makes logits in some way, lets somebody hold them in some way, computes a loss and runs backward. It is run
 three times: as it is; with in place ruled out, which must give the same gradients bit for bit; and in float64 without
-any code of ours, which must give them within `TOLERANCE`. And whatever is held must be, bit for bit, what it was.
+any code of ours, which must give them within `TOLERANCE`, or within `TORCHS` times what torch's own operations are off
+by in the program's dtypes: where gradients cancel, any rounding is large. Whatever is held must be what it was.
 What fails in float64 as well (torch refuses it) is no program.
 
 At the end it has to show that it would notice: with the check disabled ("sole owner", always), it must find corruption.
@@ -27,8 +28,11 @@ from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
 from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
 
 B, S, V = 2, 3, 7
-# Of the largest gradient: float32 arithmetic, and logits that were rounded to bfloat16 on their way. Seen: 2e-6, 0.07.
+# Of the largest gradient: float32 arithmetic, and logits that were rounded to bfloat16 on their way. Seen in one of
+# 12,000 programs: 3e-6 and 0.17, and torch's own operations were off as much. Ours round as often, but not always at
+# the same place: of 7,000 programs, none was more than twice as far off.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.2}
+TORCHS = 4
 POWER_PROGRAMS = 100  # with the check disabled, every second program shows it
 REFUSED = "refused by torch, or held logits are modified by the program itself"
 
@@ -131,8 +135,13 @@ for other in later:
 """
 
 
-def run(source: str, exact: bool = False) -> list[torch.Tensor]:
+def run(source: str, exact: bool = False, ours: bool = True) -> list[torch.Tensor]:
     """The gradients that the program has found.
+
+    Args:
+        source: the program.
+        exact: in float64, by torch's own operations.
+        ours: False for torch's own operations, in the program's dtypes.
 
     Raises:
         AssertionError: something that is held is not what it was.
@@ -148,14 +157,16 @@ def run(source: str, exact: bool = False) -> list[torch.Tensor]:
 
     def logprobs(x: torch.Tensor) -> torch.Tensor:
         columns = slice(0, x.shape[1])
-        if exact:
-            found = x.log_softmax(-1).gather(-1, target[:, columns, None])[..., 0]
+        if exact or not ours:
+            found = x.to(single).log_softmax(-1).gather(-1, target[:, columns, None])[..., 0]
         else:
             found = token_logprobs(x, target[:, columns], 0, V, with_entropy=True)
         return (found * weights[:, columns]).sum()
 
     def entropies(x: torch.Tensor) -> torch.Tensor:
-        return -(x.softmax(-1) * x.log_softmax(-1)).sum() if exact else token_entropy(x).sum()
+        if exact or not ours:
+            return -(x.to(single).softmax(-1) * x.to(single).log_softmax(-1)).sum()
+        return token_entropy(x).sum()
 
     gradients: list[torch.Tensor] = []
     names: dict[str, Any] = {
@@ -202,10 +213,17 @@ def failure(program: Program) -> str | None:
     if len(found) != len(wanted) or not all(map(torch.equal, found, wanted)):
         return f"the gradients are not those out of place: {found}, {wanted}"
     # Others may differ in number: what is "to another dtype" here is nothing at all in float64.
-    off = (found[0].double() - exact[0]).abs().max().item() / max(exact[0].abs().max().item(), 1e-3)
+    off = distance(found, exact)
     if not off <= TOLERANCE["bfloat16" if "low" in source else "float32"]:
-        return f"the leaf's gradient is off float64 by {off:.2g} of the largest"
+        of_torch = distance(run(source, ours=False), exact)
+        if not off <= TORCHS * of_torch:
+            return f"the leaf's gradient is off float64 by {off:.2g} of the largest, and torch's own by {of_torch:.2g}"
     return None
+
+
+def distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    """The largest error of the leaf's gradient, as a share of the largest gradient."""
+    return (found[0].double() - exact[0]).abs().max().item() / max(exact[0].abs().max().item(), 1e-3)
 
 
 def search(seed: int, seconds: float, programs: int) -> tuple[Program | None, Counter[str]]:
