@@ -83,7 +83,9 @@ class _FirstImport(import_system.Observer):
         """Whether the engine has to be there before a module runs; without an import, so that is not certain."""
         if top in self.watched:
             return True
-        if self._plugins is None and not top.startswith("_") and top not in sys.stdlib_module_names:
+        if top.startswith("_") or top in sys.stdlib_module_names:
+            return False
+        if self._plugins is None:
             self._plugins = _plugins_installed()
         return bool(self._plugins) and self._finder is None and self._loading_thread != get_ident()
 

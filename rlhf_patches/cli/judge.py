@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from .. import autoload, settings
 from .._version import __version__
 from ..definitions import registry
-from ..definitions.status import printable
+from ..definitions.status import PatchReport, printable
 from ..offline import archive, confined, download, evaluate
 from . import output
 from .command_line import Commands, add_output
@@ -75,7 +76,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
-    cache = Path(options.cache) if options.cache else download.default_cache()
+    cache = Path(options.cache) if options.cache else None
     rows: list[dict[str, object]] = []
     bad, unreadable = bool(failures), False
     for source in options.source:
@@ -99,7 +100,7 @@ def _check(options: argparse.Namespace) -> int:
             output.complain_of_patches(report, source)
         elif not options.json and checked.is_patched:
             output.console().print(printable(source), style="bold")
-            output.print_report(report, options)
+            output.print_report(report, options, fold=functools.partial(_others, len(report.patches)))
             print()
     if options.json:
         print(json.dumps(rows, indent=2))
@@ -109,6 +110,11 @@ def _check(options: argparse.Namespace) -> int:
 
 def _looks_like_a_path(source: str) -> bool:
     return os.sep in source or source.endswith((".whl", ".zip", ".tar.gz", ".tgz"))
+
+
+def _others(count: int, absent: list[PatchReport]) -> list[str]:
+    other = "other modules" if len(absent) < count else "modules that it does not have"
+    return [f"{len(absent)} patches of {other}: absent"] * bool(absent)
 
 
 def _hook_state() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from .. import settings
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchReport, Report, Status, folded, layout, printable
 
@@ -60,6 +61,7 @@ def print_report(
     options: argparse.Namespace,
     heads: Sequence[str] = ("PATCH", "STATUS", "VERSION", "WHY"),
     cells: Callable[[PatchReport], Sequence[str]] = lambda row: (printable(row.version or "-"), row.why),
+    fold: Callable[[list[PatchReport]], list[str]] = folded,
 ) -> None:
     """A table with a row for each patch, and a line for each framework that is not there.
 
@@ -68,13 +70,14 @@ def print_report(
         options: those of `add_details`.
         heads: the names of the columns.
         cells: what a row has after the name and the status.
+        fold: the lines for those that have no row.
     """
     rows = list(report)
     shown = [row for row in rows if options.all or row.status is not Status.ABSENT]
     below = [row.below(getattr(options, "long", False)) for row in shown]
     if shown:
         print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], below)
-    for line in folded(row for row in rows if row not in shown):
+    for line in fold([row for row in rows if row not in shown]):
         console().print(line, style="dim")
 
 
@@ -85,8 +88,9 @@ def print_json(report: Report) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on standard error."""
-    print(f"rlhf-patches: {printable(text)}", file=sys.stderr)
+    """One line on standard error, or those that a message of `settings` has."""
+    lines = settings.LINE.join(printable(line) for line in text.split(settings.LINE))
+    print(f"rlhf-patches: {lines}", file=sys.stderr)
 
 
 def complain_of_patches(report: Report, source: str = "") -> None:

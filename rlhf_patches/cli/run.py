@@ -74,9 +74,8 @@ def _run(options: argparse.Namespace) -> int:
     settings.log_level()
     if not autoload.hook_file():
         raise UsageError(
-            "this environment has no site hook, so the command would run unpatched (an editable install ships none, and "
-            "that of `pip install --target` is not run): "
-            "run `rlhf-patches autoload on` once, or install the wheel"
+            "this environment has no site hook, so the command would run unpatched (an editable install ships none, "
+            "and that of `pip install --target` is not run): run `rlhf-patches autoload on` once, or install the wheel"
         )
     # This environment's programs first: a `python` of another one has another hook, or none.
     folders = (sysconfig.get_path("scripts"), os.path.dirname(sys.executable), *os.get_exec_path())

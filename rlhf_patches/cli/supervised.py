@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -23,7 +23,7 @@ class CannotExecute(Exception):
     """The system cannot execute the command; the message says why."""
 
 
-def run(program: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
+def run(program: str, command: list[str], environment: Mapping[str, str]) -> int:
     """Run a command until it ends.
 
     Args:
@@ -43,7 +43,7 @@ def run(program: str, command: Sequence[str], environment: Mapping[str, str]) ->
         except OSError as error:
             raise CannotExecute(error.strerror) from error
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the status away
-    forwarded = {number for number in signal.valid_signals() if _name(number) not in _OWN}
+    forwarded = {int(number) for number in signal.valid_signals() if _name(number) not in _OWN}
     # Waited for, not handled: none is lost between two calls, and the child gets the mask that we had.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
     try:
@@ -51,7 +51,7 @@ def run(program: str, command: Sequence[str], environment: Mapping[str, str]) ->
         parent, child = os.getpid(), os.fork()
         if not child:
             os.close(end)
-            signal.signal(signal.SIGCHLD, before)
+            signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
             _execute(other, parent, program, command, environment, mask)
         os.close(other)
         with open(end) as said:
@@ -78,7 +78,7 @@ def end_as(status: int) -> int:
 
 
 def _execute(
-    pipe: int, parent: int, program: str, command: Sequence[str], environment: Mapping[str, str], mask: set[int]
+    pipe: int, parent: int, program: str, command: list[str], environment: Mapping[str, str], mask: Iterable[int]
 ) -> NoReturn:
     try:
         with contextlib.suppress(OSError, AttributeError):  # not Linux

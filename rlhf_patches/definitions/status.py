@@ -11,7 +11,6 @@ from typing import Any
 from .patch import Patch
 from .registry import PluginFailure, credit
 
-
 WIDTH = 130
 """Characters of a line, where no terminal says otherwise: logs."""
 _LEAST = 36  # characters for the last column

@@ -55,7 +55,7 @@ class _Outcome(NamedTuple):
     waits: tuple[tuple[str, ...], ...] = ()
 
 
-_FRESH = _Outcome(Status.INACTIVE, "apply() has not been called in this process")
+_FRESH = _Outcome(Status.INACTIVE, "apply() has not been called")
 
 
 @dataclass(eq=False)
