@@ -21,6 +21,7 @@ def token_logprobs(
     chunk_size: int | None = None,
     inference_only: bool = False,
     with_entropy: bool = False,
+    of_cross_entropy: bool = False,
 ) -> torch.Tensor:
     """Log-probability of each target token, with a gradient for the logits.
 
@@ -31,7 +32,7 @@ def token_logprobs(
     Args:
         logits: ``[..., V / TP]``, any floating dtype, any strides; this rank's part of the vocabulary.
         target: integers ``[...]``, indices in the whole vocabulary. For one that no rank has, the log-probability is 0,
-            and its gradient minus the probabilities, as SkyRL and NeMo-RL have it.
+            and its gradient minus the probabilities, as SkyRL and NeMo-RL have it; see ``of_cross_entropy``.
         vocab_start_index: the first index of this rank's part.
         vocab_end_index: one past its last index.
         group: the tensor-parallel process group; None is the default group, or one process if there is none.
@@ -39,6 +40,7 @@ def token_logprobs(
             result.
         inference_only: compute no gradient and save nothing.
         with_entropy: compute the entropies too, on the way, for a call of `entropy.token_entropy` with the same logits.
+        of_cross_entropy: as `minus_cross_entropy` for targets that no rank has.
 
     Returns:
         float32 ``[...]``.
@@ -50,10 +52,40 @@ def token_logprobs(
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         graph = torch.is_grad_enabled() and logits.requires_grad
         both = with_entropy and graph and shared.has_one_backward(logits)
-        log_probs, entropy = VocabParallelLogprobEntropy.apply(logits, local, shared.reduction_group(group), both)
+        log_probs, entropy = VocabParallelLogprobEntropy.apply(
+            logits, local, shared.reduction_group(group), both, of_cross_entropy
+        )
         if entropy is not None:
             log_probs = shared.remember(logits, group, log_probs, entropy)
     return log_probs
+
+
+@torch.compiler.disable
+def minus_cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, group: Any = None, *, with_entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What Megatron's ``vocab_parallel_cross_entropy`` returns, negated, and the entropies: one pass, one backward.
+
+    As `token_logprobs`, where every rank has as many columns as this one. For a target that no rank has, minus the
+    logarithm of the sum of ``exp(x - m)``, with m the token's largest logit.
+
+    Args:
+        logits: ``[..., V / TP]``, as for `token_logprobs`; they stay as they are.
+        target: integers ``[...]``, indices in the whole vocabulary.
+        group: the tensor-parallel process group; None is the default group, or one process if there is none.
+        with_entropy: return entropies, too. Both quantities then have one backward together.
+
+    Returns:
+        Log-probabilities, and entropies in nats or None, each float32 ``[...]``.
+
+    Raises:
+        ValueError: as `token_logprobs`.
+    """
+    group = shared.reduction_group(group)
+    start = 0 if group is None else torch.distributed.get_rank(group) * logits.shape[-1]
+    local = local_target(logits, target, start, start + logits.shape[-1], None)
+    log_probs, entropy = VocabParallelLogprobEntropy.apply(logits, local, group, with_entropy, True)
+    return log_probs, entropy
 
 
 def local_target(

@@ -8,7 +8,8 @@ p = exp(z) / s. Then
 
 which follow from dp_i / dx_j = p_i ([i = j] - p_j) (Bishop, Pattern Recognition and Machine Learning, 2006, eq. 4.106).
 So backward needs m, s and sum(p z) of each token, and nothing at all from other ranks. For a target that no rank has,
-SkyRL and NeMo-RL return 0, and the gradient -p, as if that 0 were no constant; callers get what they got.
+Megatron's cross entropy takes z_t to be 0: the log-probability is -log s, its gradient -p. SkyRL and NeMo-RL return 0,
+and the same gradient, as if that 0 were no constant. Callers get what they got.
 """
 
 from __future__ import annotations
@@ -33,15 +34,21 @@ _LOWEST = -1e4
 class VocabParallelLogprobEntropy(torch.autograd.Function):
     """Log-probabilities of target tokens, or entropies, or both, over vocabulary-parallel logits.
 
-    ``apply(logits, target, group, with_entropy)``: logits are ``[..., V / TP]``; ``target`` is ``[...]``, int64, the
-    index within this rank's part of the vocabulary, or -1 if it lies elsewhere; or None, for the entropy alone.
-    ``group`` is None where there is nothing to reduce. Returns log-probabilities and entropies, each float32
-    ``[...]``, or None if not asked for.
+    ``apply(logits, target, group, with_entropy, of_cross_entropy)``: logits are ``[..., V / TP]``; ``target`` is
+    ``[...]``, int64, the index within this rank's part of the vocabulary, or -1 if it lies elsewhere; or None, for the
+    entropy alone. ``group`` is None where there is nothing to reduce. With ``of_cross_entropy``, a target that no rank
+    has gets what Megatron's cross entropy gives it. Returns log-probabilities and entropies, each float32 ``[...]``, or
+    None if not asked for.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, target: torch.Tensor | None, group: Any, with_entropy: bool
+        ctx: Any,
+        logits: torch.Tensor,
+        target: torch.Tensor | None,
+        group: Any,
+        with_entropy: bool,
+        of_cross_entropy: bool = False,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         tokens = logits.shape[:-1]
         target = None if target is None else target.reshape(-1)
@@ -74,7 +81,9 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
         # No views: what an autograd function returns must not be one if callers are to change it in place.
         log_probs = entropy = None
         if target is not None:
-            log_probs = torch.where(owned.view(tokens) > 0, (chosen - log_total).view(tokens), 0.0)
+            log_probs = chosen.view(tokens) - log_total.view(tokens)
+            if not of_cross_entropy:
+                log_probs.masked_fill_(owned.view(tokens) == 0, 0.0)
         if with_entropy:
             entropy = log_total.view(tokens) - (weighted / total).view(tokens)
         ctx.set_materialize_grads(False)
@@ -87,10 +96,10 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, of_log_probs: torch.Tensor | None, of_entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, None, None, None, None]:
         ctx.spent = True  # see `shared.recall`
         if of_log_probs is None and of_entropy is None:
-            return None, None, None, None
+            return None, None, None, None, None
         logits, (maximum, (total, weighted, *_), target), refusal = ownership.unpack(ctx)
         counters.count(refusal)
         # An alias: what autograd hands on must not be the tensor that it has saved.
@@ -126,7 +135,7 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
                 z.scatter_add_(-1, target[part, None].clamp(min=0), of_target[part, None])
             if not direct:
                 result.copy_(z)
-        return gradient, None, None, None
+        return gradient, None, None, None, None
 
 
 _Block = tuple[slice, tuple[torch.Tensor, ...], torch.Tensor]

@@ -166,8 +166,12 @@ def levels(case: Case) -> Levels:
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
     if module.startswith("trl."):
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
+    if module.startswith("peft."):
+        return warm.peft(case.beside)
     if module.endswith(".worker_dispatch"):
         return (*TORCH, Level("tests.harness.loading:skyrl_dispatch", folder))
+    if module.startswith("transformer_engine."):
+        return warm.transformer_engine(str(case.beside).removeprefix("transformer-engine-"))
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
         return warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)

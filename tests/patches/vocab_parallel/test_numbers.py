@@ -7,7 +7,7 @@ import torch
 
 from rlhf_patches.patches.vocab_parallel import counters, softmax
 from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
-from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+from rlhf_patches.patches.vocab_parallel.logprob import minus_cross_entropy, token_logprobs
 from tests.harness.token_reference import made, reference
 
 V = 101
@@ -223,6 +223,31 @@ def test_chunk_size_changes_nothing(chunk):
     assert torch.equal(token_logprobs(values[0], target[0], 0, V, chunk_size=chunk), wanted[0])
 
 
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_minus_cross_entropy(with_entropy):
+    """As Megatron's cross entropy defines it, for targets outside of the vocabulary too: z_t is 0 there."""
+    values = torch.randn(3, 7, V) * 5
+    target = torch.randint(0, V, (3, 7))
+    target[:, ::3] = torch.tensor([-100, V, V + 5])[:, None]
+    weights, of_entropy, found = torch.randn(3, 7), torch.randn(3, 7), []
+    logits = made(values, lambda gradient: found.append(gradient.clone()))
+    log_probs, entropy = minus_cross_entropy(logits, target, with_entropy=with_entropy)
+    del logits
+    loss = (log_probs * weights).sum()
+    if with_entropy:
+        loss = loss + (entropy * of_entropy).sum()
+    loss.backward()
+    wanted = reference(values, target, weights, of_entropy if with_entropy else None)
+    exact = values.double()
+    unknown = (target < 0) | (target >= V)
+    of_unknown = -(exact - exact.amax(-1, keepdim=True)).exp().sum(-1).log()
+    wanted = (torch.where(unknown, of_unknown, wanted[0]), *wanted[1:])
+    check((log_probs, entropy, found[0]), wanted, 5, torch.float32)
+    assert of_unknown[unknown].abs().min() > 1e-3
+    assert (entropy is None) is not with_entropy
+    assert counters.observed() == {"backward in place": 1}
+
+
 def test_inference_only():
     values, target = torch.randn(2, 7, V, requires_grad=True), torch.randint(0, V, (2, 7))
     wanted = token_logprobs(values, target, 0, V)
@@ -277,6 +302,11 @@ def test_bad_arguments_are_named(case):
             arguments["end"],
             chunk_size=arguments.get("chunk_size"),
         )
+
+
+def test_bad_arguments_of_the_cross_entropy():
+    with pytest.raises(ValueError, match=r"\[2, 4\].*\[2, 3, 5\].*one target"):
+        minus_cross_entropy(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.long))
 
 
 def test_bad_arguments_of_the_entropy():

@@ -80,6 +80,9 @@ SHAPES = {
     "megatron": lambda leaf: (leaf.transpose(0, 1) * 2).transpose(0, 1).contiguous(),
     "transpose": lambda leaf: (leaf.transpose(0, 1) * 2).transpose(0, 1),
     "temperature": lambda leaf: leaf.mul(4).div_(2),
+    "temperature of each token": lambda leaf: leaf.mul(4).div_(torch.full((B, S), 2.0).unsqueeze(-1).to(leaf.dtype)),
+    "temperature of a view": lambda leaf: leaf.mul(4).unsqueeze(0).squeeze(0).div_(2),
+    "upcast and temperature": lambda leaf: leaf.mul(4).float().div_(2),
     "window": lambda leaf: torch.cat([leaf * 2, leaf * 2], dim=1)[:, :S],
     "columns": lambda leaf: torch.cat([leaf * 2, leaf * 2], dim=2)[..., :V],
     "left padding restored": lambda leaf: torch.zeros_like(leaf).index_put((torch.arange(B),), leaf * 2),
@@ -253,6 +256,29 @@ def test_another_function_has_saved_them(problem, other, before):
     assert counters.observed() == out_of_place(ownership.HELD)
     saved[0].backward()
     assert torch.equal(problem.taken(), of_other)
+
+
+# What makes the logits may need them in its own backward.
+OUTPUT_SAVED = {
+    "tanh": lambda leaf: (leaf * 2).tanh(),
+    "tanh in place": lambda leaf: (leaf * 2).tanh_(),
+    "exp": lambda leaf: (leaf / 4).exp(),
+    "sigmoid of a view": lambda leaf: (leaf * 2).sigmoid().view(B, S, V),
+    "tanh under a view": lambda leaf: (leaf * 2).unsqueeze(0).tanh_().squeeze(0),
+}
+
+
+@pytest.mark.parametrize("made", OUTPUT_SAVED)
+def test_what_has_made_them_has_saved_them(problem, made):
+    logits = OUTPUT_SAVED[made](problem.leaf)
+    held = logits.detach()  # in place is ruled out
+    problem.loss(logits).backward()
+    wanted = problem.taken()
+    del logits, held
+    counters.reset()
+    problem.loss(OUTPUT_SAVED[made](problem.leaf)).backward()
+    assert torch.equal(problem.taken(), wanted)
+    assert counters.observed() == out_of_place(ownership.SHARED)
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["afterwards", "before"])
