@@ -11,15 +11,7 @@ import pytest
 from rlhf_patches import SettingsError, api, cli, ray
 from rlhf_patches.engine.engine import Engine
 from rlhf_patches.ray import runtime_env, verify
-
-HOOK = "rlhf_patches.site_hook.setup_ray_worker"
-BARE = {
-    "RLHF_PATCHES_AUTOLOAD": "1",
-    "RLHF_PATCHES_DISABLE": "",
-    "RLHF_PATCHES_ONLY": "",
-    "RLHF_PATCHES_PLUGINS": "",
-    "RLHF_PATCHES_STRICT": "",
-}
+from tests.harness.ray_environment import BARE, HOOK
 
 
 def _start_anew(monkeypatch):

@@ -13,14 +13,10 @@ import pytest
 from rlhf_patches.definitions import pages
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
+from tests.harness.toy_slime_fixtures import make_refused
 
 KEYS = {"name", "status", "reason", "distribution", "version", "guard", "plugin"}
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def slime(tmp_path):
-    return toy_slime.write(tmp_path)
 
 
 @pytest.fixture
@@ -60,11 +56,7 @@ def test_doctor_imports_no_framework(installed, slime):
 
 
 def test_doctor_says_what_is_wrong_and_fails(cli, slime):
-    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
-    model.write_text(model.read_text().replace("config.no_sync_func is None", "not config.no_sync_func"))
-    metadata = slime / "slime-0.3.1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
+    make_refused(slime)
     done = cli("doctor", "--json", PYTHONPATH=str(slime))
     assert done.returncode == 1
     row = rows(done)[toy_slime.PATCH]
@@ -80,11 +72,7 @@ def test_quiet_says_nothing_but_what_is_wrong(cli, slime, command):
     arguments = (command, "--quiet", *([str(slime)] if command == "check" else []))
     done = cli(*arguments, PYTHONPATH=str(slime))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
-    model.write_text(model.read_text().replace("config.no_sync_func is None", "not config.no_sync_func"))
-    metadata = slime / "slime-0.3.1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
+    make_refused(slime)
     done = cli(*arguments, PYTHONPATH=str(slime))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"{toy_slime.PATCH} refused: " in done.stderr

@@ -14,14 +14,10 @@ import pytest
 
 from rlhf_patches import autoload
 from tests.harness import toy_slime
+from tests.harness.toy_slime_fixtures import make_refused
 
 ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
 MODULES = "import sys; print(*sorted(sys.modules))"
-
-
-@pytest.fixture
-def slime(tmp_path):
-    return toy_slime.write(tmp_path)
 
 
 def test_the_wheel_ships_the_hook_beside_the_package(installed):
@@ -249,10 +245,7 @@ def test_run_takes_options(installed, slime, tmp_path):
     assert installed.run(installed.command, "report", str(report)).returncode == 0
     said = [installed.run(*run, *options, *look, cwd=slime).stderr for options in ((), ("--quiet",), ("--log", "info"))]
     assert [text.count("\n") for text in said] == [0, 0, 1]
-    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
-    (slime / "slime-0.3.1.dist-info").mkdir()
-    (slime / "slime-0.3.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
-    model.write_text(model.read_text().replace("config.no_sync_func is None", "not config.no_sync_func"))
+    make_refused(slime)
     said = [installed.run(*run, *options, *look, cwd=slime).stderr for options in ((), ("--quiet",))]
     assert [text.count("[rlhf_patches] refused") for text in said] == [1, 0]
 
