@@ -65,7 +65,8 @@ def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
         weight = layer.get_base_layer().weight
         if _can_be_kept(weight) and (weight.shape, weight.dtype) == (kept.weight.shape, kept.weight.dtype):
             base = kept.weight.to(weight.device)
-            merged = _merged(layer, base.clone(), kept.merges)
+            with torch.no_grad():
+                merged = _merged(layer, base.clone(), kept.merges)
             if merged is not None and torch.equal(merged, weight.data):
                 weight.data.copy_(base)
                 layer.merged_adapters.clear()
@@ -97,7 +98,6 @@ def _can_be_kept(weight: Any) -> bool:
     )
 
 
-@torch.no_grad()
 def _merged(layer: Any, weight: torch.Tensor, merges: list[tuple[str, bool]]) -> torch.Tensor | None:
     """The weight with the adapters merged into it, in place; None where one of them is gone."""
     for adapter, safe_merge in merges:

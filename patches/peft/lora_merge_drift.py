@@ -12,8 +12,9 @@ PATCH = Patch(
     symptom="""\
 RLHF with LoRA on a model in bfloat16, where weights are sent to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
 ms-swift): the frozen base weights move, a little with every synchronisation and without an error; after 100 of them by
-0.6 to 3 % of their mean size (seen here; more with larger adapters). The model that is trained, the reference (the same weights without the adapter) and the
-adapter that is saved all go with it: loaded onto the original model, the adapter is another policy than was evaluated.""",
+0.6 to 3 % of their mean size (seen here; more with larger adapters). The model that is trained, the reference (the same
+weights without the adapter) and the adapter that is saved all go with it: loaded onto the original model, the adapter
+is another policy than was evaluated.""",
     cause="""\
 `Linear.merge` adds the adapter's product to the weight and rounds the sum to the weight's dtype; `Linear.unmerge`
 subtracts the product and rounds again. What the first rounding has dropped does not come back.""",

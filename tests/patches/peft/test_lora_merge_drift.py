@@ -78,6 +78,8 @@ def test_by_trl(found):
     for state, moved in (("released", True), ("patched", False), ("reverted", True)):
         observed = found[state]["by TRL"]
         assert observed["sent another weight"]
-        assert observed["sent"] == sorted(f"{name}.{part}" for name in ("up", "down", "head") for part in ("weight", "bias"))
+        assert observed["sent"] == sorted(
+            f"{name}.{part}" for name in ("up", "down", "head") for part in ("weight", "bias")
+        )
         assert observed["same"] is not moved
     assert found["patched"]["by TRL"]["ways"] == {"unmerged exactly": 200, "unmerged by PEFT": 0}
