@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
-    from .definitions.patch import DefinitionError, Guard, Patch, Replace, Rewrite, Variant, Wrap
+    from .definitions.patch import DefinitionError, Guard, Listed, Patch, Replace, Rewrite, Variant, Wrap
     from .definitions.status import PatchError, PatchReport, Report, Status
     from .runs.comparison import VerifyError
     from .runs.process_group import verify
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DefinitionError",
     "Guard",
+    "Listed",
     "Patch",
     "PatchError",
     "PatchReport",
@@ -57,7 +58,7 @@ _HOME = {
     "VerifyError": "runs.comparison",
     "verify": "runs.process_group",
     **dict.fromkeys(
-        ("DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
+        ("DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
     ),
     **dict.fromkeys(("apply", "fingerprint", "in_force", "matched", "report", "revert"), "api"),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .patch import Patch
+from .patch import Listed, Patch
 from .registry import PluginFailure, credit
 
 
@@ -68,7 +68,7 @@ class PatchReport:
     observations: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What the patch says it has done so far in this process: plain values, by what they are."""
     changes_numbers: str | None = None
-    """What `Patch.changes_numbers` says, on one line, whether or not the patch is applied."""
+    """What `Patch.changes_numbers` says, on one line, where the framework is there, applied or not."""
 
     @property
     def needs_attention(self) -> bool:
@@ -110,9 +110,10 @@ class PatchReport:
 
 
 def patch_report(
-    patch: Patch, plugin: str, status: Status, reason: str, version: str | None, unreviewed: bool = False
+    patch: Patch | Listed, plugin: str, status: Status, reason: str, version: str | None, unreviewed: bool = False
 ) -> PatchReport:
     """A patch's state together with what the patch says about itself."""
+    changes_numbers = patch.changes_numbers if isinstance(patch, Patch) and status is not Status.ABSENT else None
     return PatchReport(
         name=patch.name,
         status=status,
@@ -122,7 +123,7 @@ def patch_report(
         guard=patch.versions,
         plugin=plugin,
         unreviewed=unreviewed,
-        changes_numbers=patch.changes_numbers and " ".join(patch.changes_numbers.split()),
+        changes_numbers=changes_numbers and " ".join(changes_numbers.split()),
     )
 
 
