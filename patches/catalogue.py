@@ -6,6 +6,13 @@ from rlhf_patches import Listed
 
 LISTED = (
     Listed(
+        name="deepspeed-offload-accumulation",
+        distribution="deepspeed",
+        versions=">=0.15.2,<0.19.0",
+        modules=("deepspeed.runtime.zero.stage_1_and_2",),
+        path="rlhf_patches.patches.deepspeed.offload_accumulation:PATCH",
+    ),
+    Listed(
         name="megatron-bridge-no-sync-reentry",
         distribution="megatron-bridge",
         versions=">=0.1.0a0,<=0.6.2",
@@ -32,6 +39,13 @@ LISTED = (
         versions=">=0.4.0,<=0.7.0",
         modules=("nemo_rl.distributed.model_utils",),
         path="rlhf_patches.patches.nemo_rl.logprob_backward:PATCH",
+    ),
+    Listed(
+        name="peft-adapter-freeze",
+        distribution="peft",
+        versions=">=0.18.0rc0,<0.21.0",
+        modules=("peft.tuners.tuners_utils",),
+        path="rlhf_patches.patches.peft.adapter_freeze:PATCH",
     ),
     Listed(
         name="skyrl-bf16-logits",
@@ -120,6 +134,13 @@ LISTED = (
             "swift.rlhf_trainers.rlhf_mixin",
         ),
         path="rlhf_patches.patches.swift.null_ref_context:PATCH_HF",
+    ),
+    Listed(
+        name="transformer-engine-cross-entropy-backward",
+        distribution="transformer-engine",
+        versions=">=2.2.0,<2.8.0 or >=2.8.0,<2.11.0",
+        modules=("transformer_engine.pytorch.triton.cross_entropy",),
+        path="rlhf_patches.patches.transformer_engine.cross_entropy_backward:PATCH",
     ),
     Listed(
         name="trl-chunked-divergence-zero3",

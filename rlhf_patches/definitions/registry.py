@@ -99,7 +99,8 @@ def listed() -> tuple[list[tuple[Patch | Listed, str]], list[PluginFailure]]:
 
 
 def _not_loaded(plugin: str, what: str, error: BaseException) -> PluginFailure:
-    return PluginFailure(plugin, f"loading {what!r} raised {type(error).__name__}: {error}")
+    reason = f"loading {what!r} raised {type(error).__name__}: {error}"
+    return PluginFailure(plugin, reason + (_not_installed() if plugin == BUILT_IN else ""))
 
 
 def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
@@ -110,6 +111,14 @@ def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, importlib.me
     allowed = settings.plugins({key[0] for key in found} | {BUILT_IN}) | {BUILT_IN}
     order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
     return [(key[0], found[key]) for key in order if key[0] in allowed]
+
+
+def _not_installed() -> str:
+    """The end of an error: this package is that of a checkout, whose patches are no part of it."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    if not os.path.exists(os.path.join(root, "patches", "plugin.py")):
+        return ""
+    return f". {root} is a checkout on sys.path (PYTHONPATH, or the working directory): `pip install {root}`"
 
 
 def _own_name() -> str:

@@ -55,7 +55,7 @@ class _Outcome(NamedTuple):
     waits: tuple[tuple[str, ...], ...] = ()
 
 
-_FRESH = _Outcome(Status.DISABLED, "apply() has not been called")
+_FRESH = _Outcome(Status.INACTIVE, "apply() has not been called")
 
 
 @dataclass(eq=False)
@@ -151,9 +151,15 @@ class Engine:
         with self._lock:
             for entry in entries.values():
                 self._look_again(entry)
-            rows, failures = [(_row(entry), entry.patch) for entry in entries.values()], tuple(self._failures)
+            rows = [(_row(entry, self._places(entry)), entry.patch) for entry in entries.values()]
+            failures = tuple(self._failures)
         # Not under the lock: it is the patch's own code.
         return Report(tuple(_with_observations(row, patch) for row, patch in rows), failures)
+
+    def _places(self, entry: _Entry) -> tuple[str, ...]:
+        """``file:line`` of each function that carries an applied patch."""
+        carried = self._ledger.carrying(entry.patch.name) if entry.outcome.status is Status.APPLIED else []
+        return tuple(dict.fromkeys(f"{item.source.filename}:{item.node.lineno}" for item in carried))
 
     # ------------------------------------------------------------------- asked within training, without locks
 
@@ -439,9 +445,9 @@ def _ignore() -> None:
     pass
 
 
-def _row(entry: _Entry) -> PatchReport:
-    outcome = entry.outcome
-    return patch_report(entry.patch, entry.plugin, outcome.status, outcome.reason, entry.version, outcome.unreviewed)
+def _row(entry: _Entry, places: tuple[str, ...] = ()) -> PatchReport:
+    status, reason, unreviewed, _ = entry.outcome
+    return patch_report(entry.patch, entry.plugin, status, reason, entry.version, unreviewed, places)
 
 
 def _with_observations(row: PatchReport, patch: Patch | Listed) -> PatchReport:
