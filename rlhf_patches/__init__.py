@@ -12,10 +12,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from . import ray
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
-    from .definitions.patch import DefinitionError, Guard, Patch, Replace, Rewrite, Variant, Wrap
+    from .definitions.patch import DefinitionError, Guard, Listed, Patch, Replace, Rewrite, Variant, Wrap
     from .definitions.status import PatchError, PatchReport, Report, Status
     from .runs.comparison import VerifyError
     from .runs.process_group import verify
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DefinitionError",
     "Guard",
+    "Listed",
     "Patch",
     "PatchError",
     "PatchReport",
@@ -41,6 +43,7 @@ __all__ = [
     "hookimpl",
     "in_force",
     "matched",
+    "ray",
     "report",
     "revert",
     "verify",
@@ -55,9 +58,10 @@ _HOME = {
     "Status": "definitions.status",
     "SettingsError": "settings",
     "VerifyError": "runs.comparison",
+    "ray": "ray",
     "verify": "runs.process_group",
     **dict.fromkeys(
-        ("DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
+        ("DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
     ),
     **dict.fromkeys(("apply", "fingerprint", "in_force", "matched", "report", "revert"), "api"),
 }
@@ -70,7 +74,8 @@ def __getattr__(name: str) -> "Any":
     with import_system.loading():
         from importlib import import_module
 
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        home = import_module(f".{_HOME[name]}", __name__)
+        value = home if name == _HOME[name] else getattr(home, name)
     globals()[name] = value
     return value
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from .._version import __version__
-from ..definitions.patch import Patch
+from ..definitions.patch import Listed, Patch
 from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
 from ..guards import sources
@@ -24,6 +24,7 @@ from .processes import Effect, Process, grouped
 
 # What an import ends in is decided by version and code, so where one rank has imported it, the others will follow.
 _DECIDED_BY_CODE = (Status.APPLIED, Status.REFUSED, Status.UNAFFECTED)
+_SWITCHED_OFF = (Status.DISABLED.value, Status.INACTIVE.value)
 _MOST_PATCHES = 10
 _MOST_HOSTS = 4
 _MOST_CHARACTERS = 300  # of a reason
@@ -67,7 +68,7 @@ def effects(engine: Engine) -> dict[str, Effect]:
     return {patch.name: effect(patch, row, texts) for patch, row, texts in engine.carried()}
 
 
-def effect(patch: Patch, row: PatchReport, texts: Mapping[str, str]) -> Effect:
+def effect(patch: Patch | Listed, row: PatchReport, texts: Mapping[str, str]) -> Effect:
     """What a patch does, or will do once its modules are imported. Nothing is imported, and nothing parsed.
 
     Args:
@@ -78,7 +79,9 @@ def effect(patch: Patch, row: PatchReport, texts: Mapping[str, str]) -> Effect:
     framework = f"{row.distribution} {row.version or '(version unknown)'}"
     if row.status is Status.ABSENT and row.version is None:
         framework = f"no {row.distribution}"
-    code = _fingerprint(patch, texts) if row.status in _DECIDED_BY_CODE or row.status is Status.PENDING else None
+    code = None
+    if isinstance(patch, Patch) and (row.status in _DECIDED_BY_CODE or row.status is Status.PENDING):
+        code = _fingerprint(patch, texts)
     reason = "" if row.status in (Status.APPLIED, Status.PENDING) else row.reason[:_MOST_CHARACTERS]
     return Effect(row.status.value, framework, code, reason)
 
@@ -140,7 +143,7 @@ def _difference(name: str, processes: Sequence[Process], who: Who) -> str | None
     present = [effect for effect in found if effect is not None]
     acts = any(effect.in_force or effect.status == Status.FAILED.value for effect in present)
     # Where a patch acts nowhere, one that a rank has switched off, or does not know, makes no difference.
-    compared = found if acts else [effect for effect in present if effect.status != Status.DISABLED.value]
+    compared = found if acts else [effect for effect in present if effect.status not in _SWITCHED_OFF]
     decided = {(effect.framework, effect.code): effect.key for effect in present if effect.status in _DECIDED_BY_CODE}
     keys = set()
     for effect in compared:

@@ -6,35 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pluggy
 import pytest
 
 import rlhf_patches
 from rlhf_patches import fingerprint
+from tests.harness.texts import FUNCTION
 
 ROOT = Path(rlhf_patches.__file__).parent.parent
 
 
 # ----------------------------------------------------------------------------------------------- fingerprints
-
-FUNCTION = '''\
-class Thing:
-    @decorated(1)
-    def method(self, a: int, /, b=2, *args, c: "str" = 'x', **kw) -> None:
-        """A docstring."""
-        # a comment
-        x: int = 1
-        if a and not b:
-            return {**kw, "k": [i for i in args if i]}
-        with self.lock as lock, open(f"{a!r:>{b}} {c}") as file:
-            raise ValueError("text" "more") from None
-        try:
-            yield lambda q, *, r=1: q[1:2, ...] @ r
-        except (A, B) as error:
-            del x
-        finally:
-            print(1.5, 2j, b"bytes", "\\U0001fae8 é \\n", None, ..., 10 ** 20, -1)
-'''
-
 
 # Everything whose tree or repr() differs between Python versions, as far as we know.
 ACROSS = (
@@ -135,3 +117,14 @@ def test_apply_imports_only_what_every_run_needs():
     after = _modules_after("import rlhf_patches; rlhf_patches.apply()")
     assert "rlhf_patches.engine.ledger" in after
     assert not (after - before) & {"difflib", "rich", "argparse", "ast_grep_py"}
+
+
+def test_apply_imports_nothing_for_frameworks_that_are_not_there(tmp_path):
+    (tmp_path / "pluggy").symlink_to(Path(pluggy.__file__).parent)
+    modules = _modules_after(
+        f"sys.path[:] = [{str(tmp_path)!r}, *(path for path in sys.path if 'site-packages' not in path)]; "
+        "import rlhf_patches; assert {row.status for row in rlhf_patches.apply()} == {'absent'}"
+    )
+    patches = {name for name in modules if name.startswith("rlhf_patches.patches.")}
+    assert patches == {"rlhf_patches.patches.plugin", "rlhf_patches.patches.catalogue"}
+    assert "packaging" not in modules
