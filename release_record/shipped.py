@@ -21,7 +21,7 @@ def text(records: Iterable[Record], patches: Iterable[Patch]) -> str:
     records = list(records)
     lines = []
     for patch in sorted(patches, key=lambda patch: patch.name):
-        known = [item for item in record.records_of(patch, records) if item.has_module(patch)]
+        known = [item for item in record.records_of(patch, records) if _has(item, patch)]
         if known:
             # Of an index, where it has the patched modules: that is what people pin.
             item = min(known, key=lambda item: item.in_git)
@@ -51,6 +51,10 @@ def facts(item: Record, patch: Patch) -> dict[str, Any]:
         "fixed": fixed.version if fixed else None,
         "without": [[group[0].version, group[-1].version] for group in stretches],
     }
+
+
+def _has(item: Record, patch: Patch) -> bool:
+    return any(record.recognised(patch, entry) for entry in item.entries)
 
 
 def _lacks(patch: Patch, entry: Entry) -> bool:

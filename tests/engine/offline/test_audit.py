@@ -1,7 +1,7 @@
 """``rlhf-patches audit``: which known bugs the versions of a lock file, a requirements file or an environment have.
 
-The files in locks/ are what uv 0.13 wrote for locks/pyproject.toml (shortened to the packages that matter here), and one
-in Poetry's format.
+The files in locks/ are what uv 0.13 wrote for locks/pyproject.toml (shortened to the packages that matter here), and
+one in Poetry's format.
 """
 
 from __future__ import annotations
