@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .megatron_bridge import no_sync_reentry as megatron_bridge_no_sync_reentry
+from .megatron_core import cross_entropy_in_place as megatron_core_cross_entropy_in_place
 from .megatron_core import forward_pre_hook_reentry as megatron_core_forward_pre_hook_reentry
 from .megatron_lm import no_sync_reentry as megatron_lm_no_sync_reentry
 from .nemo_rl import logprob_backward as nemo_rl_logprob_backward
@@ -23,6 +24,7 @@ from .verl import no_sync_reentry as verl_no_sync_reentry
 
 PATCHES = (
     megatron_bridge_no_sync_reentry.PATCH,
+    megatron_core_cross_entropy_in_place.PATCH,
     megatron_core_forward_pre_hook_reentry.PATCH,
     megatron_lm_no_sync_reentry.PATCH,
     nemo_rl_logprob_backward.PATCH,
