@@ -7,6 +7,7 @@ from .megatron_core import cross_entropy_in_place as megatron_core_cross_entropy
 from .megatron_core import forward_pre_hook_reentry as megatron_core_forward_pre_hook_reentry
 from .megatron_lm import no_sync_reentry as megatron_lm_no_sync_reentry
 from .nemo_rl import logprob_backward as nemo_rl_logprob_backward
+from .peft import adapter_freeze as peft_adapter_freeze
 from .skyrl import bf16_logits as skyrl_bf16_logits
 from .skyrl import entropy_backward as skyrl_entropy_backward
 from .skyrl import fp8_alignment as skyrl_fp8_alignment
@@ -28,6 +29,7 @@ PATCHES = (
     megatron_core_forward_pre_hook_reentry.PATCH,
     megatron_lm_no_sync_reentry.PATCH,
     nemo_rl_logprob_backward.PATCH,
+    peft_adapter_freeze.PATCH,
     skyrl_bf16_logits.PATCH,
     skyrl_entropy_backward.PATCH,
     skyrl_fp8_alignment.PATCH,

@@ -34,6 +34,7 @@ NEEDS = {
     "patches/swift": ("megatron", "frameworks"),
     "patches/vocab_parallel": ("torch", "frameworks"),
     "patches/trl": ("deepspeed", "trl-newest"),
+    "patches/peft": ("peft", "trl-newest"),
     "cluster": ("ray", "cluster"),
     "record/test_survey.py": ("pypi_simple", "releases"),
     "engine/engine/test_functions_torch.py": ("torch", "frameworks"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 # Before anything else of that name: wheels bring a `tests` along.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import peft_cases
 import rollout_cases
 import skyrl_cases
 import swift_cases
@@ -31,7 +32,7 @@ SESSIONS = {
         *skyrl_cases.GROUPS,
         *transformer_engine_cases.GROUPS,
     ),
-    "demo-trl": trl_cases.GROUPS,
+    "demo-trl": (*trl_cases.GROUPS, *peft_cases.GROUPS),
 }
 HEADS = ("", "without rlhf_patches", "with it", "held against")
 WIDTHS = (33, 26, 20, 13)

@@ -104,6 +104,12 @@ def trl() -> None:
         *("trl.trainer.sft_trainer", "torch.distributed.fsdp"),
     ):
         importlib.import_module(module)
+    zero3_on_cpu.compile_operator()  # else each rank asks ninja, and the first one needs more than a rank's time
+
+
+def peft() -> None:
+    """PEFT."""
+    importlib.import_module("peft")
 
 
 def torch_and_interpreter() -> None:

@@ -67,6 +67,12 @@ def swift(release: str | None, trainer: str) -> Levels:
     return (*TORCH, Level(f"tests.harness.loading:{trainer}", folder))
 
 
+def peft(release: str | None) -> Levels:
+    """A release of PEFT, such as ``peft-0.20``, with the environment's transformers; None for the environment's own."""
+    folder = str(side_by_side.folder(release)) if release else None
+    return (*TORCH, Level("tests.harness.loading:peft", folder))
+
+
 def transformer_engine(release: str) -> Levels:
     """A release of TransformerEngine, with the numpy that Triton's interpreter wants."""
     numpy, folder = (str(side_by_side.folder(name)) for name in ("numpy-2.1", f"transformer-engine-{release}"))
