@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
-from rlhf_patches.patches.vocab_parallel.logprob import minus_cross_entropy
+from ..vocab_parallel.logprob import minus_cross_entropy
 
 
 def around_cross_entropy(
@@ -38,7 +38,7 @@ def _cross_entropy_of(
 def _fused_of(
     vocab_parallel_logits: torch.Tensor, target: torch.Tensor, tp_group: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """The same; the last came with 0.12.0."""
+    """The same; the last came with 0.12.0rc2."""
     return vocab_parallel_logits, target, tp_group
 
 

@@ -27,8 +27,8 @@ no collective and writes into the logits only if it can prove that nothing else 
 ([why, and when it does not](../logprob-in-place.md)); gradients are computed in float32 and rounded once, to the
 logits' dtype. Losses are upstream's bit for bit on one and two ranks, and within the rounding of float32 elsewhere.
 
-Until backward it is the logits that are saved: code that changes them in between gets autograd's error, where Megatron's
-own softmax of bfloat16 logits would not have noticed.
+Until backward it is the logits that are saved: code that changes them in between gets autograd's error, where
+Megatron's own softmax of bfloat16 logits would not have noticed.
 
 Label smoothing stays Megatron's computation, on a copy: `.float()` becomes a call that always copies, for whoever calls
 `VocabParallelCrossEntropy` directly, too. So does a target that has another shape than the losses. Within a region of
@@ -58,13 +58,13 @@ torch.compile the loss is a break of the graph.""",
                     implementation=f"{_CALLS}:around_fused",
                     fingerprints={
                         "0d9357c7147e6bfc": "0.8.0 to 0.11.0",
-                        "95171d8f1190d494": "0.12.0 to 0.19.2, main: with tp_group",
+                        "95171d8f1190d494": "0.12.0rc2 to 0.19.2, main: with tp_group",
                     },
                 ),
             ),
             independent=True,
         ),
     ),
-    retire="when Megatron's cross entropy neither writes into the logits nor keeps a softmax; none released so far does",
+    retire="when Megatron's cross entropies neither write into the logits nor keep a softmax; none so far does",
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",
 )

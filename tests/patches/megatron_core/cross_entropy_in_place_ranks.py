@@ -92,7 +92,9 @@ def run(case: Case) -> Case:
     if kind == "leaf":
         logits = mine.clone().requires_grad_()
     elif kind == "view":
-        logits = made(mine.reshape(S * B, SHARD), lambda g: gradients.append(g.clone().view(S, B, SHARD))).view(S, B, -1)
+        logits = made(mine.reshape(S * B, SHARD), lambda g: gradients.append(g.clone().view(S, B, SHARD))).view(
+            S, B, -1
+        )
     elif kind == "div_":
         logits = made(mine * 2, lambda g: gradients.append(g * 2)).div_(2)
     else:
@@ -158,7 +160,10 @@ def other_shape() -> Case:
     """Targets ``[T]`` of logits ``[1, T, V / TP]``, which Megatron broadcasts."""
     generator = torch.Generator().manual_seed(7)
     ranks = parallel_state.get_tensor_model_parallel_world_size()
-    logits, target = torch.randn(1, S, SHARD, generator=generator), torch.randint(ranks * SHARD, (S,), generator=generator)
+    logits, target = (
+        torch.randn(1, S, SHARD, generator=generator),
+        torch.randint(ranks * SHARD, (S,), generator=generator),
+    )
     return {"losses": losses_of("plain", logits, target).flatten().tolist()}
 
 
