@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .deepspeed import offload_accumulation as deepspeed_offload_accumulation
 from .megatron_bridge import no_sync_reentry as megatron_bridge_no_sync_reentry
 from .megatron_core import cross_entropy_in_place as megatron_core_cross_entropy_in_place
 from .megatron_core import forward_pre_hook_reentry as megatron_core_forward_pre_hook_reentry
@@ -24,6 +25,7 @@ from .trl import chunked_nll_zero3 as trl_chunked_nll_zero3
 from .verl import no_sync_reentry as verl_no_sync_reentry
 
 PATCHES = (
+    deepspeed_offload_accumulation.PATCH,
     megatron_bridge_no_sync_reentry.PATCH,
     megatron_core_cross_entropy_in_place.PATCH,
     megatron_core_forward_pre_hook_reentry.PATCH,

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 # Written by tools/derive.py: top-level modules of the built-in patches' targets, and torch, so that patches of other
 # distributions for anything on top of torch are in time too. More names come from RLHF_PATCHES_WATCH, and from plugins
 # that are installed.
-WATCHED = ("torch", "megatron", "nemo_rl", "peft", "skyrl", "slime", "swift", "transformer_engine", "trl", "verl")
+WATCHED = (
+    "torch",
+    "deepspeed",
+    "megatron",
+    "nemo_rl",
+    "peft",
+    "skyrl",
+    "slime",
+    "swift",
+    "transformer_engine",
+    "trl",
+    "verl",
+)
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 60.0  # seconds
 
