@@ -20,6 +20,16 @@ LISTED = (
         path="rlhf_patches.patches.megatron_bridge.no_sync_reentry:PATCH",
     ),
     Listed(
+        name="megatron-core-cross-entropy-in-place",
+        distribution="megatron-core",
+        versions=">=0.8.0,<=0.20.0",
+        modules=(
+            "megatron.core.tensor_parallel.cross_entropy",
+            "megatron.core.fusions.fused_cross_entropy",
+        ),
+        path="rlhf_patches.patches.megatron_core.cross_entropy_in_place:PATCH",
+    ),
+    Listed(
         name="megatron-forward-pre-hook-reentry",
         distribution="megatron-core",
         versions=">=0.9.0,<=0.20.0",
