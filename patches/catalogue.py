@@ -58,6 +58,13 @@ LISTED = (
         path="rlhf_patches.patches.peft.adapter_freeze:PATCH",
     ),
     Listed(
+        name="peft-disable-adapter-restore",
+        distribution="peft",
+        versions=">=0.11.0,<=0.21.2",
+        modules=("peft.peft_model",),
+        path="rlhf_patches.patches.peft.disable_adapter_restore:PATCH",
+    ),
+    Listed(
         name="peft-lora-merge-drift",
         distribution="peft",
         versions=">=0.7.0,<=0.21.2",
