@@ -18,6 +18,7 @@ from .swift import no_sync_reentry as swift_no_sync_reentry
 from .swift import null_ref_context as swift_null_ref_context
 from .trl import chunked_divergence_zero3 as trl_chunked_divergence_zero3
 from .trl import chunked_nll_zero3 as trl_chunked_nll_zero3
+from .verl import logprob_entropy as verl_logprob_entropy
 from .verl import no_sync_reentry as verl_no_sync_reentry
 
 PATCHES = (
@@ -38,5 +39,6 @@ PATCHES = (
     swift_null_ref_context.PATCH_HF,
     trl_chunked_divergence_zero3.PATCH,
     trl_chunked_nll_zero3.PATCH,
+    verl_logprob_entropy.PATCH,
     verl_no_sync_reentry.PATCH,
 )

@@ -56,6 +56,12 @@ def skyrl(release: str, *more: str) -> Levels:
     return (*MEGATRON, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
 
 
+def verl(release: str | None = None) -> Levels:
+    """A release of verl beside the environment's own frameworks, ``0.4`` say; None for the environment's own."""
+    folder = str(side_by_side.folder(f"verl-{release}")) if release else None
+    return (*MEGATRON, Level("tests.harness.loading:verl", folder))
+
+
 def swift(release: str | None, trainer: str) -> Levels:
     """A release of ms-swift with its own megatron-core; None for the environment's own.
 

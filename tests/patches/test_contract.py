@@ -171,6 +171,8 @@ def levels(case: Case) -> Levels:
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
         return warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
+    if module.startswith("verl.") and case.patch.name == "verl-logprob-entropy":
+        return warm.verl(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("swift.megatron.") and folder is not None:
         kto = module.endswith(".kto_trainer")
         return warm.swift(case.beside, "swift_kto" if kto else "swift_megatron")
