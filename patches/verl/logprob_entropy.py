@@ -112,7 +112,7 @@ PATCH = Patch(
     symptom="""\
 verl with Megatron runs out of CUDA memory when it computes log-probabilities or the loss, at sequence lengths at which
 the model itself has room left; with entropies (`entropy_coeff` above 0, and whenever old log-probabilities are
-computed) the more so. verl 0.4.0 to 0.5.0 with `entropy_coeff` above 0 and logits in fp32, and verl 0.9.0 and 0.9.1 with
+computed) the more so. verl 0.4.0 to 0.5.0 with `entropy_coeff` above 0 and logits in fp32, and verl 0.9.0, 0.9.1 with
 `entropy_coeff` above 0 and `entropy_from_logits_with_chunking`: `RuntimeError: one of the variables needed for gradient
 computation has been modified by an inplace operation`.""",
     cause="""\

@@ -16,11 +16,6 @@ from tests.harness.installed import ROOT
 ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
 
 
-@pytest.fixture
-def slime(tmp_path):
-    return toy_slime.write(tmp_path)
-
-
 # ------------------------------------------------------------------------------------- damage
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 import time
 
@@ -115,6 +116,31 @@ def trl() -> None:
         *("trl.trainer.sft_trainer", "torch.distributed.fsdp"),
     ):
         importlib.import_module(module)
+    zero3_on_cpu.compile_operator()  # else each rank asks ninja, and the first one needs more than a rank's time
+
+
+def deepspeed() -> None:
+    """DeepSpeed alone."""
+    importlib.import_module("tests.harness.deepspeed_on_cpu")
+    importlib.import_module("deepspeed")
+
+
+def peft() -> None:
+    """PEFT."""
+    importlib.import_module("peft")
+
+
+def torch_and_interpreter() -> None:
+    """The same, where Triton will interpret its kernels: it looks at the variable when torch imports it."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    torch()
+
+
+def transformer_engine() -> None:
+    """TransformerEngine's fused cross-entropy, interpreted."""
+    from tests.harness import transformer_engine_on_cpu
+
+    transformer_engine_on_cpu.install()
 
 
 def a_thread() -> None:

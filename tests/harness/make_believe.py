@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -86,6 +87,12 @@ def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a new process to the log, which says each thing once and warns once."""
     monkeypatch.setattr(log, "_said", set())
     monkeypatch.setattr(log, "_warned", False)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of refusals are wanted here; their warnings would bury a real failure's report."""
+    monkeypatch.setattr(logging.getLogger("rlhf_patches"), "disabled", True)
 
 
 @pytest.fixture

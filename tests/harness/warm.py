@@ -62,6 +62,12 @@ def verl(release: str | None = None) -> Levels:
     return (*MEGATRON, Level("tests.harness.loading:verl", folder))
 
 
+def beside(release: str | None, load: str) -> Levels:
+    """A function of loading.py on torch, with a release's folder, such as ``deepspeed-0.18.9``, or without one."""
+    folder = str(side_by_side.folder(release)) if release else None
+    return (*TORCH, Level(f"tests.harness.loading:{load}", folder))
+
+
 def swift(release: str | None, trainer: str) -> Levels:
     """A release of ms-swift with its own megatron-core; None for the environment's own.
 
@@ -69,8 +75,19 @@ def swift(release: str | None, trainer: str) -> Levels:
         release: the folder, such as ``swift-3.12``.
         trainer: the function of loading.py.
     """
-    folder = str(side_by_side.folder(release)) if release else None
-    return (*TORCH, Level(f"tests.harness.loading:{trainer}", folder))
+    return beside(release, trainer)
+
+
+def peft(release: str | None) -> Levels:
+    """A release of PEFT, such as ``peft-0.20``, with the environment's transformers; None for the environment's own."""
+    return beside(release, "peft")
+
+
+def transformer_engine(release: str) -> Levels:
+    """A release of TransformerEngine, with the numpy that Triton's interpreter wants."""
+    numpy, folder = (str(side_by_side.folder(name)) for name in ("numpy-2.1", f"transformer-engine-{release}"))
+    interpreted = Level("tests.harness.loading:torch_and_interpreter", numpy)
+    return interpreted, Level("tests.harness.loading:transformer_engine", folder)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import functools
 import importlib.util
 import os
@@ -63,14 +64,31 @@ def communication() -> Communication:
     return Communication()
 
 
+def compile_operator() -> None:
+    """DeepSpeed's own, the first time; by one process at a time.
+
+    A process that was killed while it compiled has left torch's lock behind, for which all others wait without end.
+    """
+    from deepspeed.comm.torch import build_shm_op
+
+    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    folder.mkdir(exist_ok=True)
+    with open(folder / "compiling", "w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        for left in folder.glob("*/lock"):
+            left.unlink(missing_ok=True)
+        build_shm_op()
+
+
 def start() -> tuple[int, Communication]:
     """One thread a rank, so that sums are deterministic, and the process group; returns the rank."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     counted = communication()
+    compile_operator()
     from accelerate import PartialState
 
-    # For the trainer this comes before SFTConfig; long, because one rank may wait for the other to compile.
+    # For the trainer this comes before SFTConfig.
     state = PartialState(backend="gloo", timeout=datetime.timedelta(minutes=5))
     import deepspeed
 

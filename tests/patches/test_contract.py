@@ -77,6 +77,17 @@ def cases() -> Iterator[Case]:
                 yield Case(patch, patch.variants[0], "unknown", STANDINS / name, None)
 
 
+def fixed() -> Iterator[Case]:
+    """Releases at hand whose modules are there and that no variant is for; the modules are those of the last one."""
+    for patch in PATCHES:
+        for version, folder, beside in releases(patch.distribution):
+            verdicts = {versions.judge(variant.guard, version).verdict for variant in patch.variants}
+            variant = patch.variants[-1]
+            there = all(folder.joinpath(*m.split(".")).with_suffix(".py").is_file() for m in variant.modules)
+            if there and verdicts == {versions.Verdict.OUTSIDE}:
+                yield Case(patch, variant, version, folder, beside)
+
+
 CASES = list(cases())
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
@@ -94,8 +105,12 @@ def copied(folder: Path, case: Case, version: str, texts: dict[str, str] | None 
 
 @each_case
 def test_it_applies_to_the_text_of_the_release(tmp_path, case):
-    row = row_of(copied(tmp_path, case, case.version), case.patch.name)
-    assert (row["status"], row["version"]) == ("applies", case.version), row
+    """Also where nothing tells the version."""
+    for version in dict.fromkeys((case.version, "unknown")):
+        folder = tmp_path / version
+        folder.mkdir()
+        row = row_of(copied(folder, case, version), case.patch.name)
+        assert (row["status"], row["version"]) == ("applies", version), row
 
 
 def edits(case: Case) -> Iterator[tuple[str, str, str]]:
@@ -134,14 +149,19 @@ def compiles(text: str) -> bool:
 
 @each_case
 def test_it_is_refused_where_the_text_is_another(tmp_path, case):
-    """Each function that it changes, edited alone."""
+    """Each function that it changes, edited alone; unaffected where nothing tells the version."""
     edited = 0
     for number, (target, module, text) in enumerate(edits(case)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        row = row_of(copied(folder, case, case.version, {module: text}), case.patch.name)
-        # Where the version is unknown, code that is not recognised is what decides.
-        assert row["status"] == ("unaffected" if case.version == "unknown" else "refused"), (target, row)
+        for version in dict.fromkeys((case.version, "unknown")):
+            folder = tmp_path / f"{number}-{version}"
+            folder.mkdir()
+            row = row_of(copied(folder, case, version, {module: text}), case.patch.name)
+            if version != "unknown":
+                assert row["status"] == "refused", (target, row)
+            elif row["status"] != "unaffected":  # another variant has the other changes, and not this one
+                others = [other.guard for other in case.patch.variants if other is not case.variant]
+                says = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
+                assert any(text in row["reason"] for text in says), (target, row)
         edited += 1
     assert edited > 0
 
@@ -155,6 +175,23 @@ def test_it_stays_away_from_versions_outside_its_range(tmp_path, case, version):
     assert row["status"] == "unaffected", row
 
 
+FIXED = list(fixed())
+each_fixed = pytest.mark.parametrize("case", FIXED, ids=str)
+
+
+@each_fixed
+def test_it_leaves_a_release_without_the_bug_alone(tmp_path, case):
+    """As what it is; where nothing tells the version; and where it calls itself a release that has the bug."""
+    affected = [other.version for other in CASES if other.patch == case.patch and other.version != "unknown"]
+    expected = {case.version: "unaffected", "unknown": "unaffected", **dict.fromkeys(affected[:1], "refused")}
+    for version, status in expected.items():
+        folder = tmp_path / version
+        folder.mkdir()
+        row = row_of(copied(folder, case, version), case.patch.name)
+        assert row["status"] == status, (version, row)
+        assert "but its code has the defect" not in row["reason"]
+
+
 # ------------------------------------------------------------------------------------- on the loaded framework
 
 
@@ -164,10 +201,16 @@ def levels(case: Case) -> Levels:
     folder = str(side_by_side.folder(case.beside)) if case.beside else None
     if stands_in(case):
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
+    if module.startswith("deepspeed."):
+        return warm.beside(case.beside, "deepspeed")
     if module.startswith("trl."):
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
+    if module.startswith("peft."):
+        return warm.peft(case.beside)
     if module.endswith(".worker_dispatch"):
         return (*TORCH, Level("tests.harness.loading:skyrl_dispatch", folder))
+    if module.startswith("transformer_engine."):
+        return warm.transformer_engine(str(case.beside).removeprefix("transformer-engine-"))
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
         return warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)

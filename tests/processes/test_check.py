@@ -14,10 +14,10 @@ import pytest
 from rlhf_patches.offline.download import DownloadError, fetch
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
+from tests.harness.downloads import broken_pip, cached
+from tests.harness.toy_slime import DEFECT
 
 KEYS = {"name", "status", "reason", "distribution", "version", "guard", "plugin", "source"}
-MODEL = "slime/backends/megatron_utils/model.py"
-DEFECT = "config.no_sync_func is None"
 NAMES = [patch.name for patch in plugin.rlhf_patches()]
 
 
@@ -31,33 +31,6 @@ def cli(installed, tmp_path):
         return installed.run(installed.command, *arguments, cwd=cwd or tmp_path / "here", **{**quiet, **settings})
 
     return run
-
-
-@pytest.fixture
-def slime(tmp_path):
-    """Makes wheels of a make-believe slime."""
-
-    def make(version="0.3.1", change=lambda text: text, more=None, tag="py3-none-any", folder="wheels"):
-        path = tmp_path / folder / f"slime-{version}-{tag}.whl"
-        path.parent.mkdir(exist_ok=True)
-        tree = tmp_path / "tree"
-        if not tree.exists():
-            tree.mkdir()
-            toy_slime.write(tree)
-        files = {
-            f"slime-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: slime\nVersion: {version}\n",
-            f"slime-{version}.dist-info/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
-            f"slime-{version}.dist-info/RECORD": "",
-            "slime/__init__.py": "",
-            MODEL: change((tree / MODEL).read_text()),
-            **(more or {}),
-        }
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, text in files.items():
-                archive.writestr(name, text)
-        return str(path)
-
-    return make
 
 
 def unpacked(wheel, folder):
@@ -87,17 +60,17 @@ def rows(done):
 # ------------------------------------------------------------------------------------------------ what it says
 
 
-def test_json_in_all_four_states(cli, slime, tmp_path):
+def test_json_in_all_four_states(cli, slime_wheel, tmp_path):
     other = make_other(tmp_path)
-    applies, unaffected = slime(), slime("99.0", repaired)
-    refused = slime("0.3.0", repaired)
+    applies, unaffected = slime_wheel(), slime_wheel("99.0", repaired)
+    refused = slime_wheel("0.3.0", repaired)
     done = cli("check", "--json", applies, unaffected, other)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"{other} has no package of any framework" in done.stderr
     found = json.loads(done.stdout)
     assert [row["name"] for row in found] == NAMES * 3
     assert [row["source"] for row in found] == [source for source in (applies, unaffected, other) for _ in NAMES]
-    assert all(set(row) == KEYS for row in found)
+    assert all(set(row) - {"places", "changes_numbers"} == KEYS for row in found)
     assert all(row["status"] == "absent" for row in found if row["name"] != toy_slime.PATCH)
     assert [(row["status"], row["version"]) for row in rows(done)] == [
         ("applies", "0.3.1"),
@@ -121,10 +94,10 @@ def make_other(folder):
     return str(path)
 
 
-def test_text(cli, slime):
-    done = cli("check", slime())
+def test_text(cli, slime_wheel):
+    done = cli("check", slime_wheel())
     assert (done.returncode, done.stderr) == (0, "")
-    assert slime() in done.stdout
+    assert slime_wheel() in done.stdout
     assert f"{toy_slime.PATCH}  applies" in done.stdout
     assert f"{len(NAMES) - 1} patches of other modules: absent" in done.stdout
     assert "verl-no-sync-reentry" not in done.stdout
@@ -149,12 +122,12 @@ def test_a_framework_without_the_patched_modules_is_an_answer(cli, tmp_path):
     assert f"{len(NAMES)} patches of modules that it does not have: absent" in done.stdout
 
 
-def test_a_bad_source_does_not_hide_the_others(cli, slime, tmp_path):
+def test_a_bad_source_does_not_hide_the_others(cli, slime_wheel, tmp_path):
     bad = tmp_path / "bad.whl"
     bad.write_bytes(b"PK")
-    refused = slime("0.3.0", repaired)
+    refused = slime_wheel("0.3.0", repaired)
     for flags in (["--json"], []):
-        done = cli("check", *flags, slime(), str(bad), "./missing", "missing.whl", refused)
+        done = cli("check", *flags, slime_wheel(), str(bad), "./missing", "missing.whl", refused)
         assert done.returncode == 2
         lines = done.stderr.splitlines()
         assert [line.partition(" ")[0] for line in lines] == ["rlhf-patches:"] * 3
@@ -162,7 +135,7 @@ def test_a_bad_source_does_not_hide_the_others(cli, slime, tmp_path):
         assert "./missing does not exist" in lines[1]
         assert "missing.whl does not exist" in lines[2]
         if flags:
-            assert [row["source"] for row in rows(done)] == [slime(), refused]
+            assert [row["source"] for row in rows(done)] == [slime_wheel(), refused]
         else:
             assert "applies" in done.stdout
             assert "refused" in done.stdout
@@ -179,8 +152,8 @@ def test_a_bad_source_does_not_hide_the_others(cli, slime, tmp_path):
         ("0.3.1", lambda text: "def train(\n"),
     ],
 )
-def test_agreement_with_doctor_on_the_same_text_installed(cli, slime, tmp_path, version, change):
-    wheel = slime(version, change)
+def test_agreement_with_doctor_on_the_same_text_installed(cli, slime_wheel, tmp_path, version, change):
+    wheel = slime_wheel(version, change)
     folder = unpacked(wheel, tmp_path / "site")
     sources = [wheel, folder, as_sdist(wheel, tmp_path / "slime.tar.gz")]
     done, doctor = cli("check", "--json", *sources), cli("doctor", "--json", PYTHONPATH=folder)
@@ -198,25 +171,27 @@ def test_agreement_with_doctor_on_the_same_text_installed(cli, slime, tmp_path, 
     assert {row["name"]: row["status"] for row in json.loads(done.stdout)} == statuses
 
 
-def test_the_users_settings_and_environment_do_not_matter(cli, slime, tmp_path):
-    installed_too = unpacked(slime("0.3.0", repaired), tmp_path / "site")
+def test_the_users_settings_and_environment_do_not_matter(cli, slime_wheel, tmp_path):
+    installed_too = unpacked(slime_wheel("0.3.0", repaired), tmp_path / "site")
     settings = {
         "RLHF_PATCHES_DISABLE": "*",
         "RLHF_PATCHES_ONLY": "verl-no-sync-reentry",
         "RLHF_PATCHES_STRICT": "1",
         "PYTHONPATH": installed_too,
     }
-    plain, other = cli("check", "--json", slime()), cli("check", "--json", slime(), **settings)
+    plain, other = cli("check", "--json", slime_wheel()), cli("check", "--json", slime_wheel(), **settings)
     assert (plain.returncode, other.returncode) == (0, 0)
     assert other.stdout == plain.stdout
 
 
-def test_nothing_of_a_release_is_run_or_imported(installed, slime, tmp_path):
+def test_nothing_of_a_release_is_run_or_imported(installed, slime_wheel, tmp_path):
     marker = tmp_path / "marker"
     harm = f"open({str(marker)!r}, 'w').close()\n"
     names = ("setup.py", "conftest.py", "sitecustomize.py", "slime/__init__.py", "slime/backends/__init__.py", "pip.py")
     more = dict.fromkeys(names, harm) | {"evil.pth": f"import os; {harm}", "pyproject.toml": "[build-system]\n"}
-    wheel = slime(change=lambda text: harm + text, more={**more, "slime/backends/megatron_utils/__init__.py": harm})
+    wheel = slime_wheel(
+        change=lambda text: harm + text, more={**more, "slime/backends/megatron_utils/__init__.py": harm}
+    )
     folder = unpacked(wheel, tmp_path / "folder")
     sdist = as_sdist(wheel, tmp_path / "slime.tar.gz")
     code = (
@@ -236,17 +211,17 @@ def snapshot(folder):
     return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
 
 
-def test_a_terminal_gets_no_escape_sequences_from_a_release(cli, slime):
+def test_a_terminal_gets_no_escape_sequences_from_a_release(cli, slime_wheel):
     """Metadata is printed: it must not move the cursor and write a better result over the real one."""
     more = {"slime-0.3.1.dist-info/METADATA": "Name: slime\nVersion: 0.3.1\x1b[2J\x1b[1;1H\n"}
-    done = cli("check", slime(more=more))
+    done = cli("check", slime_wheel(more=more))
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
 
 
-def test_a_path_that_is_not_utf_8(cli, slime, tmp_path):
+def test_a_path_that_is_not_utf_8(cli, slime_wheel, tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
-    unpacked(slime(), folder)
+    unpacked(slime_wheel(), folder)
     for flags in ([], ["--json"]):
         done = cli("check", *flags, str(folder), PYTHONIOENCODING="utf-8")  # strict, as in most locales
         assert done.returncode == 0, done.stderr
@@ -256,18 +231,8 @@ def test_a_path_that_is_not_utf_8(cli, slime, tmp_path):
 # ------------------------------------------------------------------------------------------------ NAME==VERSION
 
 
-def cached(tmp_path):
-    return [str(path.relative_to(tmp_path / "cache")) for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-
-
-def broken_pip(folder, text="raise SystemExit('ERROR: pip was called')"):
-    (folder / "broken").mkdir()
-    (folder / "broken" / "pip.py").write_text(text)
-    return str(folder / "broken")
-
-
-def test_name_and_version_are_fetched_once(cli, slime, tmp_path):
-    index = str(Path(slime()).parent)
+def test_name_and_version_are_fetched_once(cli, slime_wheel, tmp_path):
+    index = str(Path(slime_wheel()).parent)
     done = cli("check", "--json", "Slime == 0.3.1", PIP_FIND_LINKS=index)
     assert (done.returncode, done.stderr) == (0, "")
     assert [(row["status"], row["source"]) for row in rows(done)] == [("applies", "Slime == 0.3.1")]
@@ -280,12 +245,12 @@ def test_name_and_version_are_fetched_once(cli, slime, tmp_path):
     assert "pip was called" in elsewhere.stderr
 
 
-def test_what_lies_in_the_working_directory_is_not_run(cli, slime, tmp_path):
+def test_what_lies_in_the_working_directory_is_not_run(cli, slime_wheel, tmp_path):
     """`python -m pip` looks there first: it may be a checkout that the user does not trust yet."""
     marker = tmp_path / "marker"
     for name in ("pip", "email", "runpy"):
         (tmp_path / "here" / f"{name}.py").write_text(f"open({str(marker)!r}, 'w').close()")
-    done = cli("check", "slime==0.3.1", PIP_FIND_LINKS=str(Path(slime()).parent))
+    done = cli("check", "slime==0.3.1", PIP_FIND_LINKS=str(Path(slime_wheel()).parent))
     assert not marker.exists()
     assert done.returncode == 0, done.stderr
 
@@ -334,13 +299,3 @@ def test_a_cache_that_cannot_be_used(cli, tmp_path):
     assert done.returncode == 2
     assert f"the cache {file} cannot be used" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-@pytest.fixture
-def index(tmp_path, monkeypatch):
-    """An index that is a folder, for `fetch` in this process."""
-    (tmp_path / "wheels").mkdir(exist_ok=True)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    return tmp_path / "wheels"

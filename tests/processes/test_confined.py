@@ -14,31 +14,14 @@ import pytest
 from rlhf_patches.definitions import registry
 from rlhf_patches.offline import confined
 from rlhf_patches.offline.archive import ReleaseError
-from tests.harness import toy_slime
-from tests.harness.archives import (
-    make_wheel,
-)
-
-MODEL = "slime/backends/megatron_utils/model.py"
 
 
-@pytest.fixture
-def toy(tmp_path):
-    """Makes wheels of a slime that the built-in patch applies to, with more text behind the function."""
-    text = (toy_slime.write(tmp_path / "toy") / MODEL).read_text()
-
-    def make(more="", **others):
-        return str(make_wheel(tmp_path, {MODEL: text + more, **others}, "Name: slime\nVersion: 0.3.1\n"))
-
-    return make
-
-
-def test_the_process_leaves_nothing_behind(toy, tmp_path, monkeypatch):
+def test_the_process_leaves_nothing_behind(slime_wheel, tmp_path, monkeypatch):
     fork, children = os.fork, []
     monkeypatch.setattr(os, "fork", lambda: children.append(fork()) or children[-1])
     before = sorted(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     limits = [resource.getrlimit(limit) for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_CORE)]
-    for path in (toy(), str(tmp_path / "missing.whl")):
+    for path in (slime_wheel(), str(tmp_path / "missing.whl")):
         try:
             confined.check(path, registry.load()[0])
         except ReleaseError:
@@ -52,14 +35,14 @@ def test_the_process_leaves_nothing_behind(toy, tmp_path, monkeypatch):
     assert after == limits
 
 
-def test_without_standard_streams(toy):
+def test_without_standard_streams(slime_wheel):
     """The pipe to the other process then gets one of their numbers."""
     code = (
         "import os, sys; from rlhf_patches.definitions import registry;"
         "from rlhf_patches.offline import confined; os.closerange(0, 3);"
         "os._exit(not confined.check(sys.argv[1], registry.load()[0]).is_patched)"
     )
-    assert subprocess.run([sys.executable, "-c", code, toy()]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code, slime_wheel()]).returncode == 0
 
 
 def stream(data, name=b"", flags=0):

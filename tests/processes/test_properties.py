@@ -1,7 +1,4 @@
-"""Random sequences of operations, and random upstream text.
-
-Derandomised, so that a failure here is one everywhere; HYPOTHESIS_PROFILE=explore (see below) looks further.
-"""
+"""Random sequences of operations, and random upstream text."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import ast
 import inspect
 import io
 import itertools
-import logging
-import os
 import random
 import sys
 import textwrap
@@ -19,27 +14,15 @@ from collections import Counter
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_patches import Rewrite, Status
 from rlhf_patches.patches.megatron_core import no_sync
 from tests.harness.effort import SHARE
+from tests.harness.random_tests import COMMON, EXPLORE, numbers
 
-EXPLORE = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-COMMON = {
-    "deadline": None,
-    "derandomize": not EXPLORE,
-    "database": None,
-    "suppress_health_check": list(HealthCheck),
-}
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    """Hundreds of refusals are wanted here; their warnings would bury a real failure's report."""
-    monkeypatch.setattr(logging.getLogger("rlhf_patches"), "disabled", True)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 # --------------------------------------------------------------------------------- random upstream text
@@ -332,7 +315,7 @@ def test_mutated_upstream_text(framework, engine, megatron_base, capsys):
 
 
 def one_mutant(framework, engine, base, text, apply_before_import):
-    name = f"mutant{next(_numbers)}"
+    name = f"mutant{next(numbers)}"
     file = framework.write(name, "")
     file.write_text(text, encoding="utf-8")
     patch = framework.patch(real_change(framework.path(f"{name}:train")))

@@ -8,30 +8,7 @@ import sys
 
 import pytest
 
-from rlhf_patches import api, ray
-from rlhf_patches.engine.engine import Engine
-
-HOOK = "rlhf_patches.site_hook.setup_ray_worker"
-BARE = {
-    "RLHF_PATCHES_AUTOLOAD": "1",
-    "RLHF_PATCHES_DISABLE": "",
-    "RLHF_PATCHES_ONLY": "",
-    "RLHF_PATCHES_PLUGINS": "",
-    "RLHF_PATCHES_STRICT": "",
-}
-
-
-def _start_anew(monkeypatch):
-    made = Engine()
-    for module in (api, ray):
-        monkeypatch.setattr(module, "engine", made)
-
-
-@pytest.fixture(autouse=True)
-def _engine(monkeypatch):
-    _start_anew(monkeypatch)
-    yield
-    api.engine.revert()
+from tests.harness.ray_environment import BARE, HOOK
 
 
 def test_the_package_does_not_import_it_and_it_does_not_import_ray():

@@ -12,24 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches import PatchReport, Report, Status
-from rlhf_patches.runs import report_file, report_summary
+from rlhf_patches.runs import report_summary
 from tests.harness import toy_slime
 from tests.harness.effort import SHARE
+from tests.harness.report_lines import PROBLEM, read, status
+from tests.harness.toy_slime_fixtures import make_refused
 
 APPLY = "import rlhf_patches; rlhf_patches.apply()"
 IMPORT = toy_slime.IMPORT
-PROBLEM = "cannot write the report (RLHF_PATCHES_REPORT="
 
 
 @pytest.fixture
 def slime(tmp_path):
     return toy_slime.write(tmp_path / "slime-checkout")
-
-
-@pytest.fixture
-def file(tmp_path):
-    return tmp_path / "report.jsonl"
 
 
 def run(code, folder, file, *before, **settings):
@@ -39,18 +34,6 @@ def run(code, folder, file, *before, **settings):
     environment = {**inherited, "RLHF_PATCHES_REPORT": str(file), **settings}
     command = [*before, sys.executable, "job.py"]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-
-
-def read(file):
-    """Every line, none of which may be damaged."""
-    data = Path(file).read_bytes()
-    assert data.endswith(b"\n")
-    assert b"\0" not in data
-    return [json.loads(line) for line in data.splitlines() if line.strip()]
-
-
-def status(line):
-    return next(patch["status"] for patch in line["patches"] if patch["name"] == toy_slime.PATCH)
 
 
 # ------------------------------------------------------------------------------------------ when, and what
@@ -109,15 +92,18 @@ def test_a_process_that_imports_no_framework_has_a_line_when_it_ends(slime, file
     assert file.exists() is bool(count)
     if count:
         (line,) = read(file)
-        assert (status(line), line["ended"]) == ("pending", "exit")
+        assert (status(line), line["ended"]) == ("pending", "exception ZeroDivisionError" if "/" in end else "exit")
+
+
+def test_a_child_of_multiprocessing_that_an_exception_ends(slime, file):
+    code = f"{APPLY}\nimport multiprocessing\ndef job(): {IMPORT}; {{}}['gone']\n"
+    code += "one = multiprocessing.get_context('fork').Process(target=job); one.start(); one.join()"
+    run(code, slime, file)
+    assert sorted(line["ended"] for line in read(file)) == ["exception KeyError", "exit"]
 
 
 def test_a_strict_refusal_is_on_record(slime, file):
-    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
-    model.write_text(model.read_text().replace("config.no_sync_func is None", "not config.no_sync_func"))
-    metadata = slime / "slime-0.3.1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
+    make_refused(slime)
     end = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     done = run(f"{APPLY}\ntry:\n    {IMPORT}\nexcept Exception: {end}", slime, file, RLHF_PATCHES_STRICT="1")
     assert done.returncode == -signal.SIGKILL
@@ -260,21 +246,6 @@ os._exit(0)
 
 
 # ------------------------------------------------------------------------------------------ the file
-
-
-def _report(reason="", status=Status.APPLIED):
-    return Report((PatchReport("a-bug", status, reason, "dist", "1.0", "", "tests"),))
-
-
-@pytest.fixture
-def said():
-    """What the lines made by ``line`` will say."""
-    return [_report("first")]
-
-
-@pytest.fixture
-def line(file, said):
-    return report_file._Line(str(file), lambda: said[0])
 
 
 def test_a_variable_that_names_the_script(slime):

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.harness.texts import TRACED
+
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="older versions warn of it once, at the first compilation")
 def test_no_warnings_about_the_frameworks_text(framework):
@@ -36,19 +38,6 @@ def test_no_warnings_about_the_frameworks_text(framework):
 
 
 # --------------------------------------------------------------------------------- debuggers, tracebacks
-
-TRACED = """\
-def helper(x):
-    return 1 / x
-
-def f(x):
-    y = min(
-        x,
-        0,
-    )
-    z = helper(y)  # the line
-    return z
-"""
 
 
 def test_breakpoints_by_line(framework):

@@ -13,6 +13,7 @@ from packaging.version import Version
 import rlhf_patches
 from rlhf_patches import DefinitionError, Guard, Patch, Replace, Rewrite, Variant, Wrap, fingerprint
 from rlhf_patches.guards.sources import NotFound, Source, Unreadable, find_function, signature_of
+from tests.harness.texts import FUNCTION
 
 GOOD = {
     Guard: {"distribution": "some-dist", "versions": ">=1,<2"},
@@ -181,24 +182,6 @@ def test_variants_of_two_frameworks_are_an_error():
 
 # ----------------------------------------------------------------------------------------------- fingerprints
 
-FUNCTION = '''\
-class Thing:
-    @decorated(1)
-    def method(self, a: int, /, b=2, *args, c: "str" = 'x', **kw) -> None:
-        """A docstring."""
-        # a comment
-        x: int = 1
-        if a and not b:
-            return {**kw, "k": [i for i in args if i]}
-        with self.lock as lock, open(f"{a!r:>{b}} {c}") as file:
-            raise ValueError("text" "more") from None
-        try:
-            yield lambda q, *, r=1: q[1:2, ...] @ r
-        except (A, B) as error:
-            del x
-        finally:
-            print(1.5, 2j, b"bytes", "\\U0001fae8 é \\n", None, ..., 10 ** 20, -1)
-'''
 SAME = {
     "docstring": lambda t: t.replace('"""A docstring."""', "'''Another,\n        longer.'''"),
     "no docstring": lambda t: t.replace('"""A docstring."""\n', "\n"),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 import sys
-import textwrap
 
 import pytest
 
@@ -14,70 +12,9 @@ from rlhf_patches import SettingsError, Status, cli
 from rlhf_patches.definitions import registry
 from rlhf_patches.engine.engine import Engine
 from rlhf_patches.patches import plugin
-
-_numbers = itertools.count(1)
-
+from tests.harness.plugins import GOOD, IMPOSTOR, TAKEN, numbers
 
 # -------------------------------------------------------------------------------------------- plugins that break
-
-GOOD = """
-from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
-
-def patch(name):
-    return Patch(
-        name=name, summary="s", symptom="s", cause="c", repair="r", references=("r",), retire="r",
-        variants=(Variant(Guard("{framework}", ""), (Rewrite("{target}", "$A - $B", "$A + $B"),)),),
-    )
-
-@hookimpl
-def rlhf_patches():
-    return [patch("{name}")]
-"""
-
-
-class Site:
-    """A folder on sys.path with distributions that have entry points."""
-
-    def __init__(self, folder, framework):
-        self.folder, self.framework = folder, framework
-        self.prefix = f"plug{next(_numbers)}"
-
-    def add(self, name, text, value=None, metadata=True, folder=None):
-        """Write distribution ``prefix-name``; its entry point leads to a module with ``text``. Returns its name."""
-        folder = folder or self.folder
-        module = f"{self.prefix}_{name}"
-        (folder / f"{module}.py").write_text(textwrap.dedent(text))
-        info = folder / f"{module}-1.0.dist-info"
-        info.mkdir()
-        if metadata:
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {self.prefix}-{name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[rlhf_patches]\n{name} = {value or module}\n")
-        return f"{self.prefix}-{name}"
-
-    def good(self, name="zgood", patch=None, folder=None):
-        """A plugin that works; sorted after the bad ones, which must not stop it."""
-        patch = patch or f"{self.prefix}-{name}"
-        text = GOOD.format(framework=self.framework.distribution, target=self.framework.path("mod:add"), name=patch)
-        return self.add(name, text, folder=folder)
-
-    def load(self):
-        """What `registry.load` finds, less what else this environment has."""
-        registered, failures = registry.load()
-        mine = [item for item in registered if item.plugin.startswith((self.prefix, "bad"))]
-        return mine, [failure for failure in failures if failure.plugin.startswith((self.prefix, "bad"))]
-
-
-@pytest.fixture
-def site(framework, tmp_path, monkeypatch):
-    framework.write("mod", "def add(a, b):\n    return a - b\n")
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    made = Site(folder, framework)
-    yield made
-    for name in [name for name in sys.modules if name.startswith(f"{made.prefix}_")]:
-        del sys.modules[name]
-
 
 HOOK = "from rlhf_patches import hookimpl\n@hookimpl\ndef rlhf_patches():\n    "
 BAD = {
@@ -188,20 +125,10 @@ def test_a_half_removed_distribution(site):
 
 # ---------------------------------------------------------------------------------------- who brings a patch
 
-TAKEN = "trl-chunked-nll-zero3"
-IMPOSTOR = """
-from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
-
-@hookimpl
-def rlhf_patches():
-    variant = Variant(Guard("getpass", ""), (Rewrite("getpass:getuser", "$A", "$A"),))
-    return [Patch(name, "s", "s", "c", "r", ("r",), (variant,), "r") for name in ("{}", "x-user")]
-"""
-
 
 def impostor(site, name="rlhf-patches", entry="aaa", value=None, metadata=True):
     """A distribution that calls itself ours and brings a patch of one of our names. Returns its module."""
-    module = f"{site.prefix}_{next(_numbers)}"
+    module = f"{site.prefix}_{next(numbers)}"
     (site.folder / f"{module}.py").write_text(IMPOSTOR.format(TAKEN))
     info = site.folder / f"{module}-1.0.dist-info"
     info.mkdir()
@@ -317,7 +244,7 @@ def test_a_plugin_that_is_not_there_is_an_error(site, monkeypatch, capsys, value
         assert near.format(name) in str(raised.value)
     assert f"{site.prefix}_zgood" not in sys.modules
     assert cli.main(["doctor"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err.startswith("rlhf-patches: RLHF_PATCHES_PLUGINS names ")
 
 
 # ------------------------------------------------------------------------------------- what they say of themselves

@@ -1,37 +1,20 @@
-"""Random sequences of operations, and random upstream text.
-
-Derandomised, so that a failure here is one everywhere; HYPOTHESIS_PROFILE=explore (see below) looks further.
-"""
+"""Random sequences of operations, and random upstream text."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import logging
-import os
 from types import ModuleType
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
 from rlhf_patches.guards.sources import fingerprint
+from tests.harness.random_tests import COMMON, numbers
 
-EXPLORE = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
-COMMON = {
-    "deadline": None,
-    "derandomize": not EXPLORE,
-    "database": None,
-    "suppress_health_check": list(HealthCheck),
-}
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    """Hundreds of refusals are wanted here; their warnings would bury a real failure's report."""
-    monkeypatch.setattr(logging.getLogger("rlhf_patches"), "disabled", True)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 # ----------------------------------------------------------------------- sequences of operations, and a model
@@ -96,7 +79,7 @@ class Model:
     """What should be patched, in sets and lists. A reload makes new functions; the old ones keep what they have."""
 
     def __init__(self):
-        self.requested, self.status = set(), dict.fromkeys(HOLDS, Status.DISABLED)
+        self.requested, self.status = set(), dict.fromkeys(HOLDS, Status.INACTIVE)
         self.generations = {"one": [], "two": []}  # of each module: one dict a load, function -> holders
 
     def attempt(self, patch, announced=False):
@@ -115,6 +98,7 @@ class Model:
 
     def apply(self, names):
         self.requested |= set(names)
+        self.status |= {name: Status.DISABLED for name, status in self.status.items() if status is Status.INACTIVE}
         for patch in HOLDS:
             self.attempt(patch)
 
@@ -156,7 +140,7 @@ def functions_of(module, which):
 @given(steps=operations)
 def test_any_sequence_of_operations(framework, engine, steps):
     """Behaviour and statuses are the model's after each step; after the last revert every code object is back."""
-    number = next(_numbers)
+    number = next(numbers)
     names = {"one": f"one{number}", "two": f"two{number}"}
     framework.write(names["one"], ONE)
     framework.write(names["two"], TWO)
@@ -197,7 +181,7 @@ def test_any_sequence_of_operations(framework, engine, steps):
 @given(steps=operations)
 def test_the_original_code_object_comes_back(framework, engine, steps):
     """``is``, not ``==``: the modules are imported before anything is applied, so their code can be remembered."""
-    number = next(_numbers)
+    number = next(numbers)
     framework.write(f"one{number}", ONE)
     framework.write(f"two{number}", TWO)
     framework.write(f"fixes{number}", FIXES)

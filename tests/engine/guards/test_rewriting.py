@@ -15,6 +15,7 @@ from rlhf_patches import Replace, Rewrite, Status, Wrap
 from rlhf_patches.guards import sources
 from rlhf_patches.guards.rewriting import edited, find_edits
 from rlhf_patches.guards.sources import Source, find_function, fingerprint
+from tests.harness.texts import TRACED
 
 
 @pytest.fixture
@@ -413,19 +414,6 @@ def test_edits_keep_every_other_line(name):
 
 
 # --------------------------------------------------------------------------------- debuggers, tracebacks
-
-TRACED = """\
-def helper(x):
-    return 1 / x
-
-def f(x):
-    y = min(
-        x,
-        0,
-    )
-    z = helper(y)  # the line
-    return z
-"""
 
 
 def test_tracebacks_show_the_file_and_its_lines(rewrite):

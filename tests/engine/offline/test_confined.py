@@ -38,19 +38,7 @@ from tests.harness.archives import (
     member,
     record,
 )
-
-MODEL = "slime/backends/megatron_utils/model.py"
-
-
-@pytest.fixture
-def toy(tmp_path):
-    """Makes wheels of a slime that the built-in patch applies to, with more text behind the function."""
-    text = (toy_slime.write(tmp_path / "toy") / MODEL).read_text()
-
-    def make(more="", **others):
-        return str(make_wheel(tmp_path, {MODEL: text + more, **others}, "Name: slime\nVersion: 0.3.1\n"))
-
-    return make
+from tests.harness.toy_slime import MODEL
 
 
 def refused(path, *says):
@@ -63,9 +51,9 @@ def refused(path, *says):
 # ------------------------------------------------------------------------------------ a process with limits
 
 
-def test_a_crash_is_one_line_and_hides_no_other_source(toy, tmp_path, monkeypatch, capfd):
+def test_a_crash_is_one_line_and_hides_no_other_source(slime_wheel, tmp_path, monkeypatch, capfd):
     """Python 3.10 crashes on some sources; here it is made to, on every Python."""
-    good, bad = toy(), tmp_path / "bad"
+    good, bad = slime_wheel(), tmp_path / "bad"
     make_directory(bad, {"slime/x.py": ""})
     judge = evaluate.check
 
@@ -84,9 +72,9 @@ def test_a_crash_is_one_line_and_hides_no_other_source(toy, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("terms", [20_000, 200_000])
-def test_a_kilobyte_that_crashes_python_3_10(toy, terms, capfd):
+def test_a_kilobyte_that_crashes_python_3_10(slime_wheel, terms, capfd):
     """With another Python the text does not compile."""
-    path = toy("x=1" + "+1" * terms)
+    path = slime_wheel(change=lambda text: text + "x=1" + "+1" * terms)
     assert os.path.getsize(path) < 2048
     assert cli.main(["check", "--quiet", path]) in (1, 2)
     said = capfd.readouterr()
@@ -110,25 +98,25 @@ def wait(*_, **__):
     time.sleep(60)
 
 
-def test_a_limit_by_the_clock(toy, monkeypatch):
+def test_a_limit_by_the_clock(slime_wheel, monkeypatch):
     """A network file system that does not answer takes no processor time."""
     monkeypatch.setattr(confined, "SECONDS", 1)
     monkeypatch.setattr(evaluate, "_judge", wait)
     with pytest.raises(ReleaseError, match=r"reading it took more than 1 seconds,"):
-        confined.check(toy(), registry.load()[0])
+        confined.check(slime_wheel(), registry.load()[0])
 
 
 @pytest.mark.parametrize(("harm", "says"), [(spin, "1 seconds of processor time"), (fill, "64 MiB of memory")])
-def test_limits_on_time_and_memory(toy, monkeypatch, harm, says):
+def test_limits_on_time_and_memory(slime_wheel, monkeypatch, harm, says):
     monkeypatch.setattr(confined, "CPU_SECONDS", 1)
     monkeypatch.setattr(confined, "MEMORY", 64 * 2**20)
     monkeypatch.setattr(evaluate, "_judge", harm)
     with pytest.raises(ReleaseError, match=says):
-        confined.check(toy(), registry.load()[0])
+        confined.check(slime_wheel(), registry.load()[0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit on memory elsewhere")
-def test_a_patch_that_runs_out_of_memory_makes_no_row(toy, monkeypatch):
+def test_a_patch_that_runs_out_of_memory_makes_no_row(slime_wheel, monkeypatch):
     """A row of status `failed` would look like a finding about the release."""
 
     def fail(*_, **__):
@@ -136,14 +124,14 @@ def test_a_patch_that_runs_out_of_memory_makes_no_row(toy, monkeypatch):
 
     monkeypatch.setattr(shapes, "recognise_all", fail)
     with pytest.raises(ReleaseError, match="MiB of memory"):
-        confined.check(toy(), registry.load()[0])
+        confined.check(slime_wheel(), registry.load()[0])
 
 
-def test_a_result_is_what_it_is_in_this_process(toy):
+def test_a_result_is_what_it_is_in_this_process(slime_wheel):
     registered, failures = registry.load()
-    checked = confined.check(toy(), registered, failures)
+    checked = confined.check(slime_wheel(), registered, failures)
     assert checked.is_patched
-    assert checked.report == evaluate.check(open_release(toy()), registered, failures)
+    assert checked.report == evaluate.check(open_release(slime_wheel()), registered, failures)
     assert checked.report[toy_slime.PATCH].status is Status.APPLIES
 
 
@@ -158,7 +146,7 @@ def test_a_version_of_a_megabyte_is_no_megabyte_of_output(tmp_path):
 # ------------------------------------------------------------------------------------------- parsed once
 
 
-def test_each_text_is_parsed_and_compiled_once(toy, monkeypatch):
+def test_each_text_is_parsed_and_compiled_once(slime_wheel, monkeypatch):
     """64 KiB of `def f():0` took 20 s: every patch of a module parsed and compiled it several times."""
     counts = {}
 
@@ -172,7 +160,7 @@ def test_each_text_is_parsed_and_compiled_once(toy, monkeypatch):
 
     patch = next(item.patch for item in registry.load()[0] if item.patch.name == toy_slime.PATCH)
     registered = [Registered(patch, "x")] * 5
-    release = open_release(toy("def f():0\n" * 100))
+    release = open_release(slime_wheel(change=lambda text: text + "def f():0\n" * 100))
     monkeypatch.setattr(sources, "_parse", counted(sources._parse, lambda source: ("tree", source.text)))
     monkeypatch.setattr(rewriting, "_by_line", counted(rewriting._by_line, lambda text: ("nodes", text)))
     monkeypatch.setattr(rewriting, "_compile", counted(rewriting._compile, lambda text, _: ("code", text)))
@@ -382,15 +370,15 @@ BROKEN = {
     "a package": "slime",
     "a folder in it": "slime/backends",
     "a module": MODEL,
-    "its metadata": "slime-1.5.dist-info",
-    "its metadata's file": "slime-1.5.dist-info/METADATA",
+    "its metadata": "slime-0.3.1.dist-info",
+    "its metadata's file": "slime-0.3.1.dist-info/METADATA",
 }
 
 
 @pytest.mark.parametrize("where", BROKEN)
-def test_what_cannot_be_read_is_not_absent(toy, tmp_path, where, capsys):
+def test_what_cannot_be_read_is_not_absent(slime_wheel, tmp_path, where, capsys):
     """Root may read everything, but nobody gets through a link to itself."""
-    with zipfile.ZipFile(toy()) as archive:
+    with zipfile.ZipFile(slime_wheel()) as archive:
         archive.extractall(tmp_path / "d")
     assert cli.main(["check", "--quiet", str(tmp_path / "d")]) == 0
     broken = tmp_path / "d" / BROKEN[where]
@@ -403,8 +391,8 @@ def test_what_cannot_be_read_is_not_absent(toy, tmp_path, where, capsys):
     assert "cannot be read: [Errno" in line
 
 
-def test_a_folder_that_may_not_be_listed(toy, tmp_path, monkeypatch, capsys):
-    with zipfile.ZipFile(toy()) as archive:
+def test_a_folder_that_may_not_be_listed(slime_wheel, tmp_path, monkeypatch, capsys):
+    with zipfile.ZipFile(slime_wheel()) as archive:
         archive.extractall(tmp_path / "d")
     listed = os.listdir
 

@@ -6,7 +6,6 @@ import os
 import sys
 import tarfile
 import venv
-import zipfile
 
 import pytest
 
@@ -20,45 +19,18 @@ from rlhf_patches.offline.download import DownloadError, fetch, parse
 from rlhf_patches.offline.evaluate import check
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
+from tests.harness.downloads import broken_pip, cached
+from tests.harness.toy_slime import DEFECT
 
-MODEL = "slime/backends/megatron_utils/model.py"
-DEFECT = "config.no_sync_func is None"
 NAMES = [patch.name for patch in plugin.rlhf_patches()]
-
-
-@pytest.fixture
-def slime(tmp_path):
-    """Makes wheels of a make-believe slime."""
-
-    def make(version="0.3.1", change=lambda text: text, more=None, tag="py3-none-any", folder="wheels"):
-        path = tmp_path / folder / f"slime-{version}-{tag}.whl"
-        path.parent.mkdir(exist_ok=True)
-        tree = tmp_path / "tree"
-        if not tree.exists():
-            tree.mkdir()
-            toy_slime.write(tree)
-        files = {
-            f"slime-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: slime\nVersion: {version}\n",
-            f"slime-{version}.dist-info/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
-            f"slime-{version}.dist-info/RECORD": "",
-            "slime/__init__.py": "",
-            MODEL: change((tree / MODEL).read_text()),
-            **(more or {}),
-        }
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, text in files.items():
-                archive.writestr(name, text)
-        return str(path)
-
-    return make
 
 
 # ------------------------------------------------------------------------------------------------ the rewrite
 
 
-def test_every_built_in_rewrite_passes_the_thorough_check(slime):
+def test_every_built_in_rewrite_passes_the_thorough_check(slime_wheel):
     """The toy has the one; frameworks as released have the others (tests/patches)."""
-    report = check(open_release(slime()), [Registered(patch, "x") for patch in plugin.rlhf_patches()])
+    report = check(open_release(slime_wheel()), [Registered(patch, "x") for patch in plugin.rlhf_patches()])
     (row,) = [row for row in report if row.version]
     assert (row.name, row.status) == (toy_slime.PATCH, Status.APPLIES)
 
@@ -123,7 +95,7 @@ def test_edits_that_do_not_compile_or_change_the_number_of_lines():
         check_lines(SOURCE, edits(("b = 2", "b = 2\n")))
 
 
-def test_a_rewrite_that_moves_a_line_is_refused_in_a_release(slime, monkeypatch):
+def test_a_rewrite_that_moves_a_line_is_refused_in_a_release(slime_wheel, monkeypatch):
     from rlhf_patches.guards import rewriting
 
     def moving(rewrite, source, node):
@@ -133,7 +105,7 @@ def test_a_rewrite_that_moves_a_line_is_refused_in_a_release(slime, monkeypatch)
         return [Edit(body, body, "\n"), Edit(defect, defect + len(DEFECT), "True"), Edit(end, end + 1, "")]
 
     patches = [Registered(p, "x") for p in plugin.rlhf_patches() if p.name == toy_slime.PATCH]
-    wheel = slime(change=lambda text: text + "    first = 1\n    second = 2\n    return first, second\n")
+    wheel = slime_wheel(change=lambda text: text + "    first = 1\n    second = 2\n    return first, second\n")
     assert check(open_release(wheel), patches)[toy_slime.PATCH].status is Status.APPLIES
     monkeypatch.setattr(rewriting, "find_edits", moving)
     row = check(open_release(wheel), patches)[toy_slime.PATCH]
@@ -142,16 +114,6 @@ def test_a_rewrite_that_moves_a_line_is_refused_in_a_release(slime, monkeypatch)
 
 
 # ------------------------------------------------------------------------------------------------ NAME==VERSION
-
-
-def cached(tmp_path):
-    return [str(path.relative_to(tmp_path / "cache")) for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-
-
-def broken_pip(folder, text="raise SystemExit('ERROR: pip was called')"):
-    (folder / "broken").mkdir()
-    (folder / "broken" / "pip.py").write_text(text)
-    return str(folder / "broken")
 
 
 @pytest.mark.parametrize("text", ["Verl==0.9.1", "verl == 0.9.1", "verl==0.9.1 ", "VERL== 0.9.1"])
@@ -181,9 +143,9 @@ def index(tmp_path, monkeypatch):
     return tmp_path / "wheels"
 
 
-def test_a_wheel_for_another_python_and_machine(slime, tmp_path, index, monkeypatch):
+def test_a_wheel_for_another_python_and_machine(slime_wheel, tmp_path, index, monkeypatch):
     monkeypatch.setattr(download, "_PYTHONS", ("3.9",))
-    slime(tag="cp39-cp39-manylinux2014_aarch64")
+    slime_wheel(tag="cp39-cp39-manylinux2014_aarch64")
     found = fetch("slime==0.3.1", tmp_path / "cache")
     assert found.name == "slime-0.3.1-cp39-cp39-manylinux2014_aarch64.whl"
     assert cached(tmp_path) == [str(found.relative_to(tmp_path / "cache"))]
@@ -223,9 +185,35 @@ def test_a_fetch_that_fails_leaves_the_folders_of_others(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["wheels"]
 
 
+def test_uv_where_there_is_no_pip(tmp_path, monkeypatch, slime, index):
+    """An environment that uv has made has none; `uv tool run pip` fetches it."""
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3 $4" = "tool run --quiet pip" ] || exit 9\nshift 4\nexec {sys.executable} -m pip "$@"\n'
+    )
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{uv.parent}:/usr/bin:/bin")
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    monkeypatch.setattr(download.sys, "executable", bare)
+    monkeypatch.setattr(download.sys, "_base_executable", bare)
+    monkeypatch.setattr(download, "_PYTHONS", ("3.9",))
+    slime()
+    assert fetch("slime==0.3.1", tmp_path / "cache").name == "slime-0.3.1-py3-none-any.whl"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(uv))  # no folder
+    fetched = fetch("slime==0.3.1")
+    assert (fetched.exists(), fetched.is_relative_to(uv)) == (True, False)
+    with pytest.raises(DownloadError, match=r"slime==9.*The newest wheels are 0\.3\.1"):
+        fetch("slime==9", tmp_path / "cache")
+
+
 def test_a_python_without_pip(tmp_path, monkeypatch):
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-    monkeypatch.setattr(download.sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    monkeypatch.setattr(download.sys, "executable", bare)
+    monkeypatch.setattr(download.sys, "_base_executable", bare)
+    monkeypatch.setenv("PATH", str(tmp_path))  # nor uv
     with pytest.raises(DownloadError, match=r"bare/bin/python has no pip to fetch slime==0.3.1 with"):
         fetch("slime==0.3.1", tmp_path / "cache")
     assert sys.executable.endswith("bare/bin/python")

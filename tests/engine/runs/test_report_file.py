@@ -15,27 +15,7 @@ from rlhf_patches import PatchReport, Report, Status
 from rlhf_patches.cli import run as run_command
 from rlhf_patches.definitions.registry import PluginFailure
 from rlhf_patches.runs import report_file, report_summary
-from tests.harness import toy_slime
-
-PROBLEM = "cannot write the report (RLHF_PATCHES_REPORT="
-
-
-@pytest.fixture
-def file(tmp_path):
-    return tmp_path / "report.jsonl"
-
-
-def read(file):
-    """Every line, none of which may be damaged."""
-    data = Path(file).read_bytes()
-    assert data.endswith(b"\n")
-    assert b"\0" not in data
-    return [json.loads(line) for line in data.splitlines() if line.strip()]
-
-
-def status(line):
-    return next(patch["status"] for patch in line["patches"] if patch["name"] == toy_slime.PATCH)
-
+from tests.harness.report_lines import PROBLEM, read
 
 # ------------------------------------------------------------------------------------------ the file
 

@@ -241,14 +241,11 @@ def test_disabled_they_stay_away(skyrl_ranks):
 @pytest.mark.parametrize(
     ("version", "edit", "status"),
     [
-        ("0.5.0", (), "unaffected"),
         ("0.3.0", ("= ChunkedDistributedLogprob.apply(", "= (0, ChunkedDistributedLogprob)[1].apply("), "refused"),
-        ("not-a-version", (), "applies"),
         ("not-a-version", ("softmax_output.neg_()", "softmax_output.neg()"), "unaffected"),
     ],
 )
-def test_what_it_would_do(tmp_path, version, edit, status):
-    """To a copy of the real file that calls itself another version, edited or not."""
+def test_look_alikes(tmp_path, version, edit, status):
     source = side_by_side.folder("skyrl-0.3") / MODULE
     edit = look_alikes.replacing(*edit)
     row = look_alikes.doctor_row(tmp_path, "skyrl-logprob-backward", version=version, edit=edit, source=source)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.look_alikes import checked_copy
+from tests.harness.look_alikes import checked_copy, replacing
 from tests.harness.side_by_side import folder
 from tests.harness.warm import skyrl
 
@@ -130,22 +130,11 @@ RESTORED = "new_result[i, original_attention_mask[i]] = result[i, attention_mask
 @pytest.mark.parametrize(
     ("version", "edit", "status"),
     [
-        ("0.2.0", (), "applies"),  # shows that the others are not left alone for want of a working copy
-        ("0.4.1", (), "unaffected"),
-        ("0.0.9", (), "unaffected"),
         ("0.2.0", (LOOP, LOOP.replace("position_ids[i, att", "position_ids[i, ~att")), "refused"),
         ("0.2.0", (RESTORED, RESTORED.replace("] = ", "] += ")), "refused"),
-        ("not-a-version", (), "applies"),
-        ("not-a-version", (LOOP, "pass"), "unaffected"),
         (None, (), "applies"),
     ],
 )
-def test_keeping_away(tmp_path, version, edit, status):
-    """On a copy of the real file that calls itself another version, edited or not."""
-
-    def edited(text):
-        assert not edit or text.count(edit[0]) == 1
-        return text.replace(*edit) if edit else text
-
-    row = checked_copy(tmp_path, folder("skyrl-0.2"), PATCH, version=version, edit=edited)
+def test_look_alikes_and_a_copy_without_metadata(tmp_path, version, edit, status):
+    row = checked_copy(tmp_path, folder("skyrl-0.2"), PATCH, version=version, edit=replacing(*edit))
     assert row["status"] == status, row["reason"]

@@ -158,27 +158,17 @@ def test_reverted_it_is_as_released(case):
     assert observed["reverted"]["trained_after_an_exception"]["default"] == 0
 
 
-@pytest.mark.parametrize(
-    ("version", "look_alike", "status"),
-    [
-        (None, False, "applies"),  # shows that the others are not left alone for want of a working copy
-        ("unknown", False, "applies"),
-        ("3.6.0", False, "unaffected"),
-        ("99.0", False, "unaffected"),
-        (None, True, "refused"),
-        ("unknown", True, "unaffected"),
-    ],
-)
+@pytest.mark.parametrize(("version", "status"), [(None, "refused"), ("unknown", "unaffected")])
 @pytest.mark.parametrize("patch", ["swift-null-ref-context", "swift-null-ref-context-hf"])
-def test_it_keeps_away(tmp_path, patch, version, look_alike, status):
-    """From versions outside the guard, and from a context that restores what it changes in a way of its own."""
+def test_it_keeps_away(tmp_path, patch, version, status):
+    """From a context that restores what it changes in a way of its own."""
 
     def edit(text: str) -> str:
         restoring = r"\n\1try:\n\1    \2\n\1finally:\n\1    self.restore()"
         before, context = text.split("def null_ref_context")
         edited = re.sub(r"\n( +)(yield\b.*)", restoring, context, count=1)
         assert edited != context
-        return f"{before}def null_ref_context{edited}" if look_alike else text
+        return f"{before}def null_ref_context{edited}"
 
     row = look_alikes.doctor_row(tmp_path, patch, version=version, edit=edit)
     assert row["status"] == status, row

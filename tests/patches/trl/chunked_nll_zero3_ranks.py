@@ -466,9 +466,14 @@ TRIALS = (
 
 
 class Model(torch.nn.Module):
-    """A body and a head. ``discovered``: reads the weight so that DeepSpeed sees it, as TRL's own forward does."""
+    """A body and a head.
 
-    def __init__(self, dtype: torch.dtype, bias: bool = False, discovered: bool = False) -> None:
+    Args:
+        use: "discovered" reads the weight so that DeepSpeed sees it, as TRL's own forward does; "unseen" does not;
+            "called" does not either, and calls the head as a module too, for a penalty on its logits.
+    """
+
+    def __init__(self, dtype: torch.dtype, bias: bool = False, use: str = "unseen") -> None:
         super().__init__()
         self.body = torch.nn.Linear(HIDDEN, HIDDEN, bias=False)
         with torch.no_grad():
@@ -476,12 +481,14 @@ class Model(torch.nn.Module):
         self.head = make_head(torch.float32, bias)
         self.to(dtype)
         self.unseen = [self.head.weight, self.head.bias]
-        self.discovered = discovered
+        self.use = use
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.body(inputs))
-        weight, bias = (self.head.weight, self.head.bias) if self.discovered else self.unseen
-        return call(weight, bias, hidden, labels, {})[0]
+        # Before the loss, so that its backward comes after the loss's, which has gathered the head by then.
+        penalty = self.head(hidden).square().mean() if self.use == "called" else 0.0
+        weight, bias = (self.head.weight, self.head.bias) if self.use == "discovered" else self.unseen
+        return call(weight, bias, hidden, labels, {})[0] + penalty
 
 
 def make_engine(model: Model, accumulate: int = 1) -> Any:
@@ -498,11 +505,11 @@ def make_engine(model: Model, accumulate: int = 1) -> Any:
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
-def train_engine(tokens: str, dtype: torch.dtype, bias: bool, accumulate: int, discovered: bool) -> dict[str, Any]:
+def train_engine(tokens: str, dtype: torch.dtype, bias: bool, accumulate: int, use: str) -> dict[str, Any]:
     """Two optimizer steps; each gradient that DeepSpeed has reduced against the exact one of both ranks together."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
-    model = Model(dtype, bias, discovered)
+    model = Model(dtype, bias, use)
     engine = make_engine(model, accumulate)
     report: dict[str, Any] = {"errors": {}, "left_gathered": False, "losses": [], "forward": [], "backward": []}
     inputs, labels = make_inputs(tokens, dtype, False)
@@ -518,11 +525,11 @@ def train_engine(tokens: str, dtype: torch.dtype, bias: bool, accumulate: int, d
             report["losses"].append(loss.item().hex())
             report["forward"].append(sum(name.startswith("all_gather") for name, _ in forward))
             report["backward"].append(sum(name.startswith("all_gather") for name, _ in backward))
-            report["left_gathered"] |= zero3.available(model.unseen[0]) and not discovered
+            report["left_gathered"] |= zero3.available(model.unseen[0]) and use != "discovered"
             if accumulate == 1 or engine.is_gradient_accumulation_boundary():
                 found = [safe_get_full_grad(parameter) for parameter in model.parameters()]
             engine.step()
-        wanted = engine_gradients(values, dtype, everyone)
+        wanted = engine_gradients(values, dtype, everyone, penalised=use == "called")
         for (name, _), one, other in zip(model.named_parameters(), found, wanted, strict=True):
             report["errors"][name] = max(report["errors"].get(name, 0.0), error_of(one, other))
     report["final"] = [safe_get_full_fp32_param(parameter).sum().item().hex() for parameter in model.parameters()]
@@ -530,14 +537,18 @@ def train_engine(tokens: str, dtype: torch.dtype, bias: bool, accumulate: int, d
     return report
 
 
-def engine_gradients(values: list[torch.Tensor], dtype: torch.dtype, everyone: list[Any]) -> list[torch.Tensor]:
+def engine_gradients(
+    values: list[torch.Tensor], dtype: torch.dtype, everyone: list[Any], penalised: bool
+) -> list[torch.Tensor]:
     """In float64, averaged over the ranks, from the parameters as the forward pass sees them."""
     body, weight, *rest = (value.to(dtype).double().requires_grad_() for value in values)
     bias = rest[0] if rest else None
     total = 0.0
     for inputs, labels in everyone:
-        logits = torch.nn.functional.linear(torch.tanh(inputs.double() @ body.t()), weight, bias)[:, :-1]
-        mask = labels[:, 1:] != -100
+        logits = torch.nn.functional.linear(torch.tanh(inputs.double() @ body.t()), weight, bias)
+        if penalised:
+            total = total + logits.square().mean() / len(everyone)
+        logits, mask = logits[:, :-1], labels[:, 1:] != -100
         picked = logits.log_softmax(-1).gather(-1, labels[:, 1:].clamp(min=0)[..., None])[..., 0]
         total = total - (picked * mask).sum() / mask.sum().clamp(min=1) / len(everyone)
     total.backward()
@@ -545,13 +556,14 @@ def engine_gradients(values: list[torch.Tensor], dtype: torch.dtype, everyone: l
 
 
 ENGINES: dict[str, tuple[Any, ...]] = {
-    "equal": ("equal", torch.float32, False, 1, False),
-    "unequal": ("unequal", torch.float32, False, 1, False),
-    "one-masked-bias": ("one-masked", torch.float32, True, 1, False),
-    "accumulated": ("unequal", torch.float32, False, 2, False),
-    "bfloat16": ("unequal", torch.bfloat16, True, 1, False),
+    "equal": ("equal", torch.float32, False, 1, "unseen"),
+    "unequal": ("unequal", torch.float32, False, 1, "unseen"),
+    "one-masked-bias": ("one-masked", torch.float32, True, 1, "unseen"),
+    "accumulated": ("unequal", torch.float32, False, 2, "unseen"),
+    "bfloat16": ("unequal", torch.bfloat16, True, 1, "unseen"),
+    "called-as-a-module-too": ("unequal", torch.float32, False, 1, "called"),
 }
-DISCOVERED = ("unequal", torch.float32, True, 2, True)
+DISCOVERED = ("unequal", torch.float32, True, 2, "discovered")
 
 
 def engines(report: dict[str, Any]) -> None:

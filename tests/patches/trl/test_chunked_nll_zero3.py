@@ -195,7 +195,10 @@ def test_reverted_it_is_the_original_again(reports):
 # ------------------------------------------------------------------------------------- DeepSpeed's engine
 
 
-@pytest.mark.parametrize("name", ["equal", "unequal", "one-masked-bias", "accumulated", "bfloat16"])
+ENGINES = ("equal", "unequal", "one-masked-bias", "accumulated", "bfloat16", "called-as-a-module-too")
+
+
+@pytest.mark.parametrize("name", ENGINES)
 def test_deepspeed_reduces_the_right_gradients(reports, name):
     """Every parameter's gradient as the optimizer gets it, against both ranks' samples together in float64."""
     for report in reports:

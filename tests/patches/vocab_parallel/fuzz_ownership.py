@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -217,7 +218,8 @@ def failure(program: Program) -> str | None:
     if not off <= TOLERANCE["bfloat16" if "low" in source else "float32"]:
         of_torch = distance(run(source, ours=False), exact)
         if not off <= TORCHS * of_torch:
-            return f"the leaf's gradient is off float64 by {off:.2g} of the largest, and torch's own by {of_torch:.2g}"
+            shares = f"by {off:.3g} of the largest, and torch's own by {of_torch:.3g}"
+            return f"the leaf's gradient is off float64 {shares}: {found[0]}, in float64 {exact[0]}"
     return None
 
 
@@ -226,19 +228,35 @@ def distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     return (found[0].double() - exact[0]).abs().max().item() / max(exact[0].abs().max().item(), 1e-3)
 
 
-def search(seed: int, seconds: float, programs: int) -> tuple[Program | None, Counter[str]]:
-    """The first program that fails, without the lines that this does not need, and what has become of all."""
+@dataclass(frozen=True)
+class Found:
+    """A program that fails: which one of its seed, why, and the same without the lines that this does not need."""
+
+    seed: int
+    number: int
+    why: str
+    program: Program
+    shorter: Program
+
+    def __str__(self) -> str:
+        again = f"--seed {self.seed} --first {self.number} --programs 1"
+        return f"{self.why}\n\nin short:\n{text(self.shorter)}\nprogram {self.number}:\n{text(self.program)}\n{again}"
+
+
+def search(seed: int, seconds: float, programs: int, first: int = 0) -> tuple[Found | None, Counter[str]]:
+    """The first program that fails, of so many from number ``first`` on, and what has become of all."""
     seen: Counter[str] = Counter()
     end = time.monotonic() + seconds
     while sum(seen.values()) < programs and time.monotonic() < end:
-        program = make(random.Random(f"{seed} {sum(seen.values())}"))
-        found = failure(program)
-        seen[REFUSED if found == REFUSED else "run"] += 1
-        if found not in (None, REFUSED):
+        number = first + sum(seen.values())
+        program = shorter = make(random.Random(f"{seed} {number}"))
+        why = failure(program)
+        seen[REFUSED if why == REFUSED else "run"] += 1
+        if why not in (None, REFUSED):
             for index in range(len(program) - 1, 3, -1):
-                shorter = program[:index] + program[index + 1 :]
-                program = program if failure(shorter) in (None, REFUSED) else shorter
-            return program, seen
+                candidate = shorter[:index] + shorter[index + 1 :]
+                shorter = shorter if failure(candidate) in (None, REFUSED) else candidate
+            return Found(seed, number, why, program, shorter), seen
     return None, seen
 
 
@@ -247,18 +265,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--programs", type=int, default=sys.maxsize)
+    parser.add_argument("--first", type=int, default=0, help="begin with the program of this number")
     options = parser.parse_args(arguments)
     print(f"seed {options.seed}", flush=True)
-    program, seen = search(options.seed, options.seconds, options.programs)
+    found, seen = search(options.seed, options.seconds, options.programs, options.first)
     print(dict(seen), counters.observed())
-    if program:
-        print(f"{failure(program)}\n\n{text(program)}")
+    if found:
+        print(found)
         return 1
     with deciding(lambda ctx: ctx.refusal):
-        program, seen = search(options.seed, 600, POWER_PROGRAMS)
-    shown = f"program {sum(seen.values())} shows corruption" if program else "nothing shows it, so this proves nothing"
-    print(f"with the check disabled, {shown}")
-    return 0 if program else 1
+        found, seen = search(options.seed, 600, POWER_PROGRAMS)
+    if not found:
+        print(f"with the check disabled, nothing fails, so this proves nothing: {dict(seen)}, --seed {options.seed}")
+        return 1
+    print(f"with the check disabled, program {found.number} shows corruption")
+    return 0
 
 
 if __name__ == "__main__":

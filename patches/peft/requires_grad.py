@@ -1,0 +1,38 @@
+"""Which parameters are trainable, remembered and put back: around functions of PEFT that switch it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+class Remembered:
+    """``requires_grad`` of parameters, as it is when this is made."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self._before = [(parameter, parameter.requires_grad) for parameter in parameters]
+
+    def restore(self) -> None:
+        """Of those that can be switched: FSDP shows views in place of parameters at times, which cannot."""
+        for parameter, before in self._before:
+            if parameter.requires_grad != before and parameter.is_leaf:
+                parameter.requires_grad_(before)
+
+
+def of_the_others(wrapped: Callable[..., Any], tuner: Any, args: Any, kwargs: Any) -> Any:
+    """Around ``BaseTuner.inject_adapter``: what was there before stays as trainable as it was."""
+    model, adapter = args[:2]
+    if adapter in tuner.active_adapters:
+        # The first adapter, which freezes the base model; or the only one of a tuner of its own, which replaces the
+        # active ones (`inject_adapter_in_model`).
+        return wrapped(*args, **kwargs)
+    before = Remembered(
+        parameter
+        for name, parameter in model.named_parameters()
+        # Some tuners have made the new adapter's parameters by now.
+        if f".{adapter}." not in name and not name.endswith(f".{adapter}")
+    )
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        before.restore()

@@ -1,0 +1,62 @@
+"""A small model for PEFT's adapters, and the same policy computed from the definition in float64, without PEFT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+WIDTH, RANK, ALPHA = 16, 4, 8
+
+
+class Small(nn.Module):
+    """Two linear layers with an activation between, and a head. Float32, the same every time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.activation = nn.Tanh()
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 1)
+        fill(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.down(self.activation(self.up(x))))
+
+
+def fill(module: nn.Module, seed: int = 7) -> None:
+    """Random values for every parameter, adapters' included, by the order of their names."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in sorted(module.named_parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+
+
+def batch() -> torch.Tensor:
+    """Inputs, 8 by WIDTH."""
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(11))
+
+
+def loss(model: Any) -> torch.Tensor:
+    """A number that every parameter has a part in."""
+    return model(batch()).square().mean()
+
+
+def gradients_in_float64(model: Any, adapter: str) -> dict[str, torch.Tensor]:
+    """Of that loss, with one LoRA adapter on ``up`` and ``down``: per parameter of the adapter, by its name."""
+    values = {name: tensor.detach().double() for name, tensor in model.named_parameters()}
+    trained = {name: tensor.requires_grad_() for name, tensor in values.items() if f".{adapter}." in name}
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        place = f"base_model.model.{name}"
+        outputs = x @ values[f"{place}.base_layer.weight"].T + values[f"{place}.base_layer.bias"]
+        a, b = (values[f"{place}.lora_{part}.{adapter}.weight"] for part in "AB")
+        return outputs + ALPHA / RANK * (x @ a.T @ b.T)
+
+    places = (f"modules_to_save.{adapter}.", "base_layer.", "")  # its own; within another adapter's layer; bare
+    head = next(name for name in (f"base_model.model.head.{place}" for place in places) if f"{name}weight" in values)
+    hidden = linear("down", torch.tanh(linear("up", batch().double())))
+    outputs = hidden @ values[f"{head}weight"].T + values[f"{head}bias"]
+    outputs.square().mean().backward()
+    return {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}

@@ -1,0 +1,78 @@
+"""peft-adapter-freeze: adapters loaded and added to a model that has one, by the real PEFT.
+
+adapter_freeze_ranks.py does it, without the patch and with it. The yardsticks: the policy's gradients in float64 from
+the definition of LoRA, and what 0.21, where it is repaired, does with the same calls.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import peft
+
+WORKER = "tests.patches.peft.adapter_freeze_ranks"
+#: Of the largest gradient. float32 against float64 showed as up to 5e-7.
+TOLERANCE = 1e-5
+POLICIES = ("LoRA", "with a head", "other layers", "IA3")
+
+
+@pytest.fixture(
+    scope="module", params=["peft-0.20", pytest.param("peft-0.18", marks=pytest.mark.exhaustive)], ids=lambda text: text
+)
+def found(request, run_ranks):
+    (report,) = run_ranks(WORKER, levels=peft(request.param), ranks=1)
+    assert report["version"] == f"{request.param.removeprefix('peft-')}.0"
+    assert report["status"] == "applied"
+    return report
+
+
+@pytest.fixture(scope="module")
+def newest(run_ranks):
+    """The environment's own release: the patch stays away."""
+    (report,) = run_ranks(WORKER, levels=peft(None), ranks=1)
+    assert report["status"] == "unaffected"
+    return report
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_it_no_gradient_is_left(found, policy):
+    for state in ("released", "reverted"):
+        observed = found[state][policy]
+        assert observed["active"] == "policy"
+        assert observed["trainable"] == []
+        assert observed["norm"] == 0.0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_it_the_policy_has_the_gradients_that_it_has_alone(found, policy):
+    observed = found["patched"][policy]
+    assert observed["active"] == "policy"
+    assert observed["trainable"] == ["policy"]
+    assert observed["as before"], "not one parameter more or less"
+    assert observed["norm"] > 0.1
+    if policy != "IA3":
+        assert observed["off float64 by"] < TOLERANCE
+        assert observed["norm"] == pytest.approx(observed["wanted norm"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("how", ["trainable onto frozen", "added onto frozen"])
+def test_a_frozen_adapter_stays_frozen(found, how):
+    assert found["released"][how] == found["reverted"][how] == ["policy"]
+    assert found["patched"][how] == []
+
+
+def test_one_that_fails_half_way_changes_nothing(found):
+    for state, as_before in (("released", False), ("patched", True), ("reverted", False)):
+        assert "is not supported" in found[state]["failed"]["raised"]
+        assert found[state]["failed"]["as before"] == as_before
+
+
+@pytest.mark.parametrize("call", ["switched", "injected"])
+def test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained(found, call):
+    expected = {"switched": [["reference"], ["policy"]], "injected": [["policy"], ["reference"]]}[call]
+    assert found["released"][call] == found["patched"][call] == found["reverted"][call] == expected
+
+
+def test_the_release_that_repaired_it_does_the_same(found, newest):
+    for call in (*POLICIES, "added onto frozen", "switched"):
+        assert found["patched"][call] == newest["released"][call], call
