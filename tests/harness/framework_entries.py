@@ -37,7 +37,8 @@ def function(name: str) -> Callable[..., Any]:
 
     absent_packages.install()
     module, _, qualified_name = TARGETS[name].partition(":")
-    return functools.reduce(getattr, qualified_name.split("."), importlib.import_module(module))
+    found: Any = importlib.import_module(module)
+    return functools.reduce(getattr, qualified_name.split("."), found)
 
 
 def install_swift(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_DEEPSPEED: Any = importlib.util.find_spec("deepspeed")
 # DeepSpeed compiles one small operator on first use and transformers looks for a GPU. Set before they are imported.
 os.environ.update(
     DS_ACCELERATOR="cpu",
@@ -22,7 +23,7 @@ os.environ.update(
     DEEPSPEED_LOG_LEVEL="error",
     # Each DeepSpeed its own: two versions would compile the operator anew in turn. Beside it, and not in sys.prefix,
     # for an environment that only borrows it.
-    TORCH_EXTENSIONS_DIR=str(Path(importlib.util.find_spec("deepspeed").origin).parents[4] / "torch_extensions"),
+    TORCH_EXTENSIONS_DIR=str(Path(_DEEPSPEED.origin).parents[4] / "torch_extensions"),
 )
 
 import torch
@@ -51,7 +52,8 @@ class Communication:
     @contextlib.contextmanager
     def during(self) -> Iterator[list[tuple[str, int]]]:
         """What is entered within the block."""
-        start, seen = len(self.calls), []
+        start = len(self.calls)
+        seen: list[tuple[str, int]] = []
         try:
             yield seen
         finally:
