@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .deepspeed import offload_accumulation as deepspeed_offload_accumulation
 from .megatron_bridge import no_sync_reentry as megatron_bridge_no_sync_reentry
 from .megatron_core import forward_pre_hook_reentry as megatron_core_forward_pre_hook_reentry
 from .megatron_lm import no_sync_reentry as megatron_lm_no_sync_reentry
@@ -23,6 +24,7 @@ from .trl import chunked_nll_zero3 as trl_chunked_nll_zero3
 from .verl import no_sync_reentry as verl_no_sync_reentry
 
 PATCHES = (
+    deepspeed_offload_accumulation.PATCH,
     megatron_bridge_no_sync_reentry.PATCH,
     megatron_core_forward_pre_hook_reentry.PATCH,
     megatron_lm_no_sync_reentry.PATCH,

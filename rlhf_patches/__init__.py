@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from . import ray
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
@@ -41,6 +42,7 @@ __all__ = [
     "hookimpl",
     "in_force",
     "matched",
+    "ray",
     "report",
     "revert",
     "verify",
@@ -55,6 +57,7 @@ _HOME = {
     "Status": "definitions.status",
     "SettingsError": "settings",
     "VerifyError": "runs.comparison",
+    "ray": "ray",
     "verify": "runs.process_group",
     **dict.fromkeys(
         ("DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
@@ -70,7 +73,8 @@ def __getattr__(name: str) -> "Any":
     with import_system.loading():
         from importlib import import_module
 
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        home = import_module(f".{_HOME[name]}", __name__)
+        value = home if name == _HOME[name] else getattr(home, name)
     globals()[name] = value
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import site
 import stat
 import sys
 import sysconfig
@@ -158,11 +159,23 @@ def problems(file: Path) -> list[str]:
 def hook_file() -> Path | None:
     """The hook of this environment, `on`'s before the wheel's; None in an editable install without `on`."""
     # Where `on` writes, or beside the package (a wheel, also one in the user's own site-packages).
-    for folder in dict.fromkeys((_folder(), Path(__file__).resolve().parent.parent)):
+    folders = [_folder()]
+    if not outside():
+        folders.append(_beside())
+    for folder in dict.fromkeys(folders):
         for name in (_NAME, "rlhf_patches"):
             if (folder / f"{name}.pth").exists():
                 return folder / f"{name}.pth"
     return None
+
+
+def outside() -> Path | None:
+    """The wheel's hook, if it lies where Python runs no .pth files: `pip install --target`, a path on PYTHONPATH."""
+    read = [_folder(), *map(Path, site.getsitepackages())]
+    if site.ENABLE_USER_SITE:
+        read.append(Path(site.getusersitepackages()))
+    file = _beside() / "rlhf_patches.pth"
+    return file if file.exists() and _beside() not in [folder.resolve() for folder in read] else None
 
 
 def watch_list(registered: Iterable[Registered]) -> tuple[str, ...]:
@@ -181,6 +194,10 @@ def _write(file: Path, text: str) -> None:
         os.replace(temporary, file)
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def _beside() -> Path:
+    return Path(__file__).resolve().parent.parent
 
 
 def _folder() -> Path:

@@ -12,6 +12,7 @@ RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on ev
                           unset: one line, the first problem
 RLHF_PATCHES_REPORT       a file in which each process keeps one line of JSON about itself
 RLHF_PATCHES_VERIFY       1 compares the ranks once torch.distributed is initialised (`rlhf_patches.verify`)
+RLHF_PATCHES_RUN          set by ``rlhf-patches run``: a file whose time says that a process has loaded the site hook
 ========================  ==============================================================================
 """
 
@@ -22,14 +23,16 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PREFIX = "RLHF_PATCHES_"
-KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY")
+KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY", "RUN")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
+LINE = "\n  "
+"""Between the lines of a message that has several."""
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
@@ -62,22 +65,35 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
     Raises:
         SettingsError: a variable has a value that cannot be meant, or is not one of ours.
     """
+    problems: list[str] = []
+
+    def checked(read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except SettingsError as error:
+            problems.append(str(error))
+
     for variable in environment:
         if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in KNOWN:
             known = [PREFIX + name for name in KNOWN]
-            raise SettingsError(f"environment variable {variable} is unknown{nearest(variable, known)}")
+            problems.append(f"environment variable {variable} is unknown{nearest(variable, known)}")
     wrong = [name for name in _listed("WATCH", environment) if not watchable(name)]
     if wrong:
-        raise SettingsError(
+        problems.append(
             f"{PREFIX}WATCH names {', '.join(wrong)}: expected top-level modules of frameworks, such as transformers. "
             "What the standard library has, and rlhf_patches itself, cannot wait for the engine, which imports it"
         )
-    truth("VERIFY", environment)  # nothing here depends on it, but a typo is told before anything is changed
-    return Settings(
-        disable=expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint),
-        only=expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint),
-        strict=truth("STRICT", environment),
+    # Nothing here depends on these, but a typo is told before anything is changed.
+    checked(lambda: truth("VERIFY", environment))
+    checked(lambda: log_level(environment))
+    found = Settings(
+        disable=checked(lambda: expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint)),
+        only=checked(lambda: expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint)),
+        strict=checked(lambda: truth("STRICT", environment)),
     )
+    if problems:
+        raise SettingsError(LINE.join(problems))
+    return found
 
 
 def watchable(module: str) -> bool:
@@ -119,8 +135,8 @@ def plugins(known: Iterable[str]) -> frozenset[str]:
     for name in split(value) or [value]:
         if canonical(name) not in by_name:
             raise SettingsError(
-                f"{PREFIX}PLUGINS names {name!r}, which brings no patches here{nearest(name, list(by_name))}; "
-                "expected names of distributions, or none"
+                f"{PREFIX}PLUGINS names {name!r}, which brings no patches here (expected names of distributions, or "
+                f"none){nearest(name, list(by_name))}"
             )
     return frozenset(each for name in split(value) for each in by_name[canonical(name)])
 
@@ -155,13 +171,16 @@ def expand(patterns: Iterable[str] | str | None, names: Sequence[str], what: str
     elif not isinstance(patterns, Iterable):
         raise SettingsError(f"{what} is {patterns!r}: expected names of patches or globs, as strings")
     chosen: set[str] = set()
+    unknown: list[str] = []
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise SettingsError(f"{what} has {pattern!r}: expected names of patches or globs, as strings")
         matching = fnmatch.filter(names, pattern)
-        if not matching:
-            raise SettingsError(f"{what} names {pattern!r}, which is no patch{nearest(pattern, names)}{hint}")
         chosen.update(matching)
+        unknown += [] if matching else [pattern]
+    if unknown:
+        said = [f"{what} names {pattern!r}, which is no patch{nearest(pattern, names)}" for pattern in unknown]
+        raise SettingsError(LINE.join(said) + hint)
     return tuple(name for name in names if name in chosen)
 
 
@@ -172,7 +191,7 @@ def nearest(wrong: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; known are: {', '.join(known)}" if known else "; there are none"
+    return LINE.join(["; known are:", *known]) if known else "; there are none"
 
 
 def split(text: str) -> list[str]:

@@ -16,8 +16,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Written by tools/derive.py: top-level modules of the built-in patches' targets, and torch, so that patches of other
-# distributions for anything on top of torch are in time too. More names come from RLHF_PATCHES_WATCH.
-WATCHED = ("torch", "megatron", "nemo_rl", "peft", "skyrl", "slime", "swift", "transformer_engine", "trl", "verl")
+# distributions for anything on top of torch are in time too. More names come from RLHF_PATCHES_WATCH, and from plugins
+# that are installed.
+WATCHED = (
+    "torch",
+    "deepspeed",
+    "megatron",
+    "nemo_rl",
+    "peft",
+    "skyrl",
+    "slime",
+    "swift",
+    "transformer_engine",
+    "trl",
+    "verl",
+)
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 60.0  # seconds
 
@@ -34,6 +47,7 @@ class _FirstImport(import_system.Observer):
 
     def __init__(self, watched: frozenset[str]) -> None:
         self.watched = watched
+        self._plugins: bool | None = None  # whether there are any that have not been asked what they patch
         self._lock = RLock()
         self._loading_thread: int | None = None
         self._finder: Any = None  # the engine's, once the patches are applied
@@ -42,7 +56,7 @@ class _FirstImport(import_system.Observer):
         os.register_at_fork(after_in_child=self._after_fork)
 
     def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        if fullname.partition(".")[0] not in self.watched or target is not None:
+        if target is not None or not self._may_concern(fullname.partition(".")[0]):
             return None
         if self._finder is not None:
             # It stands in front, but Python may have passed that place before it came there.
@@ -50,7 +64,7 @@ class _FirstImport(import_system.Observer):
         if self._loading_thread == get_ident() or (self._problem is not None and not _demanded()):
             return None
         spec = import_system.ask_the_others(self, fullname, path, target)
-        if spec is not None and not import_system.observe(spec, self):
+        if spec is not None and not import_system.observe(spec, self) and fullname.partition(".")[0] in self.watched:
             # Not remembered as the problem: the next framework may load the engine.
             self._go_on_without(
                 f"the import of {fullname} cannot be watched, since its finder gives a {type(spec).__name__}, not a "
@@ -60,6 +74,10 @@ class _FirstImport(import_system.Observer):
 
     def begins(self, spec: "ModuleSpec") -> None:
         """Load the engine, and have it announce this very module when it has run."""
+        if self._plugins:
+            self._ask_plugins()
+        if spec.name.partition(".")[0] not in self.watched:
+            return
         before = sys.modules.get(spec.name)
         self.turns_lazy(spec)
         module = sys.modules.get(spec.name)
@@ -72,6 +90,35 @@ class _FirstImport(import_system.Observer):
         self.load_engine()
         if self._finder is not None:
             self._finder.adopt(spec)
+
+    def _may_concern(self, top: str) -> bool:
+        """Whether the engine has to be there before a module runs; without an import, so that is not certain."""
+        if top in self.watched:
+            return True
+        if top.startswith("_") or top in sys.stdlib_module_names:
+            return False
+        if self._plugins is None:
+            self._plugins = _plugins_installed()
+        return bool(self._plugins) and self._finder is None and self._loading_thread != get_ident()
+
+    def _ask_plugins(self) -> None:
+        """Wait for what installed plugins patch, too. One that cannot be loaded is told of when the engine is."""
+        with import_system.loading():
+            if not self._lock.acquire(timeout=_PATIENCE):
+                return
+            try:
+                if self._plugins and self._loading_thread != get_ident():
+                    self._loading_thread = get_ident()
+                    try:
+                        from .definitions import registry
+
+                        modules = [name for item in registry.load()[0] for name in item.patch.modules]
+                        self.watched |= {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+                    except (Exception, SystemExit):
+                        pass
+                    self._plugins, self._loading_thread = False, None
+            finally:
+                self._lock.release()
 
     def load_engine(self) -> None:
         """Load the engine and apply the patches, once.
@@ -145,6 +192,33 @@ class _FirstImport(import_system.Observer):
             self._lock, self._loading_thread = RLock(), None
 
 
+def _plugins_installed() -> bool:
+    """Whether a distribution other than ours lists patches: read from its metadata, nothing imported."""
+    if os.environ.get("RLHF_PATCHES_PLUGINS", "").strip().lower() == "none":
+        return False
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or os.curdir)
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith((".dist-info", ".egg-info")):
+                try:
+                    file = os.open(os.path.join(folder, name, "entry_points.txt"), os.O_RDONLY)
+                except OSError:
+                    continue
+                try:
+                    _, ours, listed = os.read(file, 1 << 20).partition(b"[rlhf_patches]")
+                except OSError:
+                    continue
+                finally:
+                    os.close(file)
+                lines = listed.partition(b"[")[0].split()
+                if ours and lines and lines[-1] != b"rlhf_patches.patches.plugin":
+                    return True
+    return False
+
+
 def _demanded() -> str | None:
     """The variable that asks for a run which is patched or does not begin; None if neither is set."""
     for name in ("STRICT", "VERIFY"):
@@ -169,6 +243,12 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
     if standard:  # the first import of a framework raises a SettingsError for it
         _complain(f"RLHF_PATCHES_WATCH names {', '.join(sorted(standard))} of the standard library: not waited for")
     sys.meta_path.insert(0, _FirstImport(names - standard))
+    run = os.environ.get("RLHF_PATCHES_RUN")
+    if run:  # `rlhf-patches run` looks at its end whether there was such a process
+        try:
+            os.utime(run)
+        except OSError:  # another host, or the run is over
+            pass
 
 
 def install_always() -> None:

@@ -73,7 +73,10 @@ def watched(patches: Iterable[Patch]) -> tuple[str, ...]:
 def with_watched(text: str, names: tuple[str, ...]) -> str:
     """The text of the site hook with these names."""
     listed = ", ".join(f'"{name}"' for name in names)
-    changed, times = _WATCHED.subn(f"WATCHED = ({listed})", text)
+    line = f"WATCHED = ({listed})"
+    if len(line) > 120:  # as ruff breaks it
+        line = "WATCHED = (\n" + "".join(f'    "{name}",\n' for name in names) + ")"
+    changed, times = _WATCHED.subn(line, text)
     if times != 1:
         raise SystemExit(f"rlhf_patches/site_hook.py: WATCHED = (...) stands there {times} times, expected once")
     return changed

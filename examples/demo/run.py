@@ -14,6 +14,7 @@ from pathlib import Path
 
 # Before anything else of that name: wheels bring a `tests` along.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import deepspeed_cases
 import peft_cases
 import rollout_cases
 import skyrl_cases
@@ -32,7 +33,7 @@ SESSIONS = {
         *skyrl_cases.GROUPS,
         *transformer_engine_cases.GROUPS,
     ),
-    "demo-trl": (*trl_cases.GROUPS, *peft_cases.GROUPS),
+    "demo-trl": (*trl_cases.GROUPS, *peft_cases.GROUPS, *deepspeed_cases.GROUPS),
 }
 HEADS = ("", "without rlhf_patches", "with it", "held against")
 WIDTHS = (33, 26, 20, 13)
@@ -42,6 +43,7 @@ NOTES = {
     "slime": "A function of ours with slime's statements, which is not on PyPI, on real megatron-core.",
     "megatron-lm": "A function of ours with Megatron-LM's statements, on real megatron-core.",
     "skyrl": "Collectives in forward + backward; memory of backward, as a multiple of the logits'.",
+    "deepspeed": "Gradient norms as DeepSpeed logs them, held against float64 without DeepSpeed.",
     "transformer-engine": "Its kernels, interpreted; norms of the gradient of a loss per token.",
     "trl": "DeepSpeed ZeRO-3, held against the same without partitioning; gathers in forward + backward.",
 }

@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or pipe that knows ASCII only, say
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return int(options.action(options))
+        status = int(options.action(options))
+        sys.stdout.flush()  # here, where a reader that has gone is not an error
+        return status
     except (UsageError, settings.SettingsError, autoload.AutoloadError, report_summary.ReportFileError) as error:
         output.complain(str(error))
         return 2

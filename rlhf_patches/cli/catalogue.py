@@ -11,7 +11,7 @@ from rich.syntax import Syntax
 from .. import settings
 from ..definitions import pages, registry
 from ..definitions.registry import Registered
-from ..definitions.status import printable
+from ..definitions.status import PatchReport, printable
 from ..guards.rewriting import NoEffect, Unrecognised
 from ..guards.sources import NotFound, Unreadable
 from ..offline import evaluate
@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
     """Declare the commands."""
     command = commands.add("list", _list, "all patches, built-in and from plugins", "rlhf-patches list --json")
     command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
+    output.add_details(command, places=False)
     command = commands.add(
         "explain", _explain, "a patch's page", "rlhf-patches explain megatron-forward-pre-hook-reentry"
     )
@@ -39,12 +40,14 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         output.print_json(report)
         return 0
-    table = output.columns("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS")
-    for item, row in zip(registered, report, strict=True):
+    by_name = {item.patch.name: item for item in registered}
+
+    def cells(row: PatchReport) -> tuple[str, str]:
+        item = by_name[row.name]
         releases = f"{item.patch.distribution} {item.patch.versions}".rstrip()
-        texts = (releases, pages.summary(item.patch) + registry.credit(item.plugin))
-        table.add_row(row.name, output.coloured(row.status), *map(printable, texts))
-    output.console().print(table)
+        return printable(releases), printable(pages.summary(item.patch) + registry.credit(item.plugin))
+
+    output.print_report(report, options, ("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS"), cells)
     output.complain_of_plugins(failures)
     return 0
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from .. import autoload, settings
 from .._version import __version__
 from ..definitions import registry
-from ..definitions.status import Report, Status, printable
+from ..definitions.status import PatchReport, printable
 from ..offline import archive, confined, download, evaluate
 from . import output
 from .command_line import Commands, add_output
@@ -33,6 +32,7 @@ def add(commands: Commands) -> None:
         "rlhf-patches doctor || echo 'look above'",
     )
     add_output(command)
+    output.add_details(command)
     command = commands.add(
         "check",
         _check,
@@ -46,6 +46,7 @@ def add(commands: Commands) -> None:
         help="a wheel, an sdist, a directory, or NAME==VERSION (fetched with pip)",
     )
     add_output(command)
+    output.add_details(command)
     command.add_argument("--cache", metavar="DIR", help="where fetched wheels stay (default: ~/.cache/rlhf-patches)")
 
 
@@ -61,7 +62,7 @@ def _doctor(options: argparse.Namespace) -> int:
         output.complain_of_plugins(failures)
         return int(bad)
     console = output.console()
-    console.print(output.judgements(report))
+    output.print_report(report, options)
     console.print()
     console.print(printable(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})"))
     console.print(printable(_hook_state()), soft_wrap=True)
@@ -75,8 +76,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
-    cache = Path(options.cache) if options.cache else download.default_cache()
-    console = output.console()
+    cache = Path(options.cache) if options.cache else None
     rows: list[dict[str, object]] = []
     bad, unreadable = bool(failures), False
     for source in options.source:
@@ -99,7 +99,9 @@ def _check(options: argparse.Namespace) -> int:
         if options.quiet:
             output.complain_of_patches(report, source)
         elif not options.json and checked.is_patched:
-            _print_checked(console, source, report)
+            output.console().print(printable(source), style="bold")
+            output.print_report(report, options, fold=functools.partial(_others, len(report.patches)))
+            print()
     if options.json:
         print(json.dumps(rows, indent=2))
     output.complain_of_plugins(failures)
@@ -110,20 +112,19 @@ def _looks_like_a_path(source: str) -> bool:
     return os.sep in source or source.endswith((".whl", ".zip", ".tar.gz", ".tgz"))
 
 
-def _print_checked(console: Console, source: str, report: Report) -> None:
-    console.print(printable(source), style="bold")
-    there = [row for row in report if row.status is not Status.ABSENT]
-    if there:
-        console.print(output.judgements(there))
-    absent = len(report.patches) - len(there)
-    if absent:
-        other = "other modules" if there else "modules that it does not have"
-        console.print(f"{absent} patches of {other}: absent", style="dim")
-    console.print()
+def _others(count: int, absent: list[PatchReport]) -> list[str]:
+    other = "other modules" if len(absent) < count else "modules that it does not have"
+    return [f"{len(absent)} patches of {other}: absent"] * bool(absent)
 
 
 def _hook_state() -> str:
     file = autoload.hook_file()
+    outside = autoload.outside()
+    if file is None and outside:
+        return (
+            f"site hook: none. {outside} lies where Python runs no .pth files (pip install --target, PYTHONPATH); "
+            "`rlhf-patches autoload on` writes one into site-packages, and needs the package there, too"
+        )
     if file is None:
         return "site hook: none (editable install); `rlhf-patches autoload on` writes one"
     problems = autoload.problems(file)

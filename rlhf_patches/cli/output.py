@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from .. import settings
 from ..definitions.registry import PluginFailure
-from ..definitions.status import PatchReport, Report, Status, printable
+from ..definitions.status import PatchReport, Report, Status, folded, layout, printable
 
 _COLOURS = {
     Status.APPLIES: "green",
@@ -21,36 +23,62 @@ _COLOURS = {
     Status.UNAFFECTED: "blue",
     Status.ABSENT: "dim",
 }
+_STATUS = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:  # rich would end the process with the status of a refused patch
+        raise BrokenPipeError
 
 
 def console() -> Console:
     """Standard output."""
     # No markup and no emoji names: most of what is printed comes from outside.
-    # Piped output is read by programs and logs: no wrapping at 80 columns.
-    return Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False, highlight=False)
+    return _Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def columns(*names: str) -> Table:
-    """An empty table."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in names:
-        table.add_column(name, overflow="fold")
-    return table
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[Sequence[str]] = ()) -> None:
+    """Rows in columns, a status in its colour. Piped output is read by programs and logs: a line per row."""
+    to = console()
+    width = to.width if sys.stdout.isatty() else None
+    for number, line in enumerate(layout(heads, rows, width, below)):
+        text = Text(line, style="" if number else "bold")
+        status = _STATUS.search(line)
+        if status is not None:
+            text.stylize(_COLOURS[Status(status.group())], *status.span())
+        to.print(text)
 
 
-def judgements(rows: Iterable[PatchReport]) -> Table:
-    """One line per patch: its status, the version and why."""
-    table = columns("PATCH", "STATUS", "VERSION", "WHY")
-    for row in rows:
-        table.add_row(row.name, coloured(row.status), printable(row.version or "-"), row.why)
-        if row.notice:
-            table.add_row("", "", "", row.notice)
-    return table
+def add_details(command: argparse.ArgumentParser, places: bool = True) -> None:
+    """Give a command ``--all`` and ``--long``."""
+    command.add_argument("--all", action="store_true", help="a line for each patch of what is not installed, too")
+    if places:
+        command.add_argument("--long", action="store_true", help="file and line of each patched function")
 
 
-def coloured(status: Status) -> Text:
-    """A status as a cell."""
-    return Text(str(status), style=_COLOURS.get(status, ""))
+def print_report(
+    report: Iterable[PatchReport],
+    options: argparse.Namespace,
+    heads: Sequence[str] = ("PATCH", "STATUS", "VERSION", "WHY"),
+    cells: Callable[[PatchReport], Sequence[str]] = lambda row: (printable(row.version or "-"), row.why),
+    fold: Callable[[list[PatchReport]], list[str]] = folded,
+) -> None:
+    """A table with a row for each patch, and a line for each framework that is not there.
+
+    Args:
+        report: the patches.
+        options: those of `add_details`.
+        heads: the names of the columns.
+        cells: what a row has after the name and the status.
+        fold: the lines for those that have no row.
+    """
+    rows = list(report)
+    shown = [row for row in rows if options.all or row.status is not Status.ABSENT]
+    below = [row.below(getattr(options, "long", False)) for row in shown]
+    if shown:
+        print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], below)
+    for line in fold([row for row in rows if row not in shown]):
+        console().print(line, style="dim")
 
 
 def print_json(report: Report) -> None:
@@ -60,8 +88,9 @@ def print_json(report: Report) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on standard error."""
-    print(f"rlhf-patches: {printable(text)}", file=sys.stderr)
+    """One line on standard error, or those that a message of `settings` has."""
+    lines = settings.LINE.join(printable(line) for line in text.split(settings.LINE))
+    print(f"rlhf-patches: {lines}", file=sys.stderr)
 
 
 def complain_of_patches(report: Report, source: str = "") -> None:

@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import sys
+import sysconfig
+import tempfile
 
 from .. import autoload, settings
 from ..definitions import registry
 from ..runs import report_file, report_summary
-from . import output
+from . import output, supervised
 from .command_line import Commands, UsageError, add_output
 
 
@@ -72,20 +74,32 @@ def _run(options: argparse.Namespace) -> int:
     settings.log_level()
     if not autoload.hook_file():
         raise UsageError(
-            "this environment has no site hook, so the command would run unpatched (an editable install ships none): "
-            "run `rlhf-patches autoload on` once, or install the wheel"
+            "this environment has no site hook, so the command would run unpatched (an editable install ships none, "
+            "and that of `pip install --target` is not run): run `rlhf-patches autoload on` once, or install the wheel"
         )
-    program = shutil.which(command[0])
+    # This environment's programs first: a `python` of another one has another hook, or none.
+    folders = (sysconfig.get_path("scripts"), os.path.dirname(sys.executable), *os.get_exec_path())
+    environment["PATH"] = os.pathsep.join(dict.fromkeys(folders))
+    program = shutil.which(command[0], path=environment["PATH"])
     if program is None:
         output.complain(f"there is no command {command[0]!r}")
         return 127
     sys.stdout.flush()
-    # exec: signals and the exit status are the command's own.
-    try:
-        os.execve(program, command, environment)
-    except OSError as error:  # no format that the system knows, an interpreter that is not there
-        output.complain(f"{program} cannot be executed: {error.strerror}")
-        return 126
+    with tempfile.NamedTemporaryFile(prefix="rlhf-patches-run-") as mark:
+        os.utime(mark.name, (0, 0))
+        environment[settings.PREFIX + "RUN"] = mark.name
+        try:
+            status = supervised.run(program, command, environment)
+        except supervised.CannotExecute as error:  # no format that the system knows, an interpreter that is not there
+            output.complain(f"{program} cannot be executed: {error}")
+            return 126
+        loaded = not os.path.exists(mark.name) or os.stat(mark.name).st_mtime > 0
+    if not loaded:
+        output.complain(
+            f"NOT ACTIVE: no Python process of this run on this host loaded the hook of {sys.prefix}, so nothing was "
+            f"patched. {program} runs another interpreter, in a container or on other hosts, with -S, or none"
+        )
+    return supervised.end_as(status)
 
 
 def _writable(path: str) -> str:

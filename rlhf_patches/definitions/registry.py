@@ -71,9 +71,8 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
             patches = _patches_of(entry_point, plugin)
         # A plugin runs foreign code at import; even its sys.exit() must not end a training run.
         except (Exception, SystemExit) as error:
-            failures.append(
-                PluginFailure(plugin, f"loading {entry_point.value!r} raised {type(error).__name__}: {error}")
-            )
+            reason = f"loading {entry_point.value!r} raised {type(error).__name__}: {error}"
+            failures.append(PluginFailure(plugin, reason + (_not_installed() if plugin == BUILT_IN else "")))
             continue
         for patch in patches:
             if not isinstance(patch, Patch):
@@ -99,6 +98,14 @@ def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, importlib.me
     allowed = settings.plugins({key[0] for key in found} | {BUILT_IN}) | {BUILT_IN}
     order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
     return [(key[0], found[key]) for key in order if key[0] in allowed]
+
+
+def _not_installed() -> str:
+    """The end of an error: this package is that of a checkout, whose patches are no part of it."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    if not os.path.exists(os.path.join(root, "patches", "plugin.py")):
+        return ""
+    return f". {root} is a checkout on sys.path (PYTHONPATH, or the working directory): `pip install {root}`"
 
 
 def _own_name() -> str:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .patch import Patch
 from .registry import PluginFailure, credit
+
+WIDTH = 130
+"""Characters of a line, where no terminal says otherwise: logs."""
+_LEAST = 36  # characters for the last column
+_INDENT = 4
 
 
 class Status(str, enum.Enum):
@@ -18,6 +24,8 @@ class Status(str, enum.Enum):
     """Not imported yet; it will be applied on import if the guards hold then."""
     APPLIED = "applied"
     """The function runs with the patch."""
+    INACTIVE = "inactive"
+    """`apply` has not been called in this process."""
     DISABLED = "disabled"
     """Switched off by the user, or reverted."""
     ABSENT = "absent"
@@ -67,6 +75,8 @@ class PatchReport:
     """Unaffected by its version, but the code has the defect: a release newer than the patch, to be reported."""
     observations: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What the patch says it has done so far in this process: plain values, by what they are."""
+    places: tuple[str, ...] = ()
+    """``file:line`` of each function that runs with the patch, or would."""
     changes_numbers: str | None = None
     """What `Patch.changes_numbers` says, on one line, whether or not the patch is applied."""
 
@@ -87,14 +97,19 @@ class PatchReport:
             return ""
         return printable(f"changes numbers: {self.changes_numbers}")
 
+    def below(self, places: bool = False) -> tuple[str, ...]:
+        """What a table has below the patch's row: the notice, and the places if these are asked for."""
+        return (*[self.notice] * bool(self.notice), *map(printable, self.places if places else ()))
+
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
 
-        And ``unreviewed`` where it is true, ``observations`` and ``changes_numbers`` where there are any.
+        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers`` and ``places``.
         """
         unreviewed = {"unreviewed": True} if self.unreviewed else {}
         observations = {"observations": dict(self.observations)} if self.observations else {}
         changes_numbers = {"changes_numbers": self.changes_numbers} if self.changes_numbers else {}
+        places = {"places": list(self.places)} if self.places else {}
         return {
             "name": self.name,
             "status": self.status.value,
@@ -105,12 +120,19 @@ class PatchReport:
             "plugin": self.plugin,
             **unreviewed,
             **observations,
+            **places,
             **changes_numbers,
         }
 
 
 def patch_report(
-    patch: Patch, plugin: str, status: Status, reason: str, version: str | None, unreviewed: bool = False
+    patch: Patch,
+    plugin: str,
+    status: Status,
+    reason: str,
+    version: str | None,
+    unreviewed: bool = False,
+    places: tuple[str, ...] = (),
 ) -> PatchReport:
     """A patch's state together with what the patch says about itself."""
     return PatchReport(
@@ -122,11 +144,12 @@ def patch_report(
         guard=patch.versions,
         plugin=plugin,
         unreviewed=unreviewed,
+        places=places,
         changes_numbers=patch.changes_numbers and " ".join(patch.changes_numbers.split()),
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The state of every registered patch, and the plugins that could not be loaded."""
 
@@ -168,26 +191,91 @@ class Report:
         """One short string per patch, as experiment trackers like it: ``{"rlhf_patches/NAME": "applied"}``."""
         return {prefix + patch.name: patch.status.value for patch in self.patches}
 
+    def to_text(self, width: int | None = WIDTH, everything: bool = False, places: bool = False) -> str:
+        """A table for people; `str` gives it as it is by default.
+
+        Args:
+            width: of its lines, in characters; None: no line is wrapped.
+            everything: a line for each patch of what is not installed, too, instead of one for all of a framework.
+            places: file and line of each function that runs with a patch, below it.
+        """
+        shown = [row for row in self.patches if everything or row.status is not Status.ABSENT]
+        cells = [
+            (row.name, row.status.value, printable(f"{row.distribution} {row.version or '-'}"), row.why)
+            for row in shown
+        ]
+        lines = []
+        if shown or not self.patches:
+            lines = layout(
+                ("PATCH", "STATUS", "FRAMEWORK", "REASON"), cells, width, [row.below(places) for row in shown]
+            )
+        lines += folded(row for row in self.patches if row not in shown)
+        return "\n".join([*lines, *(printable(str(failure)) for failure in self.plugin_failures)])
+
     def __str__(self) -> str:
-        return table(self.patches, self.plugin_failures)
+        return self.to_text()
+
+    # What an interpreter and a notebook show of `apply()` in their last line.
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        import html  # only in a notebook
+
+        heads = ("patch", "status", "framework", "reason")
+        rows = [
+            (row.name, row.status.value, f"{row.distribution} {row.version or '-'}", row.why)
+            for row in self.patches
+            if row.status is not Status.ABSENT
+        ]
+        marked = [("th", heads)] * bool(rows) + [("td", row) for row in rows]
+        table = "".join(
+            f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>" for tag, cells in marked
+        )
+        more = [
+            *folded(self.with_status(Status.ABSENT)),
+            *(printable(str(failure)) for failure in self.plugin_failures),
+        ]
+        return f"<table>{table}</table>" + "".join(f"<div>{html.escape(line)}</div>" for line in more)
 
 
-def table(patches: tuple[PatchReport, ...], failures: tuple[PluginFailure, ...] = (), width: int = 130) -> str:
-    """A readable table of fixed width, for logs and terminals alike."""
+def folded(absent: Iterable[PatchReport]) -> list[str]:
+    """A line for each thing that is not there: what, and how many patches are for it."""
+    counts = Counter(row.why for row in absent)
+    return [f"{why}: {count} {'patch' if count == 1 else 'patches'}" for why, count in counts.items()]
+
+
+def layout(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    below: Sequence[Sequence[str]] = (),
+) -> list[str]:
+    """Rows in columns. Only the last cell is ever wrapped, no word is broken, and no line ends in blanks.
+
+    Args:
+        heads: the names of the columns.
+        rows: their cells, each of one line.
+        width: of a terminal or a log. Where the columns leave too little of it, the last cell goes below its row. None
+            for a pipe: a line per row.
+        below: lines to put below each row.
+    """
     import textwrap  # only where a table is asked for
 
-    heads = ("PATCH", "STATUS", "FRAMEWORK", "REASON")
-    rows = []
-    for p in patches:
-        rows.append((p.name, p.status.value, printable(f"{p.distribution} {p.version or '-'}"), p.why))
-        rows += [("", "", "", p.notice)] if p.notice else []
-    columns = [max(len(row[i]) for row in [heads, *rows]) for i in range(3)]
-    indent = sum(columns) + 6
+    columns = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads) - 1)]
+    indent = sum(columns) + 2 * len(columns)
+    stacked = width is not None and width - indent < _LEAST
+    indent = _INDENT if stacked else indent
     lines = []
-    for row in [heads, *rows]:
-        start = "  ".join(cell.ljust(size) for cell, size in zip(row, columns, strict=False)) + "  "
-        reason = textwrap.wrap(row[3], max(width - indent, 40), break_long_words=False, break_on_hyphens=False) or [""]
-        lines.append((start + reason[0]).rstrip())
-        lines += [" " * indent + more for more in reason[1:]]
-    lines += [printable(str(failure)) for failure in failures]
-    return "\n".join(lines)
+    for row, more in zip([heads, *rows], [(), *(below or [()] * len(rows))], strict=True):
+        start = "  ".join(cell.ljust(size) for cell, size in zip(row, columns, strict=False))
+        texts = [row[-1], *more]
+        if width is not None:
+            room = max(width - indent, _LEAST)
+            wrapped = [textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) for text in texts]
+            texts = [line for each in wrapped for line in each or [""]]
+        if stacked and row is heads:
+            texts = []
+        elif not stacked:
+            start += "  " + texts.pop(0)
+        lines += [start.rstrip(), *(" " * indent + text for text in texts if text)]
+    return lines

@@ -55,7 +55,7 @@ class _Outcome(NamedTuple):
     waits: tuple[tuple[str, ...], ...] = ()
 
 
-_FRESH = _Outcome(Status.DISABLED, "apply() has not been called")
+_FRESH = _Outcome(Status.INACTIVE, "apply() has not been called")
 
 
 @dataclass(eq=False)
@@ -149,9 +149,15 @@ class Engine:
         with self._lock:
             for entry in entries.values():
                 self._look_again(entry)
-            rows, failures = [(_row(entry), entry.patch) for entry in entries.values()], tuple(self._failures)
+            rows = [(replace(_row(entry), places=self._places(entry)), entry.patch) for entry in entries.values()]
+            failures = tuple(self._failures)
         # Not under the lock: it is the patch's own code.
         return Report(tuple(_with_observations(row, patch) for row, patch in rows), failures)
+
+    def _places(self, entry: _Entry) -> tuple[str, ...]:
+        """``file:line`` of each function that carries an applied patch."""
+        carried = self._ledger.carrying(entry.patch.name) if entry.outcome.status is Status.APPLIED else []
+        return tuple(dict.fromkeys(f"{item.source.filename}:{item.node.lineno}" for item in carried))
 
     # ------------------------------------------------------------------- asked within training, without locks
 

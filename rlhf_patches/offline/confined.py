@@ -83,7 +83,10 @@ def check(path: str, registered: Sequence[Registered], failures: Iterable[Plugin
         ) from None
     if "error" in answer:
         raise ReleaseError(answer["error"])
-    rows = (PatchReport(**{**row, "status": Status(row["status"])}) for row in answer["rows"])
+    rows = (
+        PatchReport(**{**row, "status": Status(row["status"]), "places": tuple(row["places"])})
+        for row in answer["rows"]
+    )
     return Checked(Report(tuple(rows), tuple(failures)), answer["is_patched"])
 
 

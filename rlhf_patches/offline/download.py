@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -19,7 +22,7 @@ _PLATFORMS = tuple(
     for machine in ("x86_64", "aarch64")
     for platform in ("linux", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
 )
-
+_MOST_VERSIONS = 10  # named where one does not exist
 
 # `python -m pip` would import what lies in the working directory, perhaps a checkout that the user does not trust yet.
 _RUN_PIP = (
@@ -38,21 +41,30 @@ def default_cache() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "rlhf-patches"
 
 
-def fetch(text: str, cache: Path) -> Path:
+def fetch(text: str, cache: Path | None = None) -> Path:
     """The wheel of ``NAME==VERSION``, from ``cache`` if it is there already.
 
     Only wheels: to unpack an sdist, pip runs code from it.
+
+    Args:
+        text: what to fetch.
+        cache: a folder; None means `default_cache`, or one of this process where that cannot be written.
 
     Raises:
         DownloadError: the text is not ``NAME==VERSION``, or pip found no wheel.
     """
     name, version = parse(text)
-    folder = cache / "wheels" / name / version
+    place = Path("wheels", name, version)
+    folder = (cache or default_cache()) / place
     for wheel in sorted(folder.glob("*.whl")):
         return wheel
     try:
         return _fetch(name, version, folder)
     except OSError as error:
+        if cache is None:
+            temporary = tempfile.mkdtemp(prefix="rlhf-patches-")
+            atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+            return fetch(text, Path(temporary))
         raise DownloadError(f"the cache {cache} cannot be used: {error}; choose another with --cache") from error
 
 
@@ -110,17 +122,32 @@ def _each(option: str, values: tuple[str, ...]) -> list[str]:
 
 def _pip(requirement: str, folder: str, *options: str) -> str:
     """Download one wheel without dependencies; returns what pip wrote to stderr."""
-    command = [sys.executable, "-c", _RUN_PIP, "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--dest", folder, *options, "--", requirement]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    if "No module named pip" in done.stderr:
+    arguments = ["download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
+    arguments += ["--disable-pip-version-check", "--dest", folder, *options, "--", requirement]
+    for pip, where in _pips(folder):
+        done = subprocess.run(
+            [*pip, *arguments], cwd=where, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+        if "No module named pip" not in done.stderr:
+            break
+    else:
         raise DownloadError(
-            f"{sys.executable} has no pip to fetch {requirement} with: install it, or give the wheel's path"
+            f"{sys.executable} has no pip to fetch {requirement} with, and there is no uv: install either, or give "
+            "the wheel's path"
         )
     if done.returncode:
         for half in Path(folder).iterdir():
             half.unlink()
     return done.stderr
+
+
+def _pips(folder: str) -> Iterator[tuple[list[str], str | None]]:
+    """What may run pip, and in which folder: this interpreter, the one it was made from, or uv, which fetches it."""
+    for python in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", None) or sys.executable)):
+        yield [python, "-c", _RUN_PIP], None
+    uv = shutil.which("uv")
+    if uv:  # not in the working directory, whose configuration it would read
+        yield [uv, "tool", "run", "--quiet", "pip"], folder
 
 
 def _is_missing(said: str) -> bool:
@@ -130,4 +157,7 @@ def _is_missing(said: str) -> bool:
 
 def _last_error(said: str) -> str:
     lines = [line for line in said.splitlines() if line.startswith("ERROR: ")]
-    return lines[-1].removeprefix("ERROR: ") if lines else said.strip()[-200:] or "nothing"
+    _, listed, versions = said.partition("(from versions: ")
+    there = versions.partition(")")[0].split(", ")
+    more = f". The newest wheels are {', '.join(there[-_MOST_VERSIONS:])}" if listed and there != ["none"] else ""
+    return (lines[-1].removeprefix("ERROR: ") if lines else said.strip()[-200:] or "nothing") + more

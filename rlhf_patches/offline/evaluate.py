@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import difflib
 import functools
+import shlex
+import textwrap
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from .. import settings
 from ..definitions.patch import Patch, Rewrite, Variant, Wrap
@@ -89,7 +92,12 @@ def _read_installed(module: str) -> Source:
 
 
 def _row(item: Registered, found: Decision) -> PatchReport:
-    return patch_report(item.patch, item.plugin, found.status, found.reason, found.version, found.unreviewed)
+    places = dict.fromkeys(f"{each.source.filename}:{each.node.lineno}" for each in found.recognised)
+    if found.status is not Status.APPLIES:
+        places = {}
+    return patch_report(
+        item.patch, item.plugin, found.status, found.reason, found.version, found.unreviewed, tuple(places)
+    )
 
 
 def _judge(
@@ -146,7 +154,9 @@ def _beside(name: str, found: Decision, beside: dict[str, Held]) -> dict[str, He
 
 
 def diff(patch: Patch) -> str:
-    """Unified diff of the installed source, as the patch changes it. Replaced and wrapped functions show as comments.
+    """Unified diff of the installed source, as the patch changes it, for ``patch -p0`` in the folder that it names.
+
+    What a function is replaced or wrapped by shows as a comment above it.
 
     Raises:
         NotFound: the framework is not installed.
@@ -178,13 +188,12 @@ def _file_diff(source: Source, recognised: list[shapes.Recognised]) -> str:
     new = source.text
     for edit in sorted(edits, reverse=True):
         new = new[: edit.start] + edit.text + new[edit.end :]
-    lines = difflib.unified_diff(
-        source.text.splitlines(keepends=True),
-        new.splitlines(keepends=True),
-        source.filename,
-        source.filename,
+    root = Path(source.filename).parents[source.module.count(".") + (Path(source.filename).stem == "__init__")]
+    name = Path(source.filename).relative_to(root).as_posix()  # patch refuses absolute ones
+    lines = difflib.unified_diff(source.text.splitlines(keepends=True), new.splitlines(keepends=True), name, name)
+    return f"# patch -p0 -d {shlex.quote(str(root))}\n" + "".join(
+        line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines
     )
-    return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 
 def _note(item: shapes.Recognised) -> rewriting.Edit:
@@ -194,4 +203,18 @@ def _note(item: shapes.Recognised) -> rewriting.Edit:
     first = sources.first_line(item.node)
     start = sum(len(line) for line in lines[: first - 1])
     done = "wrapped" if isinstance(item.change, Wrap) else "replaced"
-    return rewriting.Edit(start, start, f"{' ' * item.node.col_offset}# {done} by {item.change.implementation}\n")
+    note = [f"{done} by {item.change.implementation}:", *_text_of(item.change.implementation)]
+    indent = " " * item.node.col_offset
+    return rewriting.Edit(start, start, "".join(f"{indent}# {line}".rstrip() + "\n" for line in note))
+
+
+def _text_of(path: str) -> list[str]:
+    """The lines of an implementation; none where it is not a function of its module's text."""
+    module, _, qualname = path.partition(":")
+    try:
+        source = sources.read(sources.locate(module))
+        node = sources.find_function(source, qualname)
+    except (NotFound, Unreadable, Unrecognised):
+        return []
+    lines = source.text.splitlines()[sources.first_line(node) - 1 : node.end_lineno]
+    return textwrap.dedent("\n".join(lines)).splitlines()

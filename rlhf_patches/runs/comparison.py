@@ -24,6 +24,7 @@ from .processes import Effect, Process, grouped
 
 # What an import ends in is decided by version and code, so where one rank has imported it, the others will follow.
 _DECIDED_BY_CODE = (Status.APPLIED, Status.REFUSED, Status.UNAFFECTED)
+_SWITCHED_OFF = (Status.DISABLED.value, Status.INACTIVE.value)
 _MOST_PATCHES = 10
 _MOST_HOSTS = 4
 _MOST_CHARACTERS = 300  # of a reason
@@ -140,7 +141,7 @@ def _difference(name: str, processes: Sequence[Process], who: Who) -> str | None
     present = [effect for effect in found if effect is not None]
     acts = any(effect.in_force or effect.status == Status.FAILED.value for effect in present)
     # Where a patch acts nowhere, one that a rank has switched off, or does not know, makes no difference.
-    compared = found if acts else [effect for effect in present if effect.status != Status.DISABLED.value]
+    compared = found if acts else [effect for effect in present if effect.status not in _SWITCHED_OFF]
     decided = {(effect.framework, effect.code): effect.key for effect in present if effect.status in _DECIDED_BY_CODE}
     keys = set()
     for effect in compared:

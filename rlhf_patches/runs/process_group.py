@@ -25,7 +25,7 @@ from ..engine import functions, import_hooks, trampolines
 from ..engine.engine import engine
 from ..engine.log import logger, speaks
 from ..guards import sources
-from ..ranks import ranks_text
+from ..ranks import place, ranks_text
 from ..settings import PREFIX, SettingsError
 from . import comparison
 from .comparison import VerifyError, differences, where
@@ -50,7 +50,8 @@ def verify(group: ProcessGroup | None = None, timeout: float | timedelta = TIMEO
     imported yet, observations, and what makes no difference (a patch that acts on no rank and is disabled on some).
 
     Nothing is imported or patched. Through the group's store: no collective, no device. A rank that is not a member
-    of the group returns at once, as from torch's collectives, and so does a group of one.
+    of the group returns at once, as from torch's collectives, and so does a group of one, and a process that no
+    launcher has started as one of several.
 
     Args:
         group: None means the default group.
@@ -89,6 +90,10 @@ def _look_up(group: Any) -> _Group | None:
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
+        rank, _, size = place()
+        # No launcher has started others, and no driver will say so later.
+        if size == "1" or (rank is None and "ray" not in sys.modules):
+            return None
         raise VerifyError("there is no process group yet: call torch.distributed.init_process_group() before verify()")
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return None

@@ -130,7 +130,8 @@ class _Line:
 
     def end(self) -> None:
         """Write the line for the last time, whatever there is to say."""
-        self._ended = "exit"
+        error = _exception()
+        self._ended = f"exception {type(error).__name__}" if error is not None else "exit"
         self.update()
 
     def start_anew(self) -> None:
@@ -178,6 +179,16 @@ class _Line:
 
 
 _line: _Line | None = None
+
+
+def _exception() -> BaseException | None:
+    """What has ended this process, if it was an exception that nobody has caught."""
+    # In a child of multiprocessing it is on its way; elsewhere Python has printed it and left it here. Where code is
+    # typed in, that is only the last mistake.
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):
+        error = getattr(sys, "last_value", None)
+    return None if isinstance(error, SystemExit) and error.code in (None, 0) else error
 
 
 def _settled(report: Report) -> bool:

@@ -107,6 +107,11 @@ class Summary:
         return tuple(each for each in self.processes if each.ended is None)
 
     @property
+    def by_exception(self) -> tuple[Recorded, ...]:
+        """Processes that an exception has ended."""
+        return tuple(each for each in self.processes if each.ended not in (None, "exit"))
+
+    @property
     def problems(self) -> list[str]:
         """What has to be looked at, one line each; none means that all processes are the same and all is well."""
         found = list(islice(self._problems(), _MOST_PROBLEMS + 1))
@@ -136,6 +141,7 @@ class Summary:
             "processes": len(self.processes),
             "hosts": dict(Counter(each.host for each in self.processes)),
             "not_ended": [each.identity() for each in self.not_ended],
+            "by_exception": [{**each.identity(), "ended": each.ended} for each in self.by_exception],
             "missing_ranks": missing,
             "unreadable": list(self.unreadable),
             "patches": [patch.to_dict() for patch in self.patches],
@@ -151,8 +157,11 @@ class Summary:
         times = sorted(each.started for each in self.processes if each.started)
         if times:
             lines[0] += f"; started {times[0]}" + (f" to {times[-1]}" if times[-1] != times[0] else "")
-        ended = len(self.processes) - len(self.not_ended)
+        ended = len(self.processes) - len(self.not_ended) - len(self.by_exception)
         lines.append(f"{ended} ended in order")
+        if self.by_exception:
+            kinds = ", ".join(dict.fromkeys((each.ended or "").partition(" ")[2] for each in self.by_exception))
+            lines[-1] += f"; {len(self.by_exception)} by an exception ({kinds}): {_names(self.by_exception)}"
         if self.not_ended:
             lines[-1] += f"; {len(self.not_ended)} were killed or still run: {_names(self.not_ended)}"
         lines += ["", *self._patch_lines(), ""]
@@ -170,9 +179,7 @@ class Summary:
             said += [f"not imported in {patch.not_imported}"] if patch.not_imported else []
             lines.append(f"{patch.title.ljust(width)}  {', '.join(said)}")
         nowhere = len(self.patches) - len(known)
-        return lines + (
-            [f"{_plural(nowhere, 'patch', 'patches')} of frameworks that no process imported"] * bool(nowhere)
-        )
+        return lines + ([f"{_plural(nowhere, 'patch', 'patches')} of modules that no process imported"] * bool(nowhere))
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -207,7 +214,10 @@ def summarise(files: Sequence[str]) -> Summary:
             processes[identity] = process
             entries += len(process.effects) + len(process.versions) + len(process.plugin_failures)
         if not begun:
-            raise ReportFileError(f"{file} is empty: no process has written to it yet")
+            raise ReportFileError(
+                f"{file} is empty: no process of the run has imported a framework with the patches on, or it has only "
+                "begun. `rlhf-patches doctor` says whether there is a hook, and for what"
+            )
         if not ours:
             raise ReportFileError(f"{file} has no line that RLHF_PATCHES_REPORT could have written")
     unreadable += [f"{more} more lines"] if more else []

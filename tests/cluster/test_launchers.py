@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RLHF_PATCHES_VERIFY": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),  # DeepSpeed compiles an operator once
 }
 SITE_HOOK = {"RLHF_PATCHES_AUTOLOAD": "1"}
 

@@ -62,7 +62,7 @@ def test_apply_was_forgotten_on_one(calls):
         "VerifyError: the 3 ranks of this process group do not run the same patches.\nslime-no-sync-"
     )
     assert "\n  ranks 0, 2 on " in text
-    assert "): disabled (apply() has not been called)" in text
+    assert "): inactive (apply() has not been called)" in text
     assert "megatron" not in text, "what is not installed makes no difference"
 
 

@@ -156,7 +156,7 @@ def test_other_variables_that_differ_are_a_warning(monkeypatch, caplog):
         ({}, {"env_vars": {"RLHF_PATCHES_WATCH": 3}}, "no string"),
         ({"AUTOLOAD": "0"}, None, "this process has RLHF_PATCHES_AUTOLOAD=0.*DISABLE='[*]'"),
         ({}, {"env_vars": {"RLHF_PATCHES_AUTOLOAD": "off"}}, "the runtime environment has RLHF_PATCHES_AUTOLOAD=off"),
-        ({}, {"env_vars": {"RLHF_PATCHES_ONLY": "nothing-like-it"}}, "is no patch.*in the runtime environment"),
+        ({}, {"env_vars": {"RLHF_PATCHES_ONLY": "nothing-like-it"}}, "(?s)is no patch.*in the runtime environment"),
         ({}, {"env_vars": {"RLHF_PATCHES_STRICT": 1}}, "no string"),
         ({}, {"env_vars": ["A=1"]}, r"env_vars are \['A=1'\]: expected a dictionary"),
         ({}, [], r"is \[\]: expected a dictionary or a RuntimeEnv"),

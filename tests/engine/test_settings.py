@@ -36,7 +36,7 @@ def test_expand(patterns, expected):
             "megatron-no-sync-rentry",
             "only names 'megatron-no-sync-rentry', which is no patch; did you mean 'megatron-no-sync-reentry'?",
         ),
-        ("zzz", f"only names 'zzz', which is no patch; known are: {', '.join(NAMES)}"),
+        ("zzz", "only names 'zzz', which is no patch; known are:" + "".join(f"\n  {name}" for name in NAMES)),
         ("verl-*", "only names 'verl-*', which is no patch"),
         (["trl-lost-loss", ""], "only names ''"),
         ([None], "only has None: expected names of patches or globs, as strings"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 TEXT = "def add(a, b):\n    return a - b\n"
 FILES = {"slime/__init__.py": "", "slime/deep/mod.py": TEXT}  # deep is a namespace package
@@ -118,3 +120,13 @@ BAD_HEADERS: dict[str, Callable[[], bytes]] = {
     "sparse map": lambda: old_sparse(200_000),
     "promised": lambda: header("x", 2**40, tarfile.GNUTYPE_LONGNAME) + member("slime-1.5/x"),
 }
+
+
+@pytest.fixture
+def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test runs in an empty folder, which stays empty, and so do the folders above it."""
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    yield
+    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "a").rglob("*")] == ["a/b"]

@@ -111,7 +111,12 @@ def trl() -> None:
         *("trl.trainer.sft_trainer", "torch.distributed.fsdp"),
     ):
         importlib.import_module(module)
-    zero3_on_cpu.compile_operator()  # else each rank asks ninja, and the first one needs more than a rank's time
+
+
+def deepspeed() -> None:
+    """DeepSpeed alone."""
+    importlib.import_module("tests.harness.deepspeed_on_cpu")
+    importlib.import_module("deepspeed")
 
 
 def peft() -> None:

@@ -71,6 +71,12 @@ def skyrl(release: str, *more: str) -> Levels:
     return (*MEGATRON, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
 
 
+def beside(release: str | None, load: str) -> Levels:
+    """A function of loading.py on torch, with a release's folder, such as ``deepspeed-0.18.9``, or without one."""
+    folder = str(side_by_side.folder(release)) if release else None
+    return (*TORCH, Level(f"tests.harness.loading:{load}", folder))
+
+
 def swift(release: str | None, trainer: str) -> Levels:
     """A release of ms-swift with its own megatron-core; None for the environment's own.
 
@@ -78,14 +84,12 @@ def swift(release: str | None, trainer: str) -> Levels:
         release: the folder, such as ``swift-3.12``.
         trainer: the function of loading.py.
     """
-    folder = str(side_by_side.folder(release)) if release else None
-    return (*TORCH, Level(f"tests.harness.loading:{trainer}", folder))
+    return beside(release, trainer)
 
 
 def peft(release: str | None) -> Levels:
     """A release of PEFT, such as ``peft-0.20``, with the environment's transformers; None for the environment's own."""
-    folder = str(side_by_side.folder(release)) if release else None
-    return (*TORCH, Level("tests.harness.loading:peft", folder))
+    return beside(release, "peft")
 
 
 def transformer_engine(release: str) -> Levels:

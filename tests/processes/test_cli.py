@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,7 +37,8 @@ def test_json_is_a_list_of_objects_with_the_promised_keys(cli, command, slime):
     assert done.returncode == 0, done.stderr
     found = rows(done)
     assert list(found) == [patch.name for patch in plugin.rlhf_patches()]
-    assert all(set(row) == KEYS for row in found.values())
+    assert found[toy_slime.PATCH]["places"] == [f"{slime}/slime/backends/megatron_utils/model.py:1"]
+    assert all(set(row) - {"places", "changes_numbers"} == KEYS for row in found.values())
     assert found[toy_slime.PATCH]["status"] == "applies"
     assert found[toy_slime.PATCH]["version"] is None
     assert found["verl-no-sync-reentry"]["status"] == "absent"
@@ -95,6 +97,45 @@ def test_diff_is_a_patch_that_repairs_the_users_own_file(cli, slime, tmp_path):
     subprocess.run(["patch", "-p0", str(model)], input=done.stdout, text=True, check=True, capture_output=True)
     assert "is_none_or_megatrons(config.no_sync_func)" in model.read_text()
     assert len(model.read_text().splitlines()) == 3
+
+
+def test_a_diff_names_the_folder_in_which_patch_takes_it(cli, slime, tmp_path):
+    done = cli("diff", toy_slime.PATCH, PYTHONPATH=str(slime))
+    assert done.stdout.splitlines()[:2] == [
+        f"# patch -p0 -d {slime}",
+        "--- slime/backends/megatron_utils/model.py",
+    ]
+    if shutil.which("patch"):
+        subprocess.run(["patch", "-p0", "-d", str(slime)], input=done.stdout, text=True, check=True)
+
+
+def test_a_reader_that_has_gone_is_no_refusal(installed):
+    """`rlhf-patches doctor | head`"""
+    for unbuffered in ("", "1"):
+        code = f"set -o pipefail; {shlex.quote(installed.command)} list --all | head -c 1"
+        done = installed.run("bash", "-c", code, PYTHONUNBUFFERED=unbuffered)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "P", "")
+
+
+def test_every_wrong_variable_is_named(cli):
+    done = cli("doctor", RLHF_PATCHES_ONLI="1", RLHF_PATCHES_STRICT="perhaps", RLHF_PATCHES_DISABLE="nothing,like-it")
+    assert done.returncode == 2
+    first, *rest = done.stderr.splitlines()
+    assert "RLHF_PATCHES_ONLI is unknown; did you mean 'RLHF_PATCHES_ONLY'?" in first
+    assert [name for name in ("'nothing'", "'like-it'", "STRICT is 'perhaps'") if name not in done.stderr] == []
+    assert "  slime-no-sync-reentry" in rest
+
+
+def test_the_readmes_first_lines_work(installed):
+    code = "import rlhf_patches; rlhf_patches.verify(); print(rlhf_patches.ray.runtime_env()['env_vars'])"
+    assert "RLHF_PATCHES_AUTOLOAD" in installed.code(code)
+
+
+def test_a_checkout_on_the_path_says_what_to_do(installed):
+    code = "import rlhf_patches; print(rlhf_patches.apply())"
+    said = installed.code(code, PYTHONPATH=str(ROOT))
+    assert f"{ROOT} is a checkout on sys.path" in said
+    assert f"`pip install {ROOT}`" in said
 
 
 @pytest.mark.parametrize("command", ["diff", "explain"])

@@ -92,7 +92,14 @@ def test_a_process_that_imports_no_framework_has_a_line_when_it_ends(slime, file
     assert file.exists() is bool(count)
     if count:
         (line,) = read(file)
-        assert (status(line), line["ended"]) == ("pending", "exit")
+        assert (status(line), line["ended"]) == ("pending", "exception ZeroDivisionError" if "/" in end else "exit")
+
+
+def test_a_child_of_multiprocessing_that_an_exception_ends(slime, file):
+    code = f"{APPLY}\nimport multiprocessing\ndef job(): {IMPORT}; {{}}['gone']\n"
+    code += "one = multiprocessing.get_context('fork').Process(target=job); one.start(); one.join()"
+    run(code, slime, file)
+    assert sorted(line["ended"] for line in read(file)) == ["exception KeyError", "exit"]
 
 
 def test_a_strict_refusal_is_on_record(slime, file):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -265,6 +268,52 @@ def test_run_hands_through_exit_status_and_signals(installed):
     process.stdout.close()
 
 
+def test_run_takes_the_environments_own_programs(installed):
+    """Called by its path, without activating the environment, whose `python` is another one then."""
+    path = {"PATH": os.pathsep.join([*(p for p in os.environ["PATH"].split(os.pathsep) if "/.nox/" not in p)])}
+    done = installed.run(installed.command, "run", "--", "python", "-c", "import sys; print(sys.prefix)", **path)
+    assert (done.stdout.strip(), done.stderr) == (str(installed.folder), "")
+
+
+@pytest.mark.parametrize("command", [("sh", "-c", "exit 3"), (sys.executable, "-S", "-c", "raise SystemExit(3)")])
+def test_run_says_that_nothing_was_patched(installed, command):
+    done = installed.run(installed.command, "run", "--quiet", "--", *command)
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rlhf-patches: NOT ACTIVE: no Python process of this run on this host loaded the hook of ")
+
+
+def test_run_ends_with_what_it_started(installed):
+    """A scheduler that kills `run` must not leave the job behind."""
+    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+    process = subprocess.Popen(
+        [installed.command, "run", "--", "python", "-c", sleeper],
+        env=installed.environment({}),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.kill()
+    process.wait(timeout=30)
+    started = time.monotonic()
+    assert process.stdout.read() == ""
+    assert time.monotonic() - started < 50, "the child held it open until its own end"
+    process.stdout.close()
+
+
+def test_a_folder_that_python_does_not_look_through_has_no_hook(installed, tmp_path):
+    """`pip install --target`: its .pth file is there, and nothing runs it."""
+    shutil.copytree(installed.site, tmp_path / "target", symlinks=True)
+    bare = [sys.executable, "-m", "rlhf_patches"]
+    here = {"PYTHONPATH": str(tmp_path / "target")}
+    done = installed.run(*bare, "doctor", **here)
+    assert "site hook: none." in done.stdout
+    assert "pip install --target" in done.stdout
+    done = installed.run(*bare, "run", "--", "true", **here)
+    assert (done.returncode, "has no site hook" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -321,6 +370,8 @@ def test_the_very_module_whose_import_loads_the_engine_is_patched(installed, tmp
     code = "import toptarget; print(toptarget.f(5, 2))"
     environment = {"PYTHONPATH": str(tmp_path)}
     assert installed.code(code, **environment) == "3"
+    assert installed.code(code, **ON, **environment) == "7"
+    assert installed.code(code, RLHF_PATCHES_PLUGINS="none", **ON, **environment) == "3"
     assert installed.code(code, RLHF_PATCHES_WATCH="toptarget", **ON, **environment) == "7"
     # `run` knows from the plugin what to watch.
     done = installed.run(installed.command, "run", "--", installed.python, "-c", code, **environment)

@@ -30,7 +30,9 @@ def sample():
             if item.has_module(patch):
                 for members, _ in compatibility.stretches(item, patch):
                     for entry in (members[0], members[-1]):
-                        if record.code(patch, entry).state != record.NO_MODULE:
+                        # pip fetches no sdist, and no wheel for Windows, of which DeepSpeed has nothing else.
+                        fetched = entry.file.endswith(".whl") and "-win" not in entry.file
+                        if fetched and record.code(patch, entry).state != record.NO_MODULE:
                             found[item.name, entry.version] = entry
     return found
 

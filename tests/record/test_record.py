@@ -181,6 +181,7 @@ def test_a_function_that_was_not_reviewed_and_a_note_about_nothing_are_noticed()
     notes = record.reviewed()
     without = dataclasses.replace(notes, harmless={})
     assert any("not reviewed: ms-swift" in line for line in record.unreviewed(RECORDS, PATCHES, without))
-    stale = {**notes.harmless, PATCHES[0].name: {"0123456789abcdef": "not there"}}
+    name = PATCHES[0].name
+    stale = {**notes.harmless, name: {**notes.harmless.get(name, {}), "0123456789abcdef": "not there"}}
     (complaint,) = record.unreviewed(RECORDS, PATCHES, dataclasses.replace(notes, harmless=stale))
     assert "about no release in the record" in complaint

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_patches import PatchReport, Report, Rewrite, Status
 from rlhf_patches.definitions.registry import PluginFailure
-from rlhf_patches.definitions.status import patch_report, table
+from rlhf_patches.definitions.status import patch_report
 
 ROWS = (
     PatchReport(
@@ -105,15 +105,48 @@ def test_a_patch_that_changes_numbers_has_a_line_of_its_own(framework, status):
     row = patch_report(patch, "tests", status, "why", None)
     assert row.to_dict()["changes_numbers"] == "was wrong\x07"
     expected = [r"changes numbers: was wrong\x07"] if status.value in ("pending", "applied", "applies") else []
-    lines = [line.strip() for line in table((row, ROWS[0])).splitlines()]
+    lines = [line.strip() for line in Report((row, ROWS[0])).to_text(everything=True).splitlines()]
     assert lines[2:-1] == expected
     assert lines[-1].startswith("a-bug")
 
 
 def test_a_narrow_table_keeps_words_whole():
-    text = table(ROWS, width=20)
+    text = Report(ROWS).to_text(width=20)
     assert text.count("word") == 60
     assert all(len(line) <= len("a-bug  applied  some-dist 1.0  ") + 40 for line in text.splitlines())
+
+
+def test_at_80_columns_no_name_is_broken():
+    row = dataclasses.replace(ROWS[0], name="some-patch-with-a-very-long-name", places=("/some/long/path.py:12",))
+    lines = Report((row, ROWS[1])).to_text(width=80, places=True).splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["PATCH", row.name, "b-bug"]
+    assert lines[2:4] == ["    some-dist 1.0 is affected (<2)", "    /some/long/path.py:12"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_pipe_gets_a_line_per_row():
+    lines = Report(ROWS).to_text(width=None).splitlines()
+    assert [line.split()[0] for line in lines] == ["PATCH", "a-bug", "b-bug", "c-bug"]
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_what_is_not_there_is_one_line_per_reason():
+    gone = [
+        PatchReport(f"{n}-gone", Status.ABSENT, "ms-swift is not installed", "ms-swift", None, "", "rlhf-patches")
+        for n in "xyz"
+    ]
+    report = Report((*gone, ROWS[0], dataclasses.replace(gone[0], name="w-gone", reason="no module a.b")))
+    assert str(report).splitlines()[2:] == ["ms-swift is not installed: 3 patches", "no module a.b: 1 patch"]
+    assert "x-gone" in report.to_text(everything=True)
+    assert str(Report(tuple(gone))) == "ms-swift is not installed: 3 patches"
+
+
+def test_an_interpreter_and_a_notebook_show_the_table():
+    report = Report((*REPORT.patches, dataclasses.replace(ROWS[0], name="d-bug", reason="<b>&\x1b[2J")))
+    assert repr(report) == str(report)
+    found = report._repr_html_()
+    assert found.count("<tr>") == 5
+    assert "&lt;b&gt;&amp;\\x1b[2J" in found
 
 
 def test_an_empty_report():

@@ -643,7 +643,7 @@ def test_a_wrong_variable_is_an_error_before_anything_changes(framework, engine,
     with pytest.raises(SettingsError, match=f"RLHF_PATCHES_{variable}"):
         made.apply()
     assert add(2, 1) == BROKEN
-    assert _only(made.report()).status is Status.DISABLED
+    assert _only(made.report()).status is Status.INACTIVE
 
 
 # --------------------------------------------------------------------------------------------- log messages

@@ -79,7 +79,7 @@ class Model:
     """What should be patched, in sets and lists. A reload makes new functions; the old ones keep what they have."""
 
     def __init__(self):
-        self.requested, self.status = set(), dict.fromkeys(HOLDS, Status.DISABLED)
+        self.requested, self.status = set(), dict.fromkeys(HOLDS, Status.INACTIVE)
         self.generations = {"one": [], "two": []}  # of each module: one dict a load, function -> holders
 
     def attempt(self, patch, announced=False):
@@ -98,6 +98,7 @@ class Model:
 
     def apply(self, names):
         self.requested |= set(names)
+        self.status |= {name: Status.DISABLED for name, status in self.status.items() if status is Status.INACTIVE}
         for patch in HOLDS:
             self.attempt(patch)
 

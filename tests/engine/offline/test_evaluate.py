@@ -185,9 +185,35 @@ def test_a_fetch_that_fails_leaves_the_folders_of_others(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["wheels"]
 
 
+def test_uv_where_there_is_no_pip(tmp_path, monkeypatch, slime_wheel, index):
+    """An environment that uv has made has none; `uv tool run pip` fetches it."""
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3 $4" = "tool run --quiet pip" ] || exit 9\nshift 4\nexec {sys.executable} -m pip "$@"\n'
+    )
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{uv.parent}:/usr/bin:/bin")
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    monkeypatch.setattr(download.sys, "executable", bare)
+    monkeypatch.setattr(download.sys, "_base_executable", bare)
+    monkeypatch.setattr(download, "_PYTHONS", ("3.9",))
+    slime_wheel()
+    assert fetch("slime==0.3.1", tmp_path / "cache").name == "slime-0.3.1-py3-none-any.whl"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(uv))  # no folder
+    fetched = fetch("slime==0.3.1")
+    assert (fetched.exists(), fetched.is_relative_to(uv)) == (True, False)
+    with pytest.raises(DownloadError, match=r"slime==9.*The newest wheels are 0\.3\.1"):
+        fetch("slime==9", tmp_path / "cache")
+
+
 def test_a_python_without_pip(tmp_path, monkeypatch):
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-    monkeypatch.setattr(download.sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    monkeypatch.setattr(download.sys, "executable", bare)
+    monkeypatch.setattr(download.sys, "_base_executable", bare)
+    monkeypatch.setenv("PATH", str(tmp_path))  # nor uv
     with pytest.raises(DownloadError, match=r"bare/bin/python has no pip to fetch slime==0.3.1 with"):
         fetch("slime==0.3.1", tmp_path / "cache")
     assert sys.executable.endswith("bare/bin/python")

@@ -82,6 +82,17 @@ def test_what_was_refused_or_failed_is_said_even_when_all_agree(report, status):
     assert "differs" not in out
 
 
+def test_an_exception_is_no_end_in_order(report):
+    status, out, _ = report([line(0), line(1, ended="exception OSError"), line(2, ended=None)])
+    assert status == 0
+    said = (
+        "1 ended in order; 1 by an exception (OSError): node-a pid 1 rank 1; 1 were killed or still run: node-a pid 2"
+    )
+    assert said in out
+    found = json.loads(report([line(0), line(1, ended="exception OSError")], "--json")[1])
+    assert found["by_exception"] == [{"host": "node-a", "pid": 1, "rank": "1", "ended": "exception OSError"}]
+
+
 def test_refusals_for_different_reasons_are_told_apart(report):
     _, out, _ = report([line(0, "refused", reason="one"), line(1, "refused", reason="two")])
     assert "refused in 1 (node-a pid 0 rank 0): one" in out
@@ -99,7 +110,7 @@ def test_a_process_that_never_imported_the_framework_does_not_differ(report, oth
     assert status == 0
     assert "a-bug  applied in 2, not imported in 1" in out
     status, out, _ = report([line(0, other), line(1, other)])
-    assert (status, "1 patch of frameworks that no process imported" in out) == (0, True)
+    assert (status, "1 patch of modules that no process imported" in out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +220,7 @@ def test_json(report):
     ("content", "said"),
     [
         (None, "cannot read"),
-        ("", "is empty: no process has written to it yet"),
+        ("", "is empty: no process of the run has imported a framework"),
         (" \n \n", "is empty"),
         ("loss 4.1\nloss 3.9\n", "has no line that RLHF_PATCHES_REPORT could have written"),
         ('{"loss": 4.1}\n', "has no line that"),

@@ -24,10 +24,6 @@ megatron_on_cpu.install()
 
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 import rlhf_patches
@@ -35,7 +31,7 @@ from tests.harness.transformer_engine_shapes import refuse_shapes
 from tests.patches.skyrl import logprob_backward_training_ranks as training
 
 skyrl_on_cpu = training.skyrl_on_cpu
-LENGTH, ACTIONS, ROWS, VOCABULARY = 24, 10, 2, 64
+LENGTH, ACTIONS, ROWS = training.LENGTH, training.ACTIONS, training.ROWS
 RECIPES = (None, "delayed", "mxfp8", "blockwise")
 STARTS = {"ragged": (3, 7), "whole": (0, 0)}
 """Where each row's tokens begin."""
@@ -66,47 +62,17 @@ class NoAttention(torch.nn.Module):
         return value.reshape(value.shape[0], 1, -1) if value.dim() == 3 else value.flatten(2)
 
 
-class Norm(torch.nn.LayerNorm):
-    """As torch's, which megatron-core refuses with sequence parallelism: gradients are parts of a sum over ranks."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(hidden_size, eps)
-        for parameter in self.parameters():
-            parameter.sequence_parallel = config.sequence_parallel
-
-
 def make_model(case: dict[str, Any]) -> tuple[Any, TransformerConfig]:
     """The same weights every time."""
     tensor = case["parallel"] == "tensor"
-    config = TransformerConfig(
-        num_layers=2,
-        hidden_size=32,
-        num_attention_heads=4,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        use_cpu_initialization=True,
+    config = training.make_config(
+        torch.float32,
         tensor_model_parallel_size=2 if tensor else 1,
         context_parallel_size=1 if tensor else 2,
         sequence_parallel=tensor,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
         **({} if case["recipe"] is None else {"fp8": "hybrid", "fp8_recipe": case["recipe"]}),
     )
-    spec = get_gpt_layer_local_spec()
-    spec.submodules.self_attention.submodules.core_attention = training.Attention if tensor else NoAttention
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
-    model_parallel_cuda_manual_seed(1)
-    torch.manual_seed(1)
-    gpt = GPTModel(
-        config=config,
-        transformer_layer_spec=TransformerBlockSubmodules([spec] * config.num_layers, layer_norm=Norm),
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        position_embedding_type="rope" if tensor else "none",
-        share_embeddings_and_output_weights=False,
-    )
-    with torch.no_grad():
-        gpt.output_layer.weight.mul_(20)  # distributions with some shape
+    gpt = training.make_gpt(config, training.Attention if tensor else NoAttention, "rope" if tensor else "none")
     return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), gpt), config
 
 

@@ -68,7 +68,7 @@ class Attention(DotProductAttention):
 class LayerNorm(torch.nn.LayerNorm):
     """In place of megatron-core's, which on a CPU refuses sequence parallelism: its gradient has to be reduced."""
 
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps)
         for parameter in self.parameters():
             parameter.sequence_parallel = config.sequence_parallel
@@ -76,21 +76,32 @@ class LayerNorm(torch.nn.LayerNorm):
 
 def make_model(bf16: bool, sequence_parallel: bool = False) -> Any:
     """The same weights every time."""
-    config = TransformerConfig(
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    config = make_config(dtype, tensor_model_parallel_size=2, sequence_parallel=sequence_parallel, bf16=bf16)
+    gpt = make_gpt(config, Attention, "rope")
+    module = Float16Module(config, gpt) if bf16 else gpt
+    return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module)
+
+
+def make_config(dtype: torch.dtype, **settings: Any) -> Any:
+    """Of a model that is as small as can be."""
+    return TransformerConfig(
         num_layers=2,
         hidden_size=32,
         num_attention_heads=4,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
-        tensor_model_parallel_size=2,
-        sequence_parallel=sequence_parallel,
-        bf16=bf16,
-        params_dtype=torch.bfloat16 if bf16 else torch.float32,
-        pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        **settings,
     )
+
+
+def make_gpt(config: Any, attention: type, position: str) -> Any:
+    """A GPTModel with this attention and kind of position embedding; the same weights every time."""
     spec = get_gpt_layer_local_spec()
-    spec.submodules.self_attention.submodules.core_attention = Attention
+    spec.submodules.self_attention.submodules.core_attention = attention
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = LayerNorm
     model_parallel_cuda_manual_seed(1)
     torch.manual_seed(1)
@@ -99,13 +110,12 @@ def make_model(bf16: bool, sequence_parallel: bool = False) -> Any:
         transformer_layer_spec=TransformerBlockSubmodules([spec] * config.num_layers, LayerNorm),
         vocab_size=VOCABULARY,
         max_sequence_length=LENGTH,
-        position_embedding_type="rope",
+        position_embedding_type=position,
         share_embeddings_and_output_weights=False,
     )
     with torch.no_grad():
         gpt.output_layer.weight.mul_(20)  # distributions with some shape
-    module = Float16Module(config, gpt) if bf16 else gpt
-    return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module)
+    return gpt
 
 
 def make_micro_batches() -> list[dict[str, Any]]:

@@ -1,0 +1,70 @@
+"""Real DeepSpeed on CPU ranks, whichever release is first on the path: process group, engine, tiny data.
+
+`start` comes first in a worker; zero3_on_cpu.py has what TRL needs besides.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import os
+import sys
+from typing import Any
+
+# DeepSpeed looks for a GPU when it is imported.
+os.environ.update(DS_ACCELERATOR="cpu", DEEPSPEED_LOG_LEVEL="error")
+
+import torch
+import torch.distributed as dist
+
+LEARNING_RATE = 0.1
+
+
+def without_operator() -> None:
+    """An all-reduce in shared memory that DeepSpeed compiles, for CPUs only; without it there is gloo's."""
+    operators: Any = importlib.import_module("deepspeed.comm.torch")
+    operators.build_shm_op = lambda: None
+
+
+def start() -> int:
+    """One thread a rank, so that sums are deterministic, and the process group; returns the rank."""
+    import deepspeed
+    from deepspeed.runtime import utils
+
+    torch.set_num_threads(1)
+    modules: list[Any] = list(sys.modules.values())
+    for module in modules:  # hundreds of lines about memory, each from a walk through /proc
+        if getattr(module, "see_memory_usage", None) is utils.see_memory_usage:
+            module.see_memory_usage = lambda *_, **__: None
+    without_operator()
+    # 0.18.7 to 0.18.9 otherwise flatten parameters "on the GPU", which gives views that gloo may not write to.
+    deepspeed.get_accelerator().available_memory = lambda *_: 0
+    deepspeed.init_distributed("gloo", timeout=datetime.timedelta(minutes=1))
+    return dist.get_rank()
+
+
+def engine(model: torch.nn.Module, zero: dict[str, Any], **config: Any) -> Any:
+    """A DeepSpeed engine with SGD.
+
+    Args:
+        model: whose parameters are trained.
+        zero: the configuration's ``zero_optimization``.
+        config: the rest of it, such as ``gradient_accumulation_steps``.
+    """
+    import deepspeed
+
+    # DeepSpeed's default buckets take 2 GB per rank. From 0.19.3 it clips at 1.0 if nothing else is said; 0 is never.
+    buckets = {"reduce_bucket_size": 1000, "allgather_bucket_size": 1000, "overlap_comm": False}
+    made, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": 0.0,
+            "zero_optimization": {**buckets, **zero},
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_allow_untested_optimizer": True,
+            **config,
+        },
+    )
+    return made
