@@ -96,6 +96,6 @@ def test_spawn_does_not_inherit_an_apply_under_the_main_guard(installed, tmp_pat
         "    import rlhf_patches; rlhf_patches.apply()\n"
         "    child = multiprocessing.get_context('spawn').Process(target=job); child.start(); child.join()\n"
     )
-    for settings, expected in (({}, "disabled False"), (SITE_HOOK, "applied True")):
+    for settings, expected in (({}, "inactive False"), (SITE_HOOK, "applied True")):
         done = installed.run(installed.python, "script.py", cwd=tmp_path, **ENVIRONMENT, **settings)
         assert done.stdout.strip() == expected, done.stderr

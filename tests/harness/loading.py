@@ -42,19 +42,31 @@ def megatron_module() -> None:
     importlib.import_module("megatron.core.transformer.module")
 
 
-def verl() -> None:
-    """On megatron-core, verl."""
+def verl_trainer() -> None:
+    """On megatron-core, verl's entry into training."""
     framework_entries.function("verl")
 
 
-def swift() -> None:
+def swift_trainer() -> None:
     """On megatron-core, ms-swift's Megatron trainer."""
     framework_entries.function("swift")
 
 
-def megatron_bridge() -> None:
-    """On megatron-core, Megatron-Bridge."""
+def megatron_bridge_trainer() -> None:
+    """On megatron-core, Megatron-Bridge's entry into training."""
     framework_entries.function("megatron_bridge")
+
+
+def verl() -> None:
+    """verl's functions for the logits, and those of its actor and its engine that there are."""
+    absent_packages.install((*absent_packages.STAND_INS, *absent_packages.ON_REQUEST))
+    importlib.import_module("tests.harness.small_gpt")
+    for module in (
+        *("verl.utils.megatron.tensor_parallel", "verl.workers.actor.megatron_actor"),
+        *("verl.workers.engine.megatron.transformer_impl", "verl.workers.utils.losses"),
+    ):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
 
 
 def skyrl() -> None:

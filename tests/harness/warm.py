@@ -59,7 +59,7 @@ def trainer(entry: str) -> Levels:
     """
     levels = MEGATRON
     for name in ("verl", "swift", "megatron_bridge"):
-        levels = (*levels, Level(f"tests.harness.loading:{name}"))
+        levels = (*levels, Level(f"tests.harness.loading:{name}_trainer"))
         if entry.endswith(name):
             return levels
     return MEGATRON
@@ -69,6 +69,12 @@ def skyrl(release: str, *more: str) -> Levels:
     """A release of SkyRL beside the environment's own frameworks, and folders of which it needs something else."""
     folders = [str(side_by_side.folder(f"skyrl-{name}")) for name in (release, *more)]
     return (*MEGATRON, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
+
+
+def verl(release: str | None = None) -> Levels:
+    """A release of verl beside the environment's own frameworks, ``0.4`` say; None for the environment's own."""
+    folder = str(side_by_side.folder(f"verl-{release}")) if release else None
+    return (*MEGATRON, Level("tests.harness.loading:verl", folder))
 
 
 def beside(release: str | None, load: str) -> Levels:

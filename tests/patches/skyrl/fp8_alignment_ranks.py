@@ -23,15 +23,14 @@ from tests.harness import megatron_on_cpu
 megatron_on_cpu.install()
 
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 import rlhf_patches
+from tests.harness import small_gpt
 from tests.harness.transformer_engine_shapes import refuse_shapes
 from tests.patches.skyrl import logprob_backward_training_ranks as training
 
 skyrl_on_cpu = training.skyrl_on_cpu
-LENGTH, ACTIONS, ROWS = training.LENGTH, training.ACTIONS, training.ROWS
+LENGTH, ACTIONS, ROWS, VOCABULARY = training.LENGTH, training.ACTIONS, training.ROWS, small_gpt.VOCABULARY
 RECIPES = (None, "delayed", "mxfp8", "blockwise")
 STARTS = {"ragged": (3, 7), "whole": (0, 0)}
 """Where each row's tokens begin."""
@@ -62,18 +61,18 @@ class NoAttention(torch.nn.Module):
         return value.reshape(value.shape[0], 1, -1) if value.dim() == 3 else value.flatten(2)
 
 
-def make_model(case: dict[str, Any]) -> tuple[Any, TransformerConfig]:
-    """The same weights every time."""
+def make_model(case: dict[str, Any]) -> tuple[Any, Any]:
+    """The same weights every time; and the model's config."""
     tensor = case["parallel"] == "tensor"
-    config = training.make_config(
-        torch.float32,
-        tensor_model_parallel_size=2 if tensor else 1,
+    model = small_gpt.make_model(
+        bf16=False,
+        attention=small_gpt.Attention if tensor else NoAttention,
+        position="rope" if tensor else "none",
         context_parallel_size=1 if tensor else 2,
         sequence_parallel=tensor,
         **({} if case["recipe"] is None else {"fp8": "hybrid", "fp8_recipe": case["recipe"]}),
     )
-    gpt = training.make_gpt(config, training.Attention if tensor else NoAttention, "rope" if tensor else "none")
-    return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), gpt), config
+    return model, model.module.config
 
 
 def make_micro_batches(rows: str) -> list[dict[str, Any]]:
