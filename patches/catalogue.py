@@ -13,6 +13,13 @@ LISTED = (
         path="rlhf_patches.patches.deepspeed.offload_accumulation:PATCH",
     ),
     Listed(
+        name="deepspeed-zero1-last-micro-batch",
+        distribution="deepspeed",
+        versions=">=0.18.3,<0.19.0",
+        modules=("deepspeed.runtime.engine",),
+        path="rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH",
+    ),
+    Listed(
         name="megatron-bridge-no-sync-reentry",
         distribution="megatron-bridge",
         versions=">=0.1.0a0,<=0.6.2",
@@ -56,6 +63,13 @@ LISTED = (
         versions=">=0.18.0rc0,<0.21.0",
         modules=("peft.tuners.tuners_utils",),
         path="rlhf_patches.patches.peft.adapter_freeze:PATCH",
+    ),
+    Listed(
+        name="peft-lora-merge-drift",
+        distribution="peft",
+        versions=">=0.7.0,<=0.21.2",
+        modules=("peft.tuners.lora.layer",),
+        path="rlhf_patches.patches.peft.lora_merge_drift:PATCH",
     ),
     Listed(
         name="skyrl-bf16-logits",
