@@ -45,7 +45,9 @@ def memory(runner: Runner) -> Iterator[Row]:
         found = [report[state]["memory"]["plain bfloat16"] for report in reports]
         taken.append([max(one[when] for one in found) for when in ("forward", "backward")])
     said = [f"{forward:.2f} + {backward:.2f} x" for forward, backward in taken]
-    words = tuple(f"{forward:.2f} x the logits' in forward, {backward:.2f} x in backward" for forward, backward in taken)
+    words = tuple(
+        f"{forward:.2f} x the logits' in forward, {backward:.2f} x in backward" for forward, backward in taken
+    )
     release = importlib.metadata.version("megatron-core")
     yield Row(MEMORY, release, *said, "a tenth", max(taken[1]) <= 0.1, (*words, "at most a tenth"))
 

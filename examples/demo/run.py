@@ -15,8 +15,8 @@ from pathlib import Path
 # Before anything else of that name: wheels bring a `tests` along.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import deepspeed_cases
-import peft_cases
 import megatron_core_cases
+import peft_cases
 import rollout_cases
 import skyrl_cases
 import swift_cases
