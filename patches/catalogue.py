@@ -6,6 +6,13 @@ from rlhf_patches import Listed
 
 LISTED = (
     Listed(
+        name="accelerate-fsdp2-upcast",
+        distribution="accelerate",
+        versions="==1.13.0",
+        modules=("accelerate.utils.fsdp_utils",),
+        path="rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH",
+    ),
+    Listed(
         name="deepspeed-offload-accumulation",
         distribution="deepspeed",
         versions=">=0.15.2,<0.19.0",
