@@ -6,6 +6,13 @@ from rlhf_patches import Listed
 
 LISTED = (
     Listed(
+        name="accelerate-fsdp2-upcast",
+        distribution="accelerate",
+        versions="==1.13.0",
+        modules=("accelerate.utils.fsdp_utils",),
+        path="rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH",
+    ),
+    Listed(
         name="deepspeed-offload-accumulation",
         distribution="deepspeed",
         versions=">=0.15.2,<0.19.0",
@@ -18,6 +25,13 @@ LISTED = (
         versions=">=0.18.3,<0.19.0",
         modules=("deepspeed.runtime.engine",),
         path="rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH",
+    ),
+    Listed(
+        name="megatron-bridge-disable-adapter",
+        distribution="megatron-bridge",
+        versions=">=0.3.0,<=0.6.2",
+        modules=("megatron.bridge.peft.base",),
+        path="rlhf_patches.patches.megatron_bridge.disable_adapter:PATCH",
     ),
     Listed(
         name="megatron-bridge-no-sync-reentry",

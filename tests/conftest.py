@@ -37,6 +37,7 @@ NEEDS = {
     "patches/swift": ("megatron", "frameworks"),
     "patches/vocab_parallel": ("torch", "frameworks"),
     "patches/transformer_engine": ("triton", "frameworks"),
+    "patches/accelerate": ("accelerate", "trl-newest"),
     "patches/deepspeed": ("deepspeed", "trl-newest"),
     "patches/trl": ("deepspeed", "trl-newest"),
     "patches/peft": ("peft", "trl-newest"),

@@ -125,6 +125,12 @@ def trl() -> None:
         importlib.import_module(module)
 
 
+def accelerate() -> None:
+    """accelerate alone."""
+    for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
+        importlib.import_module(module)
+
+
 def deepspeed() -> None:
     """DeepSpeed alone."""
     importlib.import_module("tests.harness.deepspeed_on_cpu")
