@@ -27,6 +27,13 @@ LISTED = (
         path="rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH",
     ),
     Listed(
+        name="megatron-bridge-disable-adapter",
+        distribution="megatron-bridge",
+        versions=">=0.3.0,<=0.6.2",
+        modules=("megatron.bridge.peft.base",),
+        path="rlhf_patches.patches.megatron_bridge.disable_adapter:PATCH",
+    ),
+    Listed(
         name="megatron-bridge-no-sync-reentry",
         distribution="megatron-bridge",
         versions=">=0.1.0a0,<=0.6.2",
