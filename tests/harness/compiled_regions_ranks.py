@@ -1,7 +1,7 @@
 """A framework's functions within a region that torch.compile compiles, in a process and a rank of its own.
 
-``--out FOLDER skyrl|nemo-rl|megatron-core``: reports a line for each case, and "ok" if the compiled function and the one
-that is not have the same result and gradient. TORCHDYNAMO_DISABLE, which other tests set, must not be set here.
+``--out FOLDER skyrl|nemo-rl|megatron-core``: reports a line for each case, and "ok" if the compiled function and the
+one that is not have the same result and gradient. TORCHDYNAMO_DISABLE, which other tests set, must not be set here.
 """
 
 from __future__ import annotations
