@@ -18,6 +18,7 @@ from .slime import no_sync_reentry as slime_no_sync_reentry
 from .swift import kto_sequence_parallel as swift_kto_sequence_parallel
 from .swift import no_sync_reentry as swift_no_sync_reentry
 from .swift import null_ref_context as swift_null_ref_context
+from .swift import vocab_parallel_logprob_gradient as swift_vocab_parallel_logprob_gradient
 from .transformer_engine import cross_entropy_backward as transformer_engine_cross_entropy_backward
 from .trl import chunked_divergence_zero3 as trl_chunked_divergence_zero3
 from .trl import chunked_nll_zero3 as trl_chunked_nll_zero3
@@ -41,6 +42,7 @@ PATCHES = (
     swift_no_sync_reentry.PATCH,
     swift_null_ref_context.PATCH,
     swift_null_ref_context.PATCH_HF,
+    swift_vocab_parallel_logprob_gradient.PATCH,
     transformer_engine_cross_entropy_backward.PATCH,
     trl_chunked_divergence_zero3.PATCH,
     trl_chunked_nll_zero3.PATCH,
