@@ -1,4 +1,4 @@
-"""Vocab-parallel token log-probabilities: SkyRL's releases, two ways to repair them, and ours.
+"""Vocab-parallel token log-probabilities: SkyRL's releases, two ways to repair them, Megatron's losses, and ours.
 
 ``python benchmarks/logprob.py`` (``make benchmarks`` runs it). Two gloo ranks, one thread each, each with half of the
 vocabulary. SkyRL's releases are those beside the environment's own (tests/environments/side-by-side). "streaming" is
@@ -42,6 +42,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
         if version in RELEASES:
             functions[version] = upstream_logprob.load(file, group).ChunkedDistributedLogprob.apply
     functions |= {"streaming": chunked(in_place=False), "unsafe in place": chunked(in_place=True)}
+    functions |= cross_entropies(group)
     functions["ours"] = lambda logits, target, start, end, chunk, group, _: token_logprobs(
         logits, target, start, end, group, chunk_size=chunk
     )
@@ -135,6 +136,21 @@ def cases(options: argparse.Namespace) -> list[tuple[int, int, int]]:
     found = [(sequence, vocabularies[0], chunks[0]) for sequence in sequences]
     found += [(sequences[0], vocabulary, chunks[0]) for vocabulary in vocabularies[1:]]
     return found + [(sequences[0], vocabularies[0], chunk) for chunk in chunks[1:]]
+
+
+def cross_entropies(group: Any) -> dict[str, Callable[..., Any]]:
+    """megatron-core's two, as released. Without a compiler: the fused one is compiled, and faster, on a GPU."""
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+    torch.compiler.set_stance("force_eager")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=torch.distributed.get_world_size(group))
+    return {
+        "megatron-core": lambda logits, target, *_: -vocab_parallel_cross_entropy(logits, target),
+        "its fused one": lambda logits, target, *_: -fused_vocab_parallel_cross_entropy(logits, target, group),
+    }
 
 
 def chunked(in_place: bool) -> Callable[..., Any]:

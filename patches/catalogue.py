@@ -2,49 +2,210 @@
 
 from __future__ import annotations
 
-from .deepspeed import offload_accumulation as deepspeed_offload_accumulation
-from .megatron_bridge import no_sync_reentry as megatron_bridge_no_sync_reentry
-from .megatron_core import forward_pre_hook_reentry as megatron_core_forward_pre_hook_reentry
-from .megatron_lm import no_sync_reentry as megatron_lm_no_sync_reentry
-from .nemo_rl import logprob_backward as nemo_rl_logprob_backward
-from .peft import adapter_freeze as peft_adapter_freeze
-from .skyrl import bf16_logits as skyrl_bf16_logits
-from .skyrl import entropy_backward as skyrl_entropy_backward
-from .skyrl import fp8_alignment as skyrl_fp8_alignment
-from .skyrl import logprob_backward as skyrl_logprob_backward
-from .skyrl import loss_outputs_once as skyrl_loss_outputs_once
-from .skyrl import sequence_parallel_logits as skyrl_sequence_parallel_logits
-from .slime import no_sync_reentry as slime_no_sync_reentry
-from .swift import kto_sequence_parallel as swift_kto_sequence_parallel
-from .swift import no_sync_reentry as swift_no_sync_reentry
-from .swift import null_ref_context as swift_null_ref_context
-from .swift import vocab_parallel_logprob_gradient as swift_vocab_parallel_logprob_gradient
-from .transformer_engine import cross_entropy_backward as transformer_engine_cross_entropy_backward
-from .trl import chunked_divergence_zero3 as trl_chunked_divergence_zero3
-from .trl import chunked_nll_zero3 as trl_chunked_nll_zero3
-from .verl import no_sync_reentry as verl_no_sync_reentry
+from rlhf_patches import Listed
 
-PATCHES = (
-    deepspeed_offload_accumulation.PATCH,
-    megatron_bridge_no_sync_reentry.PATCH,
-    megatron_core_forward_pre_hook_reentry.PATCH,
-    megatron_lm_no_sync_reentry.PATCH,
-    nemo_rl_logprob_backward.PATCH,
-    peft_adapter_freeze.PATCH,
-    skyrl_bf16_logits.PATCH,
-    skyrl_entropy_backward.PATCH,
-    skyrl_fp8_alignment.PATCH,
-    skyrl_logprob_backward.PATCH,
-    skyrl_loss_outputs_once.PATCH,
-    skyrl_sequence_parallel_logits.PATCH,
-    slime_no_sync_reentry.PATCH,
-    swift_kto_sequence_parallel.PATCH,
-    swift_no_sync_reentry.PATCH,
-    swift_null_ref_context.PATCH,
-    swift_null_ref_context.PATCH_HF,
-    swift_vocab_parallel_logprob_gradient.PATCH,
-    transformer_engine_cross_entropy_backward.PATCH,
-    trl_chunked_divergence_zero3.PATCH,
-    trl_chunked_nll_zero3.PATCH,
-    verl_no_sync_reentry.PATCH,
+LISTED = (
+    Listed(
+        name="deepspeed-offload-accumulation",
+        distribution="deepspeed",
+        versions=">=0.15.2,<0.19.0",
+        modules=("deepspeed.runtime.zero.stage_1_and_2",),
+        path="rlhf_patches.patches.deepspeed.offload_accumulation:PATCH",
+    ),
+    Listed(
+        name="deepspeed-zero1-last-micro-batch",
+        distribution="deepspeed",
+        versions=">=0.18.3,<0.19.0",
+        modules=("deepspeed.runtime.engine",),
+        path="rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH",
+    ),
+    Listed(
+        name="megatron-bridge-no-sync-reentry",
+        distribution="megatron-bridge",
+        versions=">=0.1.0a0,<=0.6.2",
+        modules=("megatron.bridge.training.setup",),
+        path="rlhf_patches.patches.megatron_bridge.no_sync_reentry:PATCH",
+    ),
+    Listed(
+        name="megatron-core-cross-entropy-in-place",
+        distribution="megatron-core",
+        versions=">=0.8.0,<=0.20.0",
+        modules=(
+            "megatron.core.tensor_parallel.cross_entropy",
+            "megatron.core.fusions.fused_cross_entropy",
+        ),
+        path="rlhf_patches.patches.megatron_core.cross_entropy_in_place:PATCH",
+    ),
+    Listed(
+        name="megatron-forward-pre-hook-reentry",
+        distribution="megatron-core",
+        versions=">=0.9.0,<=0.20.0",
+        modules=("megatron.core.distributed.distributed_data_parallel",),
+        path="rlhf_patches.patches.megatron_core.forward_pre_hook_reentry:PATCH",
+    ),
+    Listed(
+        name="megatron-lm-no-sync-reentry",
+        distribution="megatron-core",
+        versions=">=0.6.0,<=0.20.0",
+        modules=("megatron.training.training",),
+        path="rlhf_patches.patches.megatron_lm.no_sync_reentry:PATCH",
+    ),
+    Listed(
+        name="nemo-rl-logprob-backward",
+        distribution="nemo-rl",
+        versions=">=0.4.0,<=0.7.0",
+        modules=("nemo_rl.distributed.model_utils",),
+        path="rlhf_patches.patches.nemo_rl.logprob_backward:PATCH",
+    ),
+    Listed(
+        name="peft-adapter-freeze",
+        distribution="peft",
+        versions=">=0.18.0rc0,<0.21.0",
+        modules=("peft.tuners.tuners_utils",),
+        path="rlhf_patches.patches.peft.adapter_freeze:PATCH",
+    ),
+    Listed(
+        name="peft-lora-merge-drift",
+        distribution="peft",
+        versions=">=0.7.0,<=0.21.2",
+        modules=("peft.tuners.lora.layer",),
+        path="rlhf_patches.patches.peft.lora_merge_drift:PATCH",
+    ),
+    Listed(
+        name="skyrl-bf16-logits",
+        distribution="skyrl",
+        versions=">=0.1.0,<=0.2.0",
+        modules=(
+            "skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper",
+            "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils",
+        ),
+        path="rlhf_patches.patches.skyrl.bf16_logits:PATCH",
+    ),
+    Listed(
+        name="skyrl-entropy-backward",
+        distribution="skyrl",
+        versions=">=0.1.0,<=0.3.0 or ==0.4.0",
+        modules=("skyrl.backends.skyrl_train.distributed.megatron.model_utils",),
+        path="rlhf_patches.patches.skyrl.entropy_backward:PATCH",
+    ),
+    Listed(
+        name="skyrl-fp8-alignment",
+        distribution="skyrl",
+        versions=">=0.1.0,<0.2.0 or >=0.2.0,<0.3.0",
+        modules=("skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper",),
+        path="rlhf_patches.patches.skyrl.fp8_alignment:PATCH",
+    ),
+    Listed(
+        name="skyrl-logprob-backward",
+        distribution="skyrl",
+        versions=">=0.1.0,<=0.4.0",
+        modules=("skyrl.backends.skyrl_train.distributed.megatron.model_utils",),
+        path="rlhf_patches.patches.skyrl.logprob_backward:PATCH",
+    ),
+    Listed(
+        name="skyrl-loss-outputs-once",
+        distribution="skyrl",
+        versions=">=0.1.0,<0.3.0",
+        modules=("skyrl.backends.skyrl_train.workers.worker_dispatch",),
+        path="rlhf_patches.patches.skyrl.loss_outputs_once:PATCH",
+    ),
+    Listed(
+        name="skyrl-sequence-parallel-logits",
+        distribution="skyrl",
+        versions=">=0.1.0,<=0.4.0",
+        modules=("skyrl.backends.skyrl_train.distributed.megatron.megatron_utils",),
+        path="rlhf_patches.patches.skyrl.sequence_parallel_logits:PATCH",
+    ),
+    Listed(
+        name="slime-no-sync-reentry",
+        distribution="slime",
+        versions=">=0.0.1,<=0.3.1",
+        modules=("slime.backends.megatron_utils.model",),
+        path="rlhf_patches.patches.slime.no_sync_reentry:PATCH",
+    ),
+    Listed(
+        name="swift-kto-sequence-parallel",
+        distribution="ms-swift",
+        versions=">=3.9.0,<3.12.3",
+        modules=("swift.megatron.trainers.kto_trainer",),
+        path="rlhf_patches.patches.swift.kto_sequence_parallel:PATCH",
+    ),
+    Listed(
+        name="swift-no-sync-reentry",
+        distribution="ms-swift",
+        versions=">=4.0.0,<4.3.0 or >=4.3.0,<=4.6.0",
+        modules=("swift.megatron.trainers.base",),
+        path="rlhf_patches.patches.swift.no_sync_reentry:PATCH",
+    ),
+    Listed(
+        name="swift-null-ref-context",
+        distribution="ms-swift",
+        versions=">=3.7.0,<3.9.0 or >=3.9.0,<=4.6.0",
+        modules=(
+            "swift.megatron.trainers.dpo_trainer",
+            "swift.megatron.trainers.rlhf_mixin",
+        ),
+        path="rlhf_patches.patches.swift.null_ref_context:PATCH",
+    ),
+    Listed(
+        name="swift-null-ref-context-hf",
+        distribution="ms-swift",
+        versions=">=3.8.0,<4.0.0 or >=4.0.0,<4.0.3 or >=4.0.3,<4.4.0 or >=4.4.0,<=4.6.0",
+        modules=(
+            "swift.trainers.rlhf_trainer.grpo_trainer",
+            "swift.rlhf_trainers.grpo_trainer",
+            "swift.rlhf_trainers.dpo_trainer",
+            "swift.rlhf_trainers.rlhf_mixin",
+        ),
+        path="rlhf_patches.patches.swift.null_ref_context:PATCH_HF",
+    ),
+    Listed(
+        name="swift-vocab-parallel-logprob-gradient",
+        distribution="ms-swift",
+        versions="==3.12.0 or >=3.12.1,<4.5.3",
+        modules=(
+            "swift.megatron.trainers.gkd_trainer",
+            "swift.megatron.trainers.vocab_parallel_utils",
+        ),
+        path="rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH",
+    ),
+    Listed(
+        name="transformer-engine-cross-entropy-backward",
+        distribution="transformer-engine",
+        versions=">=2.2.0,<2.8.0 or >=2.8.0,<2.11.0",
+        modules=("transformer_engine.pytorch.triton.cross_entropy",),
+        path="rlhf_patches.patches.transformer_engine.cross_entropy_backward:PATCH",
+    ),
+    Listed(
+        name="trl-chunked-divergence-zero3",
+        distribution="trl",
+        versions=">=1.10.0,<1.15.0",
+        modules=("trl.trainer.distillation_trainer",),
+        path="rlhf_patches.patches.trl.chunked_divergence_zero3:PATCH",
+    ),
+    Listed(
+        name="trl-chunked-nll-zero3",
+        distribution="trl",
+        versions=">=1.4.0,<1.15.0",
+        modules=("trl.trainer.sft_trainer",),
+        path="rlhf_patches.patches.trl.chunked_nll_zero3:PATCH",
+    ),
+    Listed(
+        name="verl-logprob-entropy",
+        distribution="verl",
+        versions=">=0.1rc0,<=0.2.0.post2 or >=0.3.0.post0,<=0.3.0.post1 or >=0.4.0,<=0.5.0 or >=0.6.0,<=0.6.1 or >=0.7.0,<=0.7.1 or >=0.8.0.dev0,<=0.8.0 or >=0.9.0,<=0.9.1",  # noqa: E501
+        modules=(
+            "verl.utils.megatron.tensor_parallel",
+            "verl.workers.actor.megatron_actor",
+            "verl.workers.engine.megatron.transformer_impl",
+        ),
+        path="rlhf_patches.patches.verl.logprob_entropy:PATCH",
+    ),
+    Listed(
+        name="verl-no-sync-reentry",
+        distribution="verl",
+        versions=">=0.6.1,<=0.9.1",
+        modules=("verl.utils.megatron_utils",),
+        path="rlhf_patches.patches.verl.no_sync_reentry:PATCH",
+    ),
 )

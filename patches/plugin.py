@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Patch, hookimpl
+from rlhf_patches import Listed, Patch, hookimpl
 
-from .catalogue import PATCHES
+from .catalogue import LISTED
 
 
-@hookimpl
+@hookimpl(specname="rlhf_patches")
+def listed() -> tuple[Listed, ...]:
+    """Every built-in patch; those whose framework is there are imported."""
+    return LISTED
+
+
 def rlhf_patches() -> list[Patch]:
     """Every built-in patch."""
-    return list(PATCHES)
+    return [patch.load() for patch in LISTED]

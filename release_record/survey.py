@@ -24,6 +24,7 @@ from typing import Any
 
 import compatibility
 import record
+import shipped
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, PyPISimple
@@ -45,7 +46,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="distributions (default: all that patches name)")
     parser.add_argument("--git", action="append", default=[], metavar="NAME=FOLDER", help="a clone: its tags and main")
     parser.add_argument("--index", default=PYPI_SIMPLE_ENDPOINT, metavar="URL", help="another index than PyPI")
-    parser.add_argument("--offline", action="store_true", help="look at nothing new, only write docs/compatibility.md")
+    parser.add_argument("--offline", action="store_true", help="look at nothing new, only write what is derived")
     options = parser.parse_args()
     patches = record.built_in()
     console = Console(highlight=False)
@@ -67,6 +68,7 @@ def main() -> int:
         for line in changes(before.get((item.name, item.in_git)), item, record.patches_of(item.distribution, patches)):
             console.print(line, markup=False, soft_wrap=True)
     (ROOT / "docs" / "compatibility.md").write_text(compatibility.page(after, patches), encoding="utf-8")
+    (ROOT / "rlhf_patches" / "offline" / "releases.json").write_text(shipped.text(after, patches), encoding="utf-8")
     console.print(compatibility.figures(after, patches))
     notes = record.reviewed()
     complaints = [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
-    from .definitions.patch import DefinitionError, Guard, Patch, Replace, Rewrite, Variant, Wrap
+    from .definitions.patch import DefinitionError, Guard, Listed, Patch, Replace, Rewrite, Variant, Wrap
     from .definitions.status import PatchError, PatchReport, Report, Status
     from .runs.comparison import VerifyError
     from .runs.process_group import verify
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DefinitionError",
     "Guard",
+    "Listed",
     "Patch",
     "PatchError",
     "PatchReport",
@@ -60,7 +61,7 @@ _HOME = {
     "ray": "ray",
     "verify": "runs.process_group",
     **dict.fromkeys(
-        ("DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
+        ("DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
     ),
     **dict.fromkeys(("apply", "fingerprint", "in_force", "matched", "report", "revert"), "api"),
 }

@@ -1,6 +1,6 @@
 """Write what follows from the patches and would otherwise be kept by hand: ``python tools/derive.py`` (``make docs``).
 
-- ``patches/catalogue.py``: the patches, so that listing them scans no folder and imports no implementation;
+- ``patches/catalogue.py``: the list of patches, so that a process imports those whose framework is there;
 - ``WATCHED`` in ``rlhf_patches/site_hook.py``: the packages that they patch;
 - ``site_hook/rlhf_patches.pth``, which names those packages once more;
 - ``docs/patches``: their pages.
@@ -11,15 +11,22 @@ tests/engine/definitions/test_derived.py compares.
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlhf_patches import autoload, site_hook
 from rlhf_patches.definitions import pages
-from rlhf_patches.definitions.patch import Patch
+from rlhf_patches.definitions.patch import Listed, Patch
 
 ROOT = Path(__file__).parents[1]
+_HEAD = '''\
+"""Every built-in patch. Written by tools/derive.py (``make docs``); a test compares."""
+
+from __future__ import annotations
+
+from rlhf_patches import Listed'''
 _NAME = re.compile(r"PATCH(_[A-Z0-9_]+)?")
 _WATCHED = re.compile(r"^WATCHED = \(.*?\)$", re.MULTILINE | re.DOTALL)
 
@@ -57,12 +64,19 @@ def _names(module: ast.Module) -> Iterator[str]:
 
 def catalogue(found: Iterable[str]) -> str:
     """The text of ``patches/catalogue.py``."""
-    places = [(*path.partition(":")[0].rpartition("."), path.partition(":")[2]) for path in found]
-    modules = dict.fromkeys((folder, module) for folder, _, module, _ in places)
-    imports = "\n".join(f"from .{folder} import {module} as {folder}_{module}" for folder, module in modules)
-    patches = "\n".join(f"    {folder}_{module}.{name}," for folder, _, module, name in places)
-    head = '"""Every built-in patch. Written by tools/derive.py (``make docs``); a test compares."""'
-    return f"{head}\n\nfrom __future__ import annotations\n\n{imports}\n\nPATCHES = (\n{patches}\n)\n"
+    return f"{_HEAD}\n\nLISTED = (\n{''.join(map(_entry, found))})\n"
+
+
+def _entry(path: str) -> str:
+    path = f"rlhf_patches.patches.{path}"
+    module, _, name = path.partition(":")
+    listed: Listed = getattr(importlib.import_module(module), name).listed(path)
+    several = "".join(f'            "{module}",\n' for module in listed.modules)
+    modules = f'("{listed.modules[0]}",)' if len(listed.modules) == 1 else f"(\n{several}        )"
+    values = {field: f'"{value}"' for field, value in listed._asdict().items()} | {"modules": modules}
+    lines = [f"        {field}={value}," for field, value in values.items()]
+    body = "".join(f"{line}{'  # noqa: E501' if len(line.splitlines()[-1]) > 120 else ''}\n" for line in lines)
+    return f"    Listed(\n{body}    ),\n"
 
 
 def watched(patches: Iterable[Patch]) -> tuple[str, ...]:

@@ -14,6 +14,12 @@ FROZEN = Case(
     "gradient, a reference is loaded",
     "norm of the policy's gradient, a frozen adapter loaded beside it",
 )
+DRIFT = Case(
+    "peft",
+    "peft-lora-merge-drift",
+    "base weights, 100 merges, bf16",
+    "base weights in bfloat16 after 100 merges and unmerges of an adapter in training, as for weight synchronisation",
+)
 
 
 def frozen(runner: Runner) -> Iterator[Row]:
@@ -26,4 +32,14 @@ def frozen(runner: Runner) -> Iterator[Row]:
     yield Row(FROZEN, found["version"], *norms, wanted, repaired, (*norms, wanted))
 
 
-GROUPS = (Group((FROZEN,), frozen),)
+def drift(runner: Runner) -> Iterator[Row]:
+    """An adapter is merged into the base weights and unmerged, after each of 100 steps."""
+    (found,) = runner.forked("tests.patches.peft.lora_merge_drift_ranks", levels=peft(None), ranks=1)
+    before, after = (found[state]["bfloat16"] for state in ("released", "patched"))
+    moved = [f"moved by {one['moved']:.2%}" for one in (before, after)]
+    verdict = "bit for bit" if after["same"] else "NO"
+    words = tuple(f"{text} of their mean size" for text in moved)
+    yield Row(DRIFT, found["version"], *moved, verdict, before["moved"] > 0 and after["same"], (*words, verdict))
+
+
+GROUPS = (Group((FROZEN,), frozen), Group((DRIFT,), drift))

@@ -1,7 +1,8 @@
 """The command ``rlhf-patches``. Nothing here imports a framework: it works on a login node without a GPU.
 
-Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken or the processes of a run differ, 2 the
-command line, a setting, a release given to ``check`` or a file given to ``report`` is wrong.
+Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken, the processes of a run differ or ``audit``
+has found a bug, 2 the command line, a setting, a release given to ``check`` or a file given to ``report`` or ``audit``
+is wrong.
 """
 
 from __future__ import annotations
@@ -14,9 +15,18 @@ from collections.abc import Sequence
 
 from .. import autoload, settings
 from .._version import __version__
+from ..offline import pins
 from ..runs import report_summary
-from . import catalogue, environment, judge, output, run
+from . import audit, catalogue, environment, judge, output, run
 from .command_line import Commands, UsageError
+
+_WRONG = (
+    UsageError,
+    settings.SettingsError,
+    autoload.AutoloadError,
+    pins.PinsError,
+    report_summary.ReportFileError,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = int(options.action(options))
         sys.stdout.flush()  # here, where a reader that has gone is not an error
         return status
-    except (UsageError, settings.SettingsError, autoload.AutoloadError, report_summary.ReportFileError) as error:
+    except _WRONG as error:
         output.complain(str(error))
         return 2
     except BrokenPipeError:  # `rlhf-patches list | head`
@@ -48,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "  rlhf-patches doctor                                 what would be patched here, and why\n"
         "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
         "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
+        "  rlhf-patches audit requirements.txt uv.lock         which known bugs these versions have\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
         "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"
         "  rlhf-patches autoload on                            patch every process of this environment (images)\n",
@@ -55,6 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
     commands = Commands(parser)
-    for group in (catalogue, judge, run, environment):
+    for group in (catalogue, judge, audit, run, environment):
         group.add(commands)
     return parser

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from rich.markdown import Markdown
 from rich.syntax import Syntax
 
 from .. import settings
 from ..definitions import pages, registry
-from ..definitions.registry import Registered
+from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, printable
 from ..guards.rewriting import NoEffect, Unrecognised
 from ..guards.sources import NotFound, Unreadable
@@ -88,6 +89,15 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _patch(name: str) -> Registered:
     registered, failures = registry.load()
+    return find(name, registered, failures)
+
+
+def find(name: str, registered: Sequence[Registered], failures: Sequence[PluginFailure]) -> Registered:
+    """The patch of a name that a user has typed.
+
+    Raises:
+        UsageError: there is none.
+    """
     for item in registered:
         if item.patch.name == name:
             return item

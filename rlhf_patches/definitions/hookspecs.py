@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pluggy
 
-from .patch import Patch
+from .patch import Listed, Patch
 
 PROJECT = "rlhf_patches"
 ENTRY_POINT_GROUP = "rlhf_patches"
@@ -17,8 +17,9 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def rlhf_patches() -> Iterable[Patch]:  # type: ignore[empty-body]
+def rlhf_patches() -> Iterable[Patch | Listed]:  # type: ignore[empty-body]
     """Return the patches that this distribution brings.
 
-    Called once per process, when patches are first listed or applied. It must not import a framework.
+    Called once per process, when patches are first listed or applied. It must not import a framework. A distribution
+    with many patches may return them as `Listed`: each is then imported only where its framework is.
     """

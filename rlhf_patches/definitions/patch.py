@@ -7,14 +7,15 @@ imports torch.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
-__all__ = ["Change", "DefinitionError", "Guard", "Patch", "Replace", "Rewrite", "Variant", "Wrap"]
+__all__ = ["Change", "DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Variant", "Wrap"]
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -267,6 +268,33 @@ def _check_items(owner: str, name: str, value: object, kind: type | tuple[type, 
         raise DefinitionError(f"{owner}: {name} is {value!r}; expected a tuple with one item or more")
 
 
+class Listed(NamedTuple):
+    """A patch that is not imported yet: what has to be known of it where its framework is not there.
+
+    Attributes:
+        name, distribution, versions, modules: as those of the `Patch`.
+        path: the patch, ``module:NAME``.
+    """
+
+    name: str
+    distribution: str
+    versions: str
+    modules: tuple[str, ...]
+    path: str
+
+    def load(self) -> Patch:
+        """Import the patch.
+
+        Raises:
+            DefinitionError: what is there is another one, or none.
+        """
+        module, _, name = self.path.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        if not isinstance(found, Patch) or found.listed(self.path) != self:
+            raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
+        return found
+
+
 @dataclass(frozen=True)
 class Patch:
     """One known bug and its repair. Documentation pages and CLI texts are generated from these fields.
@@ -333,6 +361,10 @@ class Patch:
                     f"Patch {self.name}: version {version} is in the range of two variants, {one.guard.versions!r} and "
                     f"{other.guard.versions!r}; expected each release in one of them at most"
                 )
+
+    def listed(self, path: str) -> Listed:
+        """Its entry in a list; ``path`` is where it is, as ``module:NAME``."""
+        return Listed(self.name, self.distribution, self.versions, self.modules, path)
 
     @property
     def distribution(self) -> str:

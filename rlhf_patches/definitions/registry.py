@@ -11,13 +11,13 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pluggy
 
 from .. import settings
 from . import hookspecs
-from .patch import Patch
+from .patch import Listed, Patch
 
 BUILT_IN = "rlhf-patches"
 _OWN = importlib.metadata.EntryPoint("built-in", f"{hookspecs.PROJECT}.patches.plugin", hookspecs.ENTRY_POINT_GROUP)
@@ -25,8 +25,7 @@ _CALLS_ITSELF = "{} (calls itself {})"
 _VALID_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
-@dataclass(frozen=True)
-class PluginFailure:
+class PluginFailure(NamedTuple):
     """A plugin, or one of its patches, that could not be used: ``plugin`` names it, ``reason`` says why."""
 
     plugin: str
@@ -36,8 +35,7 @@ class PluginFailure:
         return f"plugin {self.plugin} could not be used: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Registered:
+class Registered(NamedTuple):
     """A patch together with the distribution that brought it: BUILT_IN, or what that of a plugin calls itself."""
 
     patch: Patch
@@ -56,6 +54,18 @@ def hint(failures: Sequence[PluginFailure]) -> str:
 
 
 def load() -> tuple[list[Registered], list[PluginFailure]]:
+    """All patches of all plugins, as `listed`, and imported."""
+    found, failures = listed()
+    registered = []
+    for patch, plugin in found:
+        try:
+            registered.append(Registered(patch.load() if isinstance(patch, Listed) else patch, plugin))
+        except (Exception, SystemExit) as error:
+            failures.append(_not_loaded(plugin, patch.name, error))
+    return registered, failures
+
+
+def listed() -> tuple[list[tuple[Patch | Listed, str]], list[PluginFailure]]:
     """All patches of all plugins that are installed and allowed, built-in ones first, then by distribution name.
 
     The order decides which of two conflicting patches is applied, so it must be the same on every rank:
@@ -64,37 +74,40 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
     Raises:
         SettingsError: RLHF_PATCHES_PLUGINS names what is not installed.
     """
-    registered: dict[str, Registered] = {}
+    found: dict[str, tuple[Patch | Listed, str]] = {}
     failures: list[PluginFailure] = []
     for plugin, entry_point in _entry_points(failures):
         try:
             patches = _patches_of(entry_point, plugin)
         # A plugin runs foreign code at import; even its sys.exit() must not end a training run.
         except (Exception, SystemExit) as error:
-            reason = f"loading {entry_point.value!r} raised {type(error).__name__}: {error}"
-            failures.append(PluginFailure(plugin, reason + (_not_installed() if plugin == BUILT_IN else "")))
+            failures.append(_not_loaded(plugin, entry_point.value, error))
             continue
         for patch in patches:
-            if not isinstance(patch, Patch):
+            if not isinstance(patch, (Patch, Listed)):
                 failures.append(
                     PluginFailure(plugin, f"returned a {type(patch).__name__}, expected a rlhf_patches.Patch")
                 )
-            elif patch.name in registered:
-                first = registered[patch.name].plugin
+            elif patch.name in found:
+                first = found[patch.name][1]
                 failures.append(
                     PluginFailure(plugin, f"its patch {patch.name!r} is ignored: {first} has one of that name")
                 )
             else:
-                registered[patch.name] = Registered(patch, plugin)
-    return list(registered.values()), failures
+                found[patch.name] = patch, plugin
+    return list(found.values()), failures
+
+
+def _not_loaded(plugin: str, what: str, error: BaseException) -> PluginFailure:
+    reason = f"loading {what!r} raised {type(error).__name__}: {error}"
+    return PluginFailure(plugin, reason + (_not_installed() if plugin == BUILT_IN else ""))
 
 
 def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
     found = {(_own_name(), _OWN.name, _OWN.value): _OWN}
     for entry_point in _of_our_group(failures):
-        if entry_point.value.strip() != _OWN.value:  # that is ours, whichever distribution lists it
-            # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
-            found.setdefault((_called(entry_point), entry_point.name, entry_point.value), entry_point)
+        # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
+        found.setdefault((_called(entry_point), entry_point.name, entry_point.value), entry_point)
     allowed = settings.plugins({key[0] for key in found} | {BUILT_IN}) | {BUILT_IN}
     order = sorted(found, key=lambda key: (key[0] != BUILT_IN, key))
     return [(key[0], found[key]) for key in order if key[0] in allowed]
@@ -122,21 +135,30 @@ def _own_name() -> str:
 
 
 def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.EntryPoint]:
-    try:
-        return importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP)
-    except Exception:
-        pass
-    # One malformed entry_points.txt, of whatever package, makes the call above fail: leave out that package only.
-    found: list[importlib.metadata.EntryPoint] = []
+    """The entry points of others. Not by importlib.metadata.entry_points().
+
+    It parses those of every distribution, of which an image has hundreds, and one malformed file fails it as a whole.
+    """
     for distribution in importlib.metadata.distributions():
         try:
-            found += distribution.entry_points.select(group=hookspecs.ENTRY_POINT_GROUP)
+            if hookspecs.ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
+                continue
+            found = distribution.entry_points.select(group=hookspecs.ENTRY_POINT_GROUP)
+            others = [entry_point for entry_point in found if entry_point.value.strip() != _OWN.value]
+            if others and not _is_shadowed(distribution):
+                yield from others
         except Exception as error:
             path = getattr(distribution, "_path", "an installed package")
             failures.append(
                 PluginFailure(str(path), f"its entry points cannot be read ({type(error).__name__}: {error})")
             )
-    return found
+
+
+def _is_shadowed(distribution: importlib.metadata.Distribution) -> bool:
+    """Whether another of this name, which is its folder's, comes before it on the path."""
+    name = getattr(distribution, "_normalized_name", None)
+    first = next(iter(importlib.metadata.distributions(name=name)), distribution) if name else distribution
+    return getattr(first, "_path", None) != getattr(distribution, "_path", None)
 
 
 def _called(entry_point: importlib.metadata.EntryPoint) -> str:
@@ -156,7 +178,7 @@ def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:
     return name or entry_point.name
 
 
-def _patches_of(entry_point: importlib.metadata.EntryPoint, plugin: str) -> list[Patch]:
+def _patches_of(entry_point: importlib.metadata.EntryPoint, plugin: str) -> list[Patch | Listed]:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(entry_point.load(), name=plugin)

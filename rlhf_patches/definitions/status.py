@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .patch import Patch
+from .patch import Listed, Patch
 from .registry import PluginFailure, credit
 
 WIDTH = 130
@@ -78,7 +78,7 @@ class PatchReport:
     places: tuple[str, ...] = ()
     """``file:line`` of each function that runs with the patch, or would."""
     changes_numbers: str | None = None
-    """What `Patch.changes_numbers` says, on one line, whether or not the patch is applied."""
+    """What `Patch.changes_numbers` says, on one line, where the framework is there, applied or not."""
 
     @property
     def needs_attention(self) -> bool:
@@ -126,7 +126,7 @@ class PatchReport:
 
 
 def patch_report(
-    patch: Patch,
+    patch: Patch | Listed,
     plugin: str,
     status: Status,
     reason: str,
@@ -135,6 +135,7 @@ def patch_report(
     places: tuple[str, ...] = (),
 ) -> PatchReport:
     """A patch's state together with what the patch says about itself."""
+    changes_numbers = patch.changes_numbers if isinstance(patch, Patch) and status is not Status.ABSENT else None
     return PatchReport(
         name=patch.name,
         status=status,
@@ -145,7 +146,7 @@ def patch_report(
         plugin=plugin,
         unreviewed=unreviewed,
         places=places,
-        changes_numbers=patch.changes_numbers and " ".join(patch.changes_numbers.split()),
+        changes_numbers=changes_numbers and " ".join(changes_numbers.split()),
     )
 
 

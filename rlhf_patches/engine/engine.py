@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from .. import settings
 from ..definitions import registry
-from ..definitions.patch import Patch, Rewrite, Variant
-from ..definitions.registry import PluginFailure, Registered
+from ..definitions.patch import Listed, Patch, Rewrite, Variant
+from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report
 from ..guards import decision, implementations, rewriting, shapes, sources
 from ..guards.decision import Choice, Decision
-from ..guards.sources import NotFound, Source, Unreadable
+from ..guards.sources import Source, Unreadable
 from ..guards.versions import Finding, Verdict
 from . import import_hooks
 from .ledger import Ledger
@@ -35,12 +35,12 @@ from .log import announce, logger
 Names = Iterable[str] | str | None
 
 
-class _NotResolved(Exception):
-    """Implementations that are needed have not been imported yet."""
+class _NotReady(Exception):
+    """Something has to be imported first, which is not done under the lock."""
 
-    def __init__(self, paths: list[str]) -> None:
-        super().__init__(paths)
-        self.paths = paths
+    def __init__(self, load: Callable[[], object]) -> None:
+        super().__init__(load)
+        self.load = load
 
 
 class _Outcome(NamedTuple):
@@ -62,7 +62,7 @@ _FRESH = _Outcome(Status.INACTIVE, "apply() has not been called")
 class _Entry:
     """A registered patch and what has become of it."""
 
-    patch: Patch
+    patch: Patch | Listed
     plugin: str
     requested: bool = False
     outcome: _Outcome = _FRESH
@@ -81,7 +81,9 @@ class Asked(NamedTuple):
 class Engine:
     """The state of one process. Use the functions of `rlhf_patches`; there is one engine behind them."""
 
-    def __init__(self, load: Callable[[], tuple[list[Registered], list[PluginFailure]]] = registry.load) -> None:
+    def __init__(
+        self, load: Callable[[], tuple[Sequence[tuple[Patch | Listed, str]], list[PluginFailure]]] = registry.listed
+    ) -> None:
         self._load = load
         self.on_change: Callable[[], None] = _ignore
         """Called after patches may have changed their states, never under the lock; must not raise."""
@@ -149,7 +151,7 @@ class Engine:
         with self._lock:
             for entry in entries.values():
                 self._look_again(entry)
-            rows = [(replace(_row(entry), places=self._places(entry)), entry.patch) for entry in entries.values()]
+            rows = [(_row(entry, self._places(entry)), entry.patch) for entry in entries.values()]
             failures = tuple(self._failures)
         # Not under the lock: it is the patch's own code.
         return Report(tuple(_with_observations(row, patch) for row, patch in rows), failures)
@@ -172,6 +174,7 @@ class Engine:
         if found is not None:
             return found
         patch = self._known(name, "matched").patch
+        patch = patch.load() if isinstance(patch, Listed) else patch
         changes = [change for variant in patch.variants for change in variant.changes]
         targets = [change.target for change in changes if not isinstance(change, Rewrite) and change.fingerprints]
         if target not in targets:
@@ -198,8 +201,8 @@ class Engine:
             chosen = tuple(name for name, entry in entries.items() if entry.requested) if self._called else None
             return Asked(tuple(entries), chosen, self._strict, self._hint())
 
-    def carried(self) -> list[tuple[Patch, PatchReport, dict[str, str]]]:
-        """Each patch, its row in the report, and the text of each module that it has been applied to.
+    def carried(self) -> list[tuple[Patch | Listed, PatchReport, dict[str, str]]]:
+        """Each patch, imported or not, its row in the report, and the text of each module that it has been applied to.
 
         Nothing is imported or changed.
         """
@@ -228,7 +231,7 @@ class Engine:
                     registered, self._failures = self._load()
                 finally:
                     self._is_loading = False
-                self._entries = {item.patch.name: _Entry(item.patch, item.plugin) for item in registered}
+                self._entries = {patch.name: _Entry(patch, plugin) for patch, plugin in registered}
             return self._entries
 
     def _hint(self) -> str:
@@ -241,9 +244,15 @@ class Engine:
         """Import the implementations of patches whose targets are there already, before the lock is taken."""
         for entry in entries:
             # Which of several variants it is has not been decided yet, and the others' may not be importable here.
-            if len(entry.patch.variants) == 1 and all(module in sys.modules for module in entry.patch.modules):
-                for path in entry.patch.implementations:
-                    self._resolve(path)
+            patch = entry.patch
+            if isinstance(patch, Listed) or len(patch.variants) > 1:
+                continue
+            if all(module in sys.modules for module in patch.modules):
+                self._resolve_all(patch.implementations)
+
+    def _resolve_all(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._resolve(path)
 
     def _resolve(self, path: str) -> Callable[..., Any] | Exception | SystemExit:
         if path not in self._resolved or isinstance(self._resolved[path], (Exception, SystemExit)):
@@ -281,33 +290,43 @@ class Engine:
 
     def _attempt(self, entry: _Entry, announced: ModuleType | None) -> None:
         """Apply a patch if it is its time; every outcome ends in a status with a reason."""
-        if entry.requested and any(map(_exists, entry.patch.modules)):
-            rewriting.load()  # not under the lock
+        load: Callable[[], object] | None = None
         while True:
-            with self._lock:
-                if not entry.requested:
+            try:
+                if load is not None:
+                    load()
+                with self._lock:
+                    if entry.requested:
+                        entry.outcome = self._outcome(entry, announced)
                     return
-                try:
-                    entry.outcome = self._outcome(entry, announced)
-                    return
-                except _NotResolved as error:  # another thread has imported the target since; not under the lock
-                    paths = error.paths
-                except (Exception, SystemExit) as error:  # the promise: never an exception from a framework's import
-                    logger.debug("patch %s failed", entry.patch.name, exc_info=True)
-                    entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
-                    return
-            for path in paths:
-                self._resolve(path)
+            except _NotReady as error:
+                load = error.load
+            except (Exception, SystemExit) as error:  # the promise: never an exception from a framework's import
+                logger.debug("patch %s failed", entry.patch.name, exc_info=True)
+                with self._lock:
+                    if entry.requested:
+                        entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
+                return
+
+    def _define(self, entry: _Entry) -> None:
+        """Import a patch of which only the list is known."""
+        if isinstance(entry.patch, Listed):
+            entry.patch = entry.patch.load()
 
     def _outcome(self, entry: _Entry, announced: ModuleType | None) -> _Outcome:
         patch = entry.patch
-        off = self._switched_off(patch.name)
+        off = self._settings().switched_off(patch.name)
         if off:
             return self._switch_off(patch.name, off)
         if announced is None:
             self._look_again(entry)
             if entry.outcome.status is Status.APPLIED:
                 return entry.outcome
+        if isinstance(patch, Listed):
+            absence = decision.absence(patch)
+            if absence is None:
+                raise _NotReady(functools.partial(self._define, entry))
+            return self._said(patch, absence)
         ready: dict[str, ModuleType] = {}
         for name in patch.modules:
             module = sys.modules.get(name)
@@ -323,6 +342,8 @@ class Engine:
             choice = choice._replace(variants=tuple(v for v in choice.variants if ready.keys() >= {*v.modules}))
         elif not any(_has_begun(variant, ready) for variant in choice.variants):
             return self._before_import(choice, ready)
+        if not rewriting.is_loaded():
+            raise _NotReady(rewriting.load)
         found = decision.decide(choice, functools.partial(_source, ready))
         if found.variant is None:
             return self._said(patch, found)
@@ -337,7 +358,7 @@ class Engine:
         try:
             missing = [path for path in shapes.implementations(here) if path not in self._resolved]
             if missing:
-                raise _NotResolved(missing)
+                raise _NotReady(functools.partial(self._resolve_all, missing))
             implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
             plan = self._ledger.plan(patch.name, here, ready, self._implementation)
             compiled = self._ledger.commit(plan)
@@ -351,17 +372,13 @@ class Engine:
             reason += f". Warning: torch.compile has already compiled {', '.join(compiled)}; call torch._dynamo.reset()"
         return _Outcome(Status.APPLIED, reason, waits=waits)
 
-    def _said(self, patch: Patch, found: Decision) -> _Outcome:
+    def _said(self, patch: Patch | Listed, found: Decision) -> _Outcome:
         """A decision against applying, and what that leaves."""
         stays = ""
         if found.status.is_problem:
             carried = self._ledger.carrying(patch.name)
             stays = "; functions that were patched before stay patched" if carried else "; nothing was changed"
         return _Outcome(found.status, found.reason + stays, found.unreviewed)
-
-    def _switched_off(self, name: str) -> str | None:
-        """Why the user has switched a patch off with an environment variable."""
-        return self._settings().switched_off(name)
 
     def _settings(self) -> settings.Settings:
         """The environment as it is now, not at import; read once in an `apply`, and once in an import."""
@@ -379,6 +396,8 @@ class Engine:
                 reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
                 return _Outcome(Status.REFUSED, reason)
         if any(isinstance(change, Rewrite) for variant in choice.variants for change in variant.changes):
+            if not rewriting.is_loaded():
+                raise _NotReady(rewriting.load)
             rewriting.check_ast_grep()  # what will fail at the import is said before it
         waiting = " or ".join(dict.fromkeys(", ".join(group) for group in groups))
         reason = f"{choice.finding.reason}; waiting for the import of {waiting}"
@@ -426,16 +445,18 @@ def _ignore() -> None:
     pass
 
 
-def _row(entry: _Entry) -> PatchReport:
-    outcome = entry.outcome
-    return patch_report(entry.patch, entry.plugin, outcome.status, outcome.reason, entry.version, outcome.unreviewed)
+def _row(entry: _Entry, places: tuple[str, ...] = ()) -> PatchReport:
+    status, reason, unreviewed, _ = entry.outcome
+    return patch_report(entry.patch, entry.plugin, status, reason, entry.version, unreviewed, places)
 
 
-def _with_observations(row: PatchReport, patch: Patch) -> PatchReport:
+def _with_observations(row: PatchReport, patch: Patch | Listed) -> PatchReport:
     """The row of an applied patch, with what the patch says it has done so far."""
+    if row.status is not Status.APPLIED or isinstance(patch, Listed):
+        return row
     module_name, _, function = (patch.observations or "").partition(":")
     module = sys.modules.get(module_name)
-    if row.status is not Status.APPLIED or module is None:
+    if module is None:
         return row
     try:
         found = dict(getattr(module, function)())
@@ -468,14 +489,6 @@ def _source(ready: Mapping[str, ModuleType], name: str) -> Source:
 
 def _origin(module: ModuleType) -> str | None:
     return getattr(sources.spec_of(module), "origin", None) or sources.namespace_of(module).get("__file__")
-
-
-def _exists(module: str) -> bool:
-    try:
-        sources.locate(module)
-    except NotFound:
-        return False
-    return True
 
 
 def _is_main(spec: ModuleSpec) -> bool:

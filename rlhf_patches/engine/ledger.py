@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..definitions.patch import Replace, Rewrite, Wrap
 from ..guards import decision, rewriting, shapes, sources
 from ..guards.decision import Conflict, Held
-from ..guards.rewriting import Edit, NoEffect, Unrecognised
+from ..guards.rewriting import NoEffect, Unrecognised
 from ..guards.shapes import Recognised
 from ..guards.sources import Source
 from . import functions, trampolines
@@ -24,8 +24,8 @@ Implementation = Callable[[str], Callable[..., Any]]
 """From ``module:qualified.name`` to the object, imported before; raises what its import raised."""
 
 
-@dataclass(eq=False)
-class Patched:
+@dataclass(eq=False, kw_only=True)
+class Patched(Held):
     """A function object that carries at least one patch, and what it takes to give it any set of them."""
 
     function: FunctionType
@@ -35,15 +35,8 @@ class Patched:
     node: sources.FunctionNode
     original: CodeType
     current: CodeType
-    rewrites: dict[str, list[Edit]] = field(default_factory=dict)
-    trampoline_of: str | None = None
     given: list[tuple[CodeType, list[str]]] = field(default_factory=list)
     """Every code object that it was given, with the patches in that: what a reader without the lock can rely on."""
-
-    @property
-    def holders(self) -> list[str]:
-        """The patches on this function."""
-        return list(self.rewrites) + ([self.trampoline_of] if self.trampoline_of else [])
 
     def runs(self, name: str) -> bool:
         """Whether the function is still where the target says, and the code that it runs now has a patch in it."""
@@ -66,8 +59,7 @@ class Swap(NamedTuple):
     changes: list[Recognised]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What applying a patch takes: ``functions`` are all that carry it then, those of before a reload included."""
 
     name: str
@@ -126,7 +118,13 @@ class Ledger:
             located = functions.attribute(modules[target.partition(":")[0]], first.qualname)
             function = functions.find(located, first.original_code(), originals, target)
             patched = self._patched.get(function) or Patched(
-                function, located, target, first.source, first.node, function.__code__, function.__code__
+                function=function,
+                located=located,
+                target=target,
+                source=first.source,
+                node=first.node,
+                original=function.__code__,
+                current=function.__code__,
             )
             if name in patched.holders:  # a reload: this function object carries it from before
                 plan.functions.append(patched)
@@ -257,7 +255,7 @@ def _compose(
     implementation: Implementation,
 ) -> CodeType:
     """The function's code with this patch on top of those that it carries."""
-    edits = decision.edits_beside(name, changes, Held(patched.rewrites, patched.trampoline_of))
+    edits = decision.edits_beside(name, changes, patched)
     if edits is not None:
         present = [edit for theirs in patched.rewrites.values() for edit in theirs]
         return rewriting.rewrite_code(patched.source, patched.node, present + edits, beside)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import NamedTuple
 
-from ..definitions.patch import Rewrite, Variant
+from ..definitions.patch import Listed, Rewrite, Variant
 from ..definitions.status import Status
 from . import shapes, sources, versions
 from .implementations import Unusable
@@ -85,6 +86,15 @@ def look(variant: Variant, origins: Mapping[str, str | None] | None = None) -> F
             finding = versions.judge_missing(variant.guard, sources.parents_of(module))
             return Found(variant, finding._replace(version=version), str(error), absence)
     return Found(variant, versions.worst([versions.judge_file(variant.guard, place) for place in places.values()]))
+
+
+def absence(patch: Listed) -> Decision | None:
+    """What becomes of a patch where nothing of its framework is there; None where the patch itself has to tell."""
+    if any(module in sys.modules or sources.exists(module) for module in patch.modules):
+        return None
+    if versions.is_installed(patch.distribution):
+        return None
+    return Decision(Status.ABSENT, versions.not_installed(patch.distribution))
 
 
 def choose(found: Sequence[Found]) -> Choice | Decision:

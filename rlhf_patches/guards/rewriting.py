@@ -35,7 +35,7 @@ def load() -> None:
     The engine calls it before it takes its lock, under which nothing is imported.
     """
     global _ast_grep, _without_ast_grep
-    if _ast_grep is not None or _without_ast_grep is not None:
+    if is_loaded():
         return
     import hashlib  # noqa: F401 - for fingerprints
 
@@ -45,6 +45,11 @@ def load() -> None:
         _without_ast_grep = f"ast_grep_py, which finds the code to rewrite, cannot be imported here: {error}"
     else:
         _ast_grep = ast_grep_py
+
+
+def is_loaded() -> bool:
+    """Whether `load` has been called."""
+    return _ast_grep is not None or _without_ast_grep is not None
 
 
 class Unrecognised(Exception):

@@ -65,6 +65,15 @@ def locate(module: str) -> ModuleSpec:
     return spec
 
 
+def exists(module: str) -> bool:
+    """Whether `locate` finds a module."""
+    try:
+        locate(module)
+    except NotFound:
+        return False
+    return True
+
+
 def parents_of(module: str) -> list[str]:
     """Where the nearest parent package of a missing module is: its file, or the folders of a namespace package.
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from .._version import __version__
-from ..definitions.patch import Patch
+from ..definitions.patch import Listed, Patch
 from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
 from ..guards import sources
@@ -68,7 +68,7 @@ def effects(engine: Engine) -> dict[str, Effect]:
     return {patch.name: effect(patch, row, texts) for patch, row, texts in engine.carried()}
 
 
-def effect(patch: Patch, row: PatchReport, texts: Mapping[str, str]) -> Effect:
+def effect(patch: Patch | Listed, row: PatchReport, texts: Mapping[str, str]) -> Effect:
     """What a patch does, or will do once its modules are imported. Nothing is imported, and nothing parsed.
 
     Args:
@@ -79,7 +79,9 @@ def effect(patch: Patch, row: PatchReport, texts: Mapping[str, str]) -> Effect:
     framework = f"{row.distribution} {row.version or '(version unknown)'}"
     if row.status is Status.ABSENT and row.version is None:
         framework = f"no {row.distribution}"
-    code = _fingerprint(patch, texts) if row.status in _DECIDED_BY_CODE or row.status is Status.PENDING else None
+    code = None
+    if isinstance(patch, Patch) and (row.status in _DECIDED_BY_CODE or row.status is Status.PENDING):
+        code = _fingerprint(patch, texts)
     reason = "" if row.status in (Status.APPLIED, Status.PENDING) else row.reason[:_MOST_CHARACTERS]
     return Effect(row.status.value, framework, code, reason)
 

@@ -138,6 +138,12 @@ def test_a_checkout_on_the_path_says_what_to_do(installed):
     assert f"`pip install {ROOT}`" in said
 
 
+def test_audit_of_the_wheel_has_its_record(cli, tmp_path):
+    (tmp_path / "requirements.txt").write_text("trl==1.5.0\n")
+    done = cli("audit", str(tmp_path / "requirements.txt"))
+    assert (done.returncode, "trl-chunked-nll-zero3  1.15.0" in done.stdout) == (1, True)
+
+
 @pytest.mark.parametrize("command", ["diff", "explain"])
 def test_an_unknown_name_suggests_the_nearest(cli, command):
     done = cli(command, "slime-nosync-reentry")
@@ -160,7 +166,7 @@ def test_explain_and_the_page_in_docs_are_the_patch(cli, patch):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["list"], ["doctor"], ["explain"], ["diff"], ["run"], ["report"], ["autoload"]]
+    "command", [[], ["list"], ["doctor"], ["explain"], ["diff"], ["audit"], ["run"], ["report"], ["autoload"]]
 )
 def test_help_has_an_example(cli, command):
     done = cli(*command, "--help")

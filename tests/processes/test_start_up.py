@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pluggy
 import pytest
 
 import rlhf_patches
@@ -116,3 +117,14 @@ def test_apply_imports_only_what_every_run_needs():
     after = _modules_after("import rlhf_patches; rlhf_patches.apply()")
     assert "rlhf_patches.engine.ledger" in after
     assert not (after - before) & {"difflib", "rich", "argparse", "ast_grep_py"}
+
+
+def test_apply_imports_nothing_for_frameworks_that_are_not_there(tmp_path):
+    (tmp_path / "pluggy").symlink_to(Path(pluggy.__file__).parent)
+    modules = _modules_after(
+        f"sys.path[:] = [{str(tmp_path)!r}, *(path for path in sys.path if 'site-packages' not in path)]; "
+        "import rlhf_patches; assert {row.status for row in rlhf_patches.apply()} == {'absent'}"
+    )
+    patches = {name for name in modules if name.startswith("rlhf_patches.patches.")}
+    assert patches == {"rlhf_patches.patches.plugin", "rlhf_patches.patches.catalogue"}
+    assert "packaging" not in modules

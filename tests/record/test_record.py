@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import compatibility
 import pytest
 import record
+import shipped
 
 from rlhf_patches import Guard
 
@@ -41,6 +43,19 @@ def test_the_record_was_made_with_these_patches():
 def test_the_page_in_docs_is_the_record():
     page = (ROOT / "docs" / "compatibility.md").read_text()
     assert page == compatibility.page(RECORDS, PATCHES), "run `make releases`"
+
+
+def test_what_is_shipped_is_the_record():
+    assert shipped.PATH.read_text(encoding="utf-8") == shipped.text(RECORDS, PATCHES), "run `make releases`"
+
+
+def test_what_is_shipped_tells_the_first_release_without_the_bug():
+    known = json.loads(shipped.PATH.read_text(encoding="utf-8"))
+    assert known["trl-chunked-nll-zero3"]["fixed"] == "1.15.0"
+    assert known["verl-no-sync-reentry"]["fixed"] is None
+    assert known["swift-kto-sequence-parallel"]["fixed"] == "3.12.3"
+    # megatron.training is in no wheel before 0.17.
+    assert known["megatron-lm-no-sync-reentry"]["without"]
 
 
 def test_every_explained_disagreement_still_exists():

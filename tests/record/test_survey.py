@@ -85,6 +85,7 @@ def make_releases(tmp_path, index, monkeypatch, capsys):
     """Runs the survey in a repository of its own; gives its status and what it printed."""
     home = tmp_path / "repository"
     (home / "docs").mkdir(parents=True)
+    (home / "rlhf_patches" / "offline").mkdir(parents=True)
     (home / "reviewed.toml").touch()
     monkeypatch.setattr(record, "HERE", home)
     monkeypatch.setattr(survey, "ROOT", home)

@@ -172,7 +172,7 @@ def test_built_in_patches_need_no_metadata_and_come_once(site, monkeypatch, list
     for _ in range(listed):
         impostor(site, value="rlhf_patches.patches.plugin")
     if not listed:
-        monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: ())
+        monkeypatch.setattr(registry.importlib.metadata, "distributions", lambda **name: ())
     registered, failures = registry.load()
     ours = [(item.patch.name, item.plugin) for item in registered if item.patch.name != "x-user"]
     assert ours == [(patch.name, "rlhf-patches") for patch in plugin.rlhf_patches()]
@@ -279,3 +279,16 @@ def test_text_of_a_plugin_is_shown_as_it_is(site, framework, capsys, monkeypatch
     if command in ("list", "doctor", "check"):
         (line,) = [text for text in err.splitlines() if bad in text]
         assert rf"{SHOWN}\nmore" in line
+
+
+def test_of_two_copies_of_a_plugin_the_first_counts(site, tmp_path, monkeypatch):
+    """As for an import: a user's own folder before the environment's, say."""
+    name = site.good()
+    later = tmp_path / "later"
+    later.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(later)])
+    info = next(site.folder.glob("*.dist-info"))
+    shutil.copytree(info, later / info.name)
+    (later / info.name / "entry_points.txt").write_text("[rlhf_patches]\nzgood = no_such_module\n")
+    registered, failures = site.load()
+    assert ([item.plugin for item in registered], failures) == ([name], [])

@@ -185,7 +185,7 @@ def test_a_fetch_that_fails_leaves_the_folders_of_others(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["wheels"]
 
 
-def test_uv_where_there_is_no_pip(tmp_path, monkeypatch, slime, index):
+def test_uv_where_there_is_no_pip(tmp_path, monkeypatch, slime_wheel, index):
     """An environment that uv has made has none; `uv tool run pip` fetches it."""
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     uv = tmp_path / "bin" / "uv"
@@ -199,7 +199,7 @@ def test_uv_where_there_is_no_pip(tmp_path, monkeypatch, slime, index):
     monkeypatch.setattr(download.sys, "executable", bare)
     monkeypatch.setattr(download.sys, "_base_executable", bare)
     monkeypatch.setattr(download, "_PYTHONS", ("3.9",))
-    slime()
+    slime_wheel()
     assert fetch("slime==0.3.1", tmp_path / "cache").name == "slime-0.3.1-py3-none-any.whl"
     monkeypatch.setenv("XDG_CACHE_HOME", str(uv))  # no folder
     fetched = fetch("slime==0.3.1")

@@ -1,0 +1,70 @@
+"""Megatron's two cross entropies leave the caller's logits alone, and keep no softmax for backward."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
+
+_CROSS_ENTROPY = "megatron.core.tensor_parallel.cross_entropy"
+_FUSED = "megatron.core.fusions.fused_cross_entropy"
+_CALLS = f"{__package__}.cross_entropy_calls"
+
+PATCH = Patch(
+    name="megatron-core-cross-entropy-in-place",
+    summary="the cross entropy over a split vocabulary leaves the logits as they are, and keeps no softmax of them",
+    symptom="""\
+Float32 logits are destroyed by `vocab_parallel_cross_entropy` and `fused_vocab_parallel_cross_entropy`: entropies,
+top-k, or anything else that is computed from them afterwards is wrong, without an error. Code that knows of it clones
+the logits, the largest tensor of a training step. With bfloat16 logits, both keep a float32 softmax until backward: out
+of CUDA memory with long sequences. The fused one (`--cross-entropy-loss-fusion`) rounds gradients to bfloat16, whatever
+the logits are.""",
+    cause="""\
+`VocabParallelCrossEntropy.calculate_logits_max` calls `.float()`, which copies nothing where the logits are float32
+already, and what follows subtracts, exponentiates and divides in place. The result, a softmax of the whole logits in
+float32, is saved for backward. `calculate_gradients` of the fused one ends with a cast to bfloat16.""",
+    repair="""\
+Both compute losses a block of tokens at a time, with two all-reduces, and save a few numbers per token. Backward needs
+no collective and writes into the logits only if it can prove that nothing else reads them
+([why, and when it does not](../logprob-in-place.md)); gradients are computed in float32 and rounded once, to the
+logits' dtype. Losses are upstream's bit for bit on one and two ranks, and within the rounding of float32 elsewhere.
+
+Until backward it is the logits that are saved: code that changes them in between gets autograd's error, where
+Megatron's own softmax of bfloat16 logits would not have noticed.
+
+Label smoothing stays Megatron's computation, on a copy: `.float()` becomes a call that always copies, for whoever calls
+`VocabParallelCrossEntropy` directly, too. So does a target that has another shape than the losses. Within a region of
+torch.compile the loss is a break of the graph.""",
+    references=("https://github.com/NVIDIA/Megatron-LM/issues/1594",),
+    # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
+    variants=(
+        Variant(
+            Guard("megatron-core", ">=0.8.0,<=0.20.0"),
+            (
+                Rewrite(
+                    target=f"{_CROSS_ENTROPY}:VocabParallelCrossEntropy.calculate_logits_max",
+                    pattern="vocab_parallel_logits.float()",
+                    inside="vocab_parallel_logits = vocab_parallel_logits.float()",
+                    replacement="vocab_parallel_logits.to(torch.float32, copy=True)",
+                ),
+                Wrap(
+                    target=f"{_CROSS_ENTROPY}:vocab_parallel_cross_entropy",
+                    implementation=f"{_CALLS}:around_cross_entropy",
+                    fingerprints={
+                        "50864f7c691fa666": "0.8.0 to 0.18.2",
+                        "51102bbff4a06d89": "0.19.0 to 0.19.2, main: with tp_group",
+                    },
+                ),
+                Wrap(
+                    target=f"{_FUSED}:fused_vocab_parallel_cross_entropy",
+                    implementation=f"{_CALLS}:around_fused",
+                    fingerprints={
+                        "0d9357c7147e6bfc": "0.8.0 to 0.11.0",
+                        "95171d8f1190d494": "0.12.0rc2 to 0.19.2, main: with tp_group",
+                    },
+                ),
+            ),
+            independent=True,
+        ),
+    ),
+    retire="when Megatron's cross entropies neither write into the logits nor keep a softmax; none so far does",
+    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+)

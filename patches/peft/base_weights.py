@@ -1,0 +1,109 @@
+"""Base weights under LoRA that are the same after a merge and an unmerge: kept while an adapter is merged into them.
+
+They are put back where it is certain that this undoes the merge and nothing else: the weight at that moment is, bit for
+bit, the kept one with the same adapters merged into it again, as PEFT does it. Whatever has changed in between (the
+weight, the adapter, its scaling, what is merged) shows there, and then PEFT's own way, subtraction, is taken.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_ROUNDED = (torch.bfloat16, torch.float16)
+"""In float32 a cycle moves a weight by 1e-7 of it at most, and the copies would be twice as large."""
+
+_counted = {"unmerged exactly": 0, "unmerged by PEFT": 0}
+
+
+def observed() -> dict[str, Any]:
+    """How many layers have been unmerged, by either way, in this process."""
+    return dict(_counted)
+
+
+@dataclass
+class _Kept:
+    """The weight before the first merge, in host memory, and what was merged since: (adapter, safe_merge), in order."""
+
+    weight: torch.Tensor
+    merges: list[tuple[str, bool]] = field(default_factory=list)
+
+
+# Not on the layers, which are copied and pickled.
+_kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+
+
+def merging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Around ``Linear.merge``."""
+    safe_merge, names = args
+    already = len(layer.merged_adapters)
+    kept = _kept.pop(layer, None)
+    adapters = [name for name in names or layer.active_adapters if name in layer.lora_A]
+    if not adapters or (already and kept is None) or not all(_is_a_sum(layer, name) for name in adapters):
+        if not adapters and kept is not None:
+            _kept[layer] = kept  # nothing is going to be merged
+        return wrapped(*args, **kwargs)
+    if not already:
+        weight = layer.get_base_layer().weight
+        kept = _Kept(weight.data.to("cpu", copy=True)) if _can_be_kept(weight) else None
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        if kept is not None and layer.merged_adapters:
+            kept.merges += [(name, bool(safe_merge)) for name in layer.merged_adapters[already:]]
+            _kept[layer] = kept
+
+
+def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Around ``Linear.unmerge``."""
+    kept = _kept.pop(layer, None)
+    if kept is not None and layer.merged_adapters == [name for name, _ in kept.merges]:
+        weight = layer.get_base_layer().weight
+        if _can_be_kept(weight) and (weight.shape, weight.dtype) == (kept.weight.shape, kept.weight.dtype):
+            base = kept.weight.to(weight.device)
+            with torch.no_grad():
+                merged = _merged(layer, base.clone(), kept.merges)
+            if merged is not None and torch.equal(merged, weight.data):
+                weight.data.copy_(base)
+                layer.merged_adapters.clear()
+                _counted["unmerged exactly"] += 1
+                return None
+    if layer.merged_adapters:
+        _counted["unmerged by PEFT"] += 1
+    return wrapped(*args, **kwargs)
+
+
+def _is_a_sum(layer: Any, adapter: str) -> bool:
+    """Whether merging adds a product to the weight and does nothing else: no DoRA or other variant, no bias."""
+    variants = getattr(layer, "lora_variant", None)  # 0.16 and later; before, DoRA was the only one
+    variant = adapter in variants if variants is not None else getattr(layer, "use_dora", {}).get(adapter, False)
+    return not variant and not getattr(layer, "lora_bias", {}).get(adapter, False)
+
+
+def _can_be_kept(weight: Any) -> bool:
+    """A whole weight of ordinary floating-point numbers, which this process has.
+
+    Not a shard (a DTensor), not one of several quantised kinds. ZeRO-3 keeps its own: what was merged into a gathered
+    weight is dropped with it.
+    """
+    return (
+        type(weight.data) is torch.Tensor
+        and weight.dtype in _ROUNDED
+        and weight.device.type != "meta"
+        and not hasattr(weight, "ds_id")
+    )
+
+
+def _merged(layer: Any, weight: torch.Tensor, merges: list[tuple[str, bool]]) -> torch.Tensor | None:
+    """The weight with the adapters merged into it, in place; None where one of them is gone."""
+    for adapter, safe_merge in merges:
+        if adapter not in layer.lora_A:
+            return None
+        delta = layer.get_delta_weight(adapter)
+        # A safe merge rounds the product first (0.16 and later).
+        weight += delta.to(weight.dtype) if safe_merge and hasattr(layer, "lora_variant") else delta
+    return weight

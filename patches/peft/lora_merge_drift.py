@@ -1,0 +1,79 @@
+"""PEFT's LoRA: merging and unmerging rounds the base weights, each time."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Variant, Wrap
+
+_LINEAR = "peft.tuners.lora.layer:Linear"
+
+PATCH = Patch(
+    name="peft-lora-merge-drift",
+    summary="base weights in bf16 or fp16 are the same, bit for bit, after a LoRA adapter was merged and unmerged",
+    symptom="""\
+RLHF with LoRA on a model in bfloat16, where weights are sent to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
+ms-swift): the frozen base weights move, a little with every synchronisation and without an error; after 100 of them by
+0.6 to 3 % of their mean size (seen here; more with larger adapters). The model that is trained, the reference (the same
+weights without the adapter) and the adapter that is saved all go with it: loaded onto the original model, the adapter
+is another policy than was evaluated.""",
+    cause="""\
+`Linear.merge` adds the adapter's product to the weight and rounds the sum to the weight's dtype; `Linear.unmerge`
+subtracts the product and rounds again. What the first rounding has dropped does not come back.""",
+    repair="""\
+`merge` keeps a copy of the weight, and `unmerge` puts it back, if that is certain to undo the merge and nothing else:
+the kept weight with the same adapters merged into it again must be the present weight, bit for bit. Where the weight,
+the adapter or its scaling has changed in between, where DoRA, another variant or `lora_bias` is merged, where the
+weight is quantised, in float32, a shard (DTensor) or partitioned by ZeRO-3 (which drops the merged weight itself), and
+for embeddings, convolutions and `target_parameters`, PEFT's own way is taken. The merged weights, which vLLM gets, are
+what they were. `rlhf_patches.report()` counts the layers that were unmerged either way.
+
+**Memory:** while an adapter is merged, the layers' weights a second time, 2 bytes for each number, in *host* memory on
+every rank that merges (15 GB for 7 billion adapted parameters), and a layer's weight twice more on its own device while
+it is unmerged. **Time:** a copy to the host and back each time.
+
+Not repaired: an exception between the two calls leaves the adapter merged, because the callers do not call `unmerge`
+then. PEFT 0.6 has the defect too.""",
+    references=(
+        "https://github.com/huggingface/trl/issues/6688",
+        "https://github.com/modelscope/ms-swift/issues/10154",
+    ),
+    variants=(
+        Variant(
+            Guard("peft", ">=0.7.0,<=0.21.2"),
+            (
+                Wrap(
+                    target=f"{_LINEAR}.merge",
+                    implementation=f"{__package__}.base_weights:merging",
+                    fingerprints={
+                        "a19839d2bbbcf3a2": "0.7.0 to 0.8.1",
+                        "421c362526b5fad8": "0.8.2",
+                        "8f05325679df36e8": "0.9.0: DoRA",
+                        "e1b65b872c5b7bd9": "0.10.0",
+                        "c8084a6111db891d": "0.11.0 to 0.11.1",
+                        "bd18347bdf79457f": "0.12.0 to 0.13.2",
+                        "7e38470d9c244f2b": "0.14.0 to 0.15.2: lora_bias",
+                        "10fd0892206862f1": "0.16.0 to 0.17.1: variants",
+                        "9947fa49a8990ebd": "0.18.0rc0 to 0.20.0",
+                        "51f15b0f10d1dc3f": "0.21.0 to 0.21.2",
+                    },
+                ),
+                Wrap(
+                    target=f"{_LINEAR}.unmerge",
+                    implementation=f"{__package__}.base_weights:unmerging",
+                    fingerprints={
+                        "f94441219986c1a4": "0.7.0 to 0.8.2",
+                        "f5782b7e8e4c7fc8": "0.9.0 to 0.11.1",
+                        "042630b3be765c39": "0.12.0 to 0.13.2",
+                        "973472f1c1808461": "0.14.0 to 0.15.2",
+                        "6b56bf7bea0a9325": "0.16.0 to 0.21.2",
+                    },
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest PEFT in use unmerges exactly; none released so far does",
+    observations=f"{__package__}.base_weights:observed",
+    changes_numbers="""\
+In every release since 0.6 each weight synchronisation has moved half-precision base weights at random. An adapter from
+such a run was trained on weights that no longer exist: loaded onto the original model it computes something else than
+in training, so evaluate it anew, and train it on if that is worse.""",
+)

@@ -1,0 +1,91 @@
+"""Which known bugs a set of pins has, which patch repairs each, and which release does: by versions alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from ..definitions.patch import Patch
+from ..definitions.registry import Registered
+from ..guards import versions
+from ..guards.versions import Verdict
+from .pins import Pin
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A known bug of one release.
+
+    Attributes:
+        patch: what repairs it at run time.
+        plugin: what brings the patch.
+        fixed: the first release without it, None where none was known when the record was made.
+        read: the newest release that was read, None where the patch has no record (a plugin's).
+    """
+
+    patch: Patch
+    plugin: str
+    fixed: str | None
+    read: str | None
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A pin of a framework that patches are for; ``bugs`` is None where its version is not known."""
+
+    pin: Pin
+    bugs: tuple[Bug, ...] | None
+    reason: str = ""
+
+
+def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited]:
+    """Look up every pin of a framework that a patch is for; others are left out.
+
+    Args:
+        pins: what files and environments name; the same pin of several places stays several.
+        registered: the patches.
+
+    Returns:
+        one entry per pin, in their order.
+    """
+    by_name: dict[str, list[Registered]] = {}
+    for item in registered:
+        by_name.setdefault(canonicalize_name(item.patch.distribution), []).append(item)
+    return [_audited(pin, by_name[pin.name]) for pin in pins if pin.name in by_name]
+
+
+def _audited(pin: Pin, items: list[Registered]) -> Audited:
+    if pin.version is None:
+        return Audited(pin, None, pin.note)
+    try:
+        version = Version(pin.version)
+    except InvalidVersion:
+        return Audited(pin, None, f"{pin.version!r} is no version of PEP 440")
+    return Audited(pin, tuple(_bug(item) for item in items if _has(item.patch, version)))
+
+
+def _has(patch: Patch, version: Version) -> bool:
+    guards = [variant.guard for variant in patch.variants]
+    if not any(versions.judge(guard, str(version)).verdict is Verdict.AFFECTED for guard in guards):
+        return False
+    without = releases().get(patch.name, {}).get("without", ())
+    return not any(Version(first) <= version <= Version(last) for first, last in without)
+
+
+def _bug(item: Registered) -> Bug:
+    known = releases().get(item.patch.name, {})
+    return Bug(item.patch, item.plugin, known.get("fixed"), known.get("read"))
+
+
+@cache
+def releases() -> dict[str, Any]:
+    """The record of releases, as it is shipped (release_record/shipped.py has the keys)."""
+    found: dict[str, Any] = json.loads(files(__package__).joinpath("releases.json").read_text(encoding="utf-8"))
+    return found

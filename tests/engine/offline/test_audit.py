@@ -1,0 +1,197 @@
+"""``rlhf-patches audit``: which known bugs the versions of a lock file, a requirements file or an environment have.
+
+The files in locks/ are what uv 0.13 wrote for locks/pyproject.toml (shortened to the packages that matter here), and
+one in Poetry's format.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_patches import cli
+from rlhf_patches.offline import audit, pins
+
+LOCKS = Path(__file__).parent / "locks"
+HOOKS, TRL, PEFT = "megatron-forward-pre-hook-reentry", "trl-chunked-nll-zero3", "peft-adapter-freeze"
+ENTROPY = "transformer-engine-cross-entropy-backward"
+
+
+@pytest.fixture
+def found(capsys):
+    """Runs the command on files; gives its status, and for each pin of a framework its bugs or why there are none."""
+
+    def run(*files, ignore=()):
+        options = [part for name in ignore for part in ("--ignore", name)]
+        status = cli.main(["audit", "--json", *map(str, files), *options])
+        rows = json.loads(capsys.readouterr().out)["dependencies"]
+        said = {}
+        for row in rows:
+            key = f"{row['name']} {row.get('version')}"
+            said[key] = [bug["id"] for bug in row["vulns"]] if "vulns" in row else row["skip_reason"]
+        return status, said
+
+    return run
+
+
+@pytest.fixture
+def requirements(tmp_path):
+    def write(text, name="requirements.txt"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+IN_BOTH = {
+    "megatron-core 0.16.1": [HOOKS],
+    "megatron-core 0.19.2": [HOOKS, "megatron-lm-no-sync-reentry"],
+    "peft 0.19.0": [PEFT],
+    "transformer-engine 2.5.0": [ENTROPY],
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("uv.lock", {**IN_BOTH, "trl 1.5.0": [TRL]}),
+        ("pylock.toml", IN_BOTH),
+        ("requirements.txt", {**IN_BOTH, "trl 1.5.0": [TRL]}),
+        ("poetry.lock", {"trl 1.5.0": [TRL], "verl 0.7.0.dev0": ["verl-no-sync-reentry"]}),
+        (
+            "pyproject.toml",
+            {
+                "transformer-engine 2.5.0": [ENTROPY],
+                "trl 1.5.0": [TRL],
+                "peft 0.19.0": [PEFT],
+                "megatron-core None": 'not pinned: >=0.12; where sys_platform == "linux"',
+            },
+        ),
+    ],
+)
+def test_formats(found, file, expected):
+    assert found(LOCKS / file) == (1, expected)
+
+
+def test_what_repairs_it_and_what_fixes_it(capsys, requirements):
+    file = requirements("trl == 1.5.0\nverl==0.9.1\nrequests==2.0\n")
+    assert cli.main(["audit", str(file), "--json"]) == 1
+    trl, verl = json.loads(capsys.readouterr().out)["dependencies"]
+    (bug,) = trl["vulns"]
+    assert (bug["id"], bug["fix_versions"], bug["repaired_by"]) == (TRL, ["1.15.0"], "rlhf-patches")
+    assert trl["place"] == f"{file}:1"
+    assert verl["vulns"][0]["fix_versions"] == []
+    assert cli.main(["audit", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "trl      1.5.0    trl-chunked-nll-zero3  1.15.0          " in out
+    assert "no release yet" in out
+    assert "Found 2 known bugs in 2 packages." in out
+    assert cli.main(["audit", "--quiet", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 2)
+
+
+def test_nothing_found(found, requirements, capsys):
+    file = requirements("trl==1.15.0\nrequests==2.0\n")
+    assert found(file) == (0, {"trl 1.15.0": []})
+    assert cli.main(["audit", str(file)]) == 0
+    assert capsys.readouterr().out == "No known bugs found in 1 package that patches are for, of 2 named.\n"
+
+
+def test_what_is_ignored_does_not_count(found, requirements, capsys):
+    file = requirements("trl==1.5.0")
+    assert found(file, ignore=[TRL]) == (0, {"trl 1.5.0": []})
+    assert cli.main(["audit", str(file), "--ignore", "trl-chunked"]) == 2
+    assert "there is no patch 'trl-chunked'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("trl[vllm]==1.5.0 # a comment", [TRL]),
+        ("TRL ===1.5.0", [TRL]),
+        ("trl==1.5.0 \\\n  --hash=sha256:ab \\\n  --hash=sha256:cd", [TRL]),
+        ("trl @ https://host/path/trl-1.5.0-py3-none-any.whl#sha256=ab", [TRL]),
+        ("trl", "not pinned: any version"),
+        ("trl==1.5.*", "not pinned: ==1.5.*"),
+        ("trl>=1.4,<2", "not pinned: <2,>=1.4"),
+        ("trl @ git+https://host/trl@v1.5.0", "from git+https://host/trl@v1.5.0"),
+        ("-e git+https://host/trl@v1.5.0#egg=trl", "editable: git+https://host/trl@v1.5.0#egg=trl"),
+        ("--editable=git+https://host/trl#egg=trl[x]", "editable: git+https://host/trl#egg=trl[x]"),
+    ],
+)
+def test_lines_of_requirements(found, requirements, line, said):
+    status, rows = found(requirements(f"# pins\n--index-url https://host/simple\n{line}\n./local\nnumpy\n"))
+    assert list(rows.values()) == [said]
+    assert status == int(said == [TRL])
+
+
+def test_a_marker_is_said(requirements):
+    (pin,) = pins.read(str(requirements('trl==1.5.0 ; python_version < "3.12"')))
+    assert pin.note == 'where python_version < "3.12"'
+
+
+@pytest.mark.parametrize("option", ["-r more.txt", "-rmore.txt", "--requirement more.txt", "--constraint=more.txt"])
+def test_files_that_a_file_names(found, requirements, option):
+    requirements("trl==1.5.0\n-r requirements.txt\n", "more.txt")
+    assert found(requirements(option)) == (1, {"trl 1.5.0": [TRL]})
+
+
+def test_standard_input(found, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("trl==1.5.0\nslime @ file:///slime\n"))
+    assert found("-") == (1, {"trl 1.5.0": [TRL], "slime None": "from file:///slime"})
+
+
+def test_this_environment(found, framework, monkeypatch, capsys):
+    folder = framework.site / "trl-1.5.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: TRL\nVersion: 1.5.0\n")
+    (folder / "direct_url.json").write_text('{"url": "https://host/trl", "vcs_info": {}}')
+    assert found()[1]["trl 1.5.0"] == [TRL]
+    cli.main(["audit"])
+    assert "this environment (from https://host/trl)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [('"1.5.0"', "1.5.0"), ('"==1.5.0"', "1.5.0"), ('"^1.5"', None), ('"1.5.*"', None), ('{git = "x"}', None)],
+)
+def test_poetrys_own_notation(requirements, text, version):
+    file = requirements(f"[tool.poetry.dependencies]\npython = '>=3.10'\ntrl = {text}\n", "pyproject.toml")
+    assert [pin.version for pin in pins.read(str(file)) if pin.name == "trl"] == [version]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("gone.txt", None, "is not there"),
+        ("uv.lock", "[[package", "is no TOML"),
+        ("uv.lock", "x = 1", "is no uv.lock"),
+        ("uv.lock", "package = [1]", "is not as expected"),
+        ("uv.lock", "[[package]]\nversion = '1'", "is not as expected"),
+        ("a.txt", "-r https://host/x.txt", "which is not read: give it, too"),
+        ("a.txt", "-r b.txt", "b.txt is not there"),
+        ("a.txt", "\udcff", "cannot read"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path, capsys, name, text, said):
+    if text is not None:
+        (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+    assert cli.main(["audit", str(tmp_path / name)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), said in err) == ("", 1, True)
+
+
+def test_a_name_that_pypi_gives_to_another_project(found, requirements):
+    """slime and nemo-rl on PyPI are placeholders; the releases are in git."""
+    assert found(requirements("slime==0.0.0\nnemo-rl==0.0.0\nslime==0.2.0"))[1]["slime 0.0.0"] == []
+
+
+def test_every_patch_has_a_record():
+    from rlhf_patches.patches import plugin
+
+    assert set(audit.releases()) == {patch.name for patch in plugin.rlhf_patches()}, "run `make releases`"

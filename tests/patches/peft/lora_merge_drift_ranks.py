@@ -1,0 +1,285 @@
+"""LoRA adapters merged into a small model and unmerged: ``--out DIR``, with a release of PEFT on sys.path.
+
+``rank0.json`` has what each trial gave before apply() of peft-lora-merge-drift, after it, and after revert().
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import hashlib
+import importlib.metadata
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+import rlhf_patches
+from tests.patches.peft import small
+
+NAME = "peft-lora-merge-drift"
+CYCLES = 100
+
+
+def policy(dtype: torch.dtype = torch.bfloat16, **more: Any) -> PeftModel:
+    """An adapter on both linear layers, of the size of a trained one."""
+    config = LoraConfig(r=small.RANK, lora_alpha=small.ALPHA, target_modules=["up", "down"], **more)
+    model = get_peft_model(small.Small().to(dtype), config)
+    train(model, 0)
+    return model
+
+
+def train(model: PeftModel, step: int) -> None:
+    """Stand in for an optimizer step: another adapter each time, products of a tenth of the weights' size."""
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+def linears(model: PeftModel) -> dict[str, Any]:
+    return {name: getattr(model.base_model.model, name) for name in ("up", "down")}
+
+
+def base_weights(model: PeftModel) -> dict[str, torch.Tensor]:
+    return {name: layer.get_base_layer().weight.detach().clone() for name, layer in linears(model).items()}
+
+
+def merge(model: PeftModel, **options: Any) -> None:
+    """As `merge_adapter`, which passes these on in later releases."""
+    for layer in linears(model).values():
+        layer.merge(**options)
+
+
+def digest(model: PeftModel) -> str:
+    """Of every parameter, bit for bit."""
+    found = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        found.update(name.encode() + tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+@contextlib.contextmanager
+def trial(model: PeftModel) -> Any:
+    """What becomes of the base weights within the block, and by which way layers are unmerged."""
+    before, counted = base_weights(model), observed()
+    found: dict[str, Any] = {}
+    yield found
+    after = base_weights(model)
+    plain = {name: (before[name].double(), after[name].double()) for name in before}
+    moved = [float((new - old).abs().mean() / old.abs().mean()) for old, new in plain.values()]
+    found["moved"] = max(moved)
+    found["same"] = all(torch.equal(before[name], after[name]) for name in before)
+    found["digest"] = digest(model)
+    found["ways"] = {way: number - counted[way] for way, number in observed().items()}
+
+
+def observed() -> dict[str, int]:
+    from rlhf_patches.patches.peft import base_weights
+
+    return base_weights.observed()
+
+
+# -- what is put back exactly ----------------------------------------------------------------------------------------
+
+
+def many_cycles(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
+    """A weight synchronisation after each step; merged weights against the sum in float64."""
+    model, errors = policy(dtype), []
+    original = base_weights(model)
+    with trial(model) as found:
+        for step in range(CYCLES):
+            train(model, step)
+            merge(model, **options)
+            if not step:
+                for name, layer in linears(model).items():
+                    a, b = (getattr(layer, part)["default"].weight.double() for part in ("lora_A", "lora_B"))
+                    weight, product = original[name].double(), small.ALPHA / small.RANK * (b @ a)
+                    error = (layer.get_base_layer().weight.double() - weight - product).abs()
+                    errors.append(float((error / (weight.abs() + product.abs())).max()))
+            model.unmerge_adapter()
+    found["merged, off float64 by"] = max(errors)
+    return found
+
+
+def two_adapters() -> dict[str, Any]:
+    """Merged at once, and one after the other."""
+    model = policy()
+    model.add_adapter("other", model.peft_config["default"])
+    train(model, 1)
+    layers = list(linears(model).values())
+    with trial(model) as found:
+        for _ in range(CYCLES // 2):
+            merge(model, adapter_names=["default", "other"])
+            model.unmerge_adapter()
+            for layer in layers:
+                layer.merge(adapter_names=["other"])
+                layer.merge(adapter_names=["default"])
+                layer.merge(adapter_names=["default"])  # a warning: it is merged already
+            model.unmerge_adapter()
+    return found
+
+
+def transposed() -> dict[str, Any]:
+    """A layer whose weight has the other order of dimensions, as GPT-2's."""
+    from transformers.pytorch_utils import Conv1D
+
+    base = small.Small().to(torch.bfloat16)
+    base.up = Conv1D(2 * small.WIDTH, small.WIDTH).to(torch.bfloat16)
+    small.fill(base)
+    config = LoraConfig(r=small.RANK, target_modules=["up", "down"], fan_in_fan_out=True)
+    base.down = Conv1D(small.WIDTH, 2 * small.WIDTH).to(torch.bfloat16)
+    model = get_peft_model(base, config)
+    train(model, 0)
+    with trial(model) as found:
+        for _ in range(CYCLES):
+            model.merge_adapter()
+            model.unmerge_adapter()
+    return found
+
+
+def by_trl() -> dict[str, Any]:
+    """TRL's own weight synchronisation, up to what it sends."""
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    model = policy()
+    sender = object.__new__(VLLMGeneration)
+    sender.model = model
+    sender._dist = types.SimpleNamespace(gather_params=lambda _: contextlib.nullcontext(), is_fsdp=False)
+    original, sent = base_weights(model), {}
+    with trial(model) as found:
+        for step in range(CYCLES):
+            train(model, step)
+            sent = {name: tensor.clone() for name, tensor in sender._iter_named_params()}
+    found["sent"] = sorted(sent)
+    found["sent another weight"] = not torch.equal(sent["up.weight"], original["up"])
+    return found
+
+
+# -- what is left to PEFT --------------------------------------------------------------------------------------------
+
+
+def changed_in_between(what: str) -> dict[str, Any]:
+    model = policy()
+    with trial(model) as found:
+        model.merge_adapter()
+        for layer in linears(model).values():
+            if what == "weight":
+                layer.get_base_layer().weight.data[0, 0] += 1.0
+            elif what == "adapter":
+                layer.lora_B["default"].weight.data[0, 0] += 1.0
+            elif what == "scaling":
+                layer.scaling["default"] *= 2
+            elif what == "dtype":
+                layer.get_base_layer().to(torch.float16)
+            elif what == "merged":
+                layer.merged_adapters.append("another")
+        model.unmerge_adapter()
+        if what == "dtype":
+            model.to(torch.bfloat16)
+    return found
+
+
+def once(**more: Any) -> dict[str, Any]:
+    """With an adapter of another kind, or a base model of another dtype."""
+    model = policy(**more)
+    with trial(model) as found:
+        model.merge_adapter()
+        model.unmerge_adapter()
+    return found
+
+
+def a_shard() -> dict[str, Any]:
+    """A DTensor, as FSDP2 has them."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    model = policy()
+    for parent in linears(model).values():
+        for module in (parent.base_layer, parent.lora_A["default"], parent.lora_B["default"]):
+            shard = distribute_tensor(module.weight.data, mesh, [Replicate()])
+            module.weight = torch.nn.Parameter(shard, requires_grad=module.weight.requires_grad)
+    counted = observed()
+    model.merge_adapter()
+    model.unmerge_adapter()
+    return {"digest": digest(model), "ways": {way: number - counted[way] for way, number in observed().items()}}
+
+
+def a_copy_of_a_merged_model() -> dict[str, Any]:
+    model = policy()
+    model.merge_adapter()
+    model = copy.deepcopy(model)
+    with trial(model) as found:
+        model.unmerge_adapter()
+    return found
+
+
+# -- what must not happen --------------------------------------------------------------------------------------------
+
+
+def merged_for_good() -> dict[str, Any]:
+    """merge_and_unload: the same weights, and no copy is left."""
+    from rlhf_patches.patches.peft import base_weights
+
+    merged = policy().merge_and_unload()
+    return {"digest": digest(merged), "kept": len(base_weights._kept)}
+
+
+def a_broken_adapter() -> dict[str, Any]:
+    """safe_merge finds it, and nothing is merged; the next merge is as ever."""
+    model = policy()
+    layer = linears(model)["up"]
+    good = layer.lora_B["default"].weight.data.clone()
+    raised = ""
+    with trial(model) as found:
+        layer.lora_B["default"].weight.data[0, 0] = float("nan")
+        try:
+            merge(model, safe_merge=True)
+        except ValueError as error:
+            raised = str(error)
+        layer.lora_B["default"].weight.data.copy_(good)
+        model.merge_adapter()
+        model.unmerge_adapter()
+    return {**found, "raised": raised}
+
+
+def observe() -> dict[str, Any]:
+    modern = int(peft.__version__.split(".")[1]) >= 16
+    found = {
+        "bfloat16": many_cycles(torch.bfloat16),
+        "float16": many_cycles(torch.float16),
+        "safe merge": many_cycles(torch.bfloat16, safe_merge=True),
+        "two adapters": two_adapters(),
+        "transposed": transposed(),
+        **{f"changed: {what}": changed_in_between(what) for what in ("weight", "adapter", "scaling", "dtype")},
+        "float32": once(dtype=torch.float32),
+        "copied while merged": a_copy_of_a_merged_model(),
+        "merged for good": merged_for_good(),
+        "broken": a_broken_adapter(),
+    }
+    if modern:
+        found["DoRA"] = once(use_dora=True)
+        found["bias"] = once(lora_bias=True)
+        found["shard"] = a_shard()
+        found["by TRL"] = by_trl()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.distributed.init_process_group("gloo")
+    found: dict[str, Any] = {"version": importlib.metadata.version("peft"), "released": observe()}
+    found["status"] = rlhf_patches.apply(only=NAME)[NAME].status.value
+    found["patched"] = observe()
+    found["report"] = rlhf_patches.report()[NAME].observations
+    rlhf_patches.revert()
+    found["reverted"] = observe()
+    (options.out / "rank0.json").write_text(json.dumps(found, indent=1, default=dict))

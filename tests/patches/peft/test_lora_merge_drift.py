@@ -1,0 +1,85 @@
+"""peft-lora-merge-drift: adapters merged and unmerged by the real PEFT, and by TRL's own weight synchronisation.
+
+The yardsticks: the base weights before, bit for bit; for merged weights, the sum in float64; and where the patch leaves
+it to PEFT, what PEFT does without it, bit for bit.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import peft
+
+WORKER = "tests.patches.peft.lora_merge_drift_ranks"
+EXACT = ("bfloat16", "float16", "safe merge", "two adapters", "transposed")
+#: Relative to what is added: the product is rounded at most once, and the sum once, each by half a unit at most.
+ROUNDING = {"bfloat16": 2 * 2**-8, "float16": 2 * 2**-11, "safe merge": 2 * 2**-8}
+LEFT_ALONE = ("changed: weight", "changed: adapter", "changed: scaling", "changed: dtype", "float32")
+SINCE_0_16 = ("DoRA", "bias", "shard")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[None, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("peft-0.7", "peft-0.18"))],
+    ids=str,
+)
+def found(request, run_ranks):
+    (report,) = run_ranks(WORKER, levels=peft(request.param), ranks=1)
+    assert report["status"] == "applied"
+    if request.param:
+        assert report["version"] == f"{request.param.removeprefix('peft-')}.0"
+    return report
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_without_it_100_cycles_move_the_base_weights(found, case):
+    for state in ("released", "reverted"):
+        assert found[state][case]["moved"] > (5e-4 if case == "float16" else 2e-3)
+        assert set(found[state][case]["ways"].values()) == {0}, "the patch has no part in it"
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_with_it_they_are_the_same_bit_for_bit(found, case):
+    observed = found["patched"][case]
+    assert observed["same"]
+    assert observed["ways"] == {"unmerged exactly": 200, "unmerged by PEFT": 0}
+    assert found["report"]["unmerged exactly"] >= 200 * len(EXACT)
+
+
+@pytest.mark.parametrize("case", ROUNDING)
+def test_merged_weights_are_as_right_as_before(found, case):
+    errors = [found[state][case]["merged, off float64 by"] for state in ("released", "patched")]
+    assert errors[0] == errors[1] < ROUNDING[case]
+
+
+@pytest.mark.parametrize("case", [*LEFT_ALONE, *SINCE_0_16, "copied while merged"])
+def test_where_it_is_not_certain_PEFT_unmerges_as_ever(found, case):
+    if case in SINCE_0_16 and case not in found["patched"]:
+        pytest.skip("this release does not have it")
+    assert found["patched"][case]["digest"] == found["released"][case]["digest"]
+    assert found["patched"][case]["ways"] == {"unmerged exactly": 0, "unmerged by PEFT": 2}
+
+
+def test_merged_for_good_no_copy_is_left(found):
+    assert found["patched"]["merged for good"] == found["released"]["merged for good"]
+    assert found["patched"]["merged for good"]["kept"] == 0
+
+
+def test_after_a_merge_that_failed_the_next_is_undone_exactly(found):
+    assert "NaNs detected" in found["patched"]["broken"]["raised"] == found["released"]["broken"]["raised"]
+    assert not found["released"]["broken"]["same"]
+    assert found["patched"]["broken"]["same"]
+
+
+def test_by_trl(found):
+    """``VLLMGeneration._iter_named_params``, whose weights are the merged ones."""
+    if "by TRL" not in found["patched"]:
+        pytest.skip("TRL does not work with this release")
+    for state, moved in (("released", True), ("patched", False), ("reverted", True)):
+        observed = found[state]["by TRL"]
+        assert observed["sent another weight"]
+        assert observed["sent"] == sorted(
+            f"{name}.{part}" for name in ("up", "down", "head") for part in ("weight", "bias")
+        )
+        assert observed["same"] is not moved
+    assert found["patched"]["by TRL"]["ways"] == {"unmerged exactly": 200, "unmerged by PEFT": 0}
