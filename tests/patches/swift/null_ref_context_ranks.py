@@ -166,7 +166,7 @@ def name_native_layers_after_te() -> None:
 class Args(types.SimpleNamespace):
     """The Megatron trainers' arguments under the names of all releases (``train_type`` became ``tuner_type``, ...)."""
 
-    current: Args | None = None  # what Megatron-LM's get_args returns, which ms-swift 3 calls
+    current: types.SimpleNamespace | None = None  # what Megatron-LM's get_args returns, which ms-swift 3 calls
 
     def __init__(self, lora: bool, ref_adapter: bool) -> None:
         super().__init__(
