@@ -46,8 +46,23 @@ class Level:
 Levels = tuple[Level, ...]
 TORCH: Levels = (Level("tests.harness.loading:torch"),)
 MEGATRON: Levels = (*TORCH, Level("tests.harness.loading:megatron"))
-TRAINERS: Levels = (*MEGATRON, Level("tests.harness.loading:trainers"))
 TRL: Levels = (*TORCH, Level("tests.harness.loading:trl"))
+
+
+def trainer(entry: str) -> Levels:
+    """The trainer of a framework on megatron-core; megatron-core alone where the entry is of none.
+
+    Each is loaded on the ones that take less, since they share most: a test of verl's waits for verl's only.
+
+    Args:
+        entry: ends with a framework's name, as the functions of framework_entries.py do.
+    """
+    levels = MEGATRON
+    for name in ("verl", "swift", "megatron_bridge"):
+        levels = (*levels, Level(f"tests.harness.loading:{name}_trainer"))
+        if entry.endswith(name):
+            return levels
+    return MEGATRON
 
 
 def skyrl(release: str, *more: str) -> Levels:
@@ -83,11 +98,11 @@ def peft(release: str | None) -> Levels:
     return beside(release, "peft")
 
 
-def transformer_engine(release: str) -> Levels:
-    """A release of TransformerEngine, with the numpy that Triton's interpreter wants."""
+def transformer_engine(release: str, below: Levels = ()) -> Levels:
+    """A release of TransformerEngine, with the numpy that Triton's interpreter wants, and what is loaded before it."""
     numpy, folder = (str(side_by_side.folder(name)) for name in ("numpy-2.1", f"transformer-engine-{release}"))
     interpreted = Level("tests.harness.loading:torch_and_interpreter", numpy)
-    return interpreted, Level("tests.harness.loading:transformer_engine", folder)
+    return interpreted, *below, Level("tests.harness.loading:transformer_engine", folder)
 
 
 @dataclass(frozen=True)
