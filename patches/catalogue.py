@@ -188,6 +188,16 @@ LISTED = (
         path="rlhf_patches.patches.swift.null_ref_context:PATCH_HF",
     ),
     Listed(
+        name="swift-vocab-parallel-logprob-gradient",
+        distribution="ms-swift",
+        versions="==3.12.0 or >=3.12.1,<4.5.3",
+        modules=(
+            "swift.megatron.trainers.gkd_trainer",
+            "swift.megatron.trainers.vocab_parallel_utils",
+        ),
+        path="rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH",
+    ),
+    Listed(
         name="transformer-engine-cross-entropy-backward",
         distribution="transformer-engine",
         versions=">=2.2.0,<2.8.0 or >=2.8.0,<2.11.0",
