@@ -6,6 +6,13 @@ from rlhf_patches import Listed
 
 LISTED = (
     Listed(
+        name="accelerate-fsdp2-upcast",
+        distribution="accelerate",
+        versions="==1.13.0",
+        modules=("accelerate.utils.fsdp_utils",),
+        path="rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH",
+    ),
+    Listed(
         name="deepspeed-offload-accumulation",
         distribution="deepspeed",
         versions=">=0.15.2,<0.19.0",
@@ -18,6 +25,13 @@ LISTED = (
         versions=">=0.18.3,<0.19.0",
         modules=("deepspeed.runtime.engine",),
         path="rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH",
+    ),
+    Listed(
+        name="megatron-bridge-disable-adapter",
+        distribution="megatron-bridge",
+        versions=">=0.3.0,<=0.6.2",
+        modules=("megatron.bridge.peft.base",),
+        path="rlhf_patches.patches.megatron_bridge.disable_adapter:PATCH",
     ),
     Listed(
         name="megatron-bridge-no-sync-reentry",
@@ -63,6 +77,13 @@ LISTED = (
         versions=">=0.18.0rc0,<0.21.0",
         modules=("peft.tuners.tuners_utils",),
         path="rlhf_patches.patches.peft.adapter_freeze:PATCH",
+    ),
+    Listed(
+        name="peft-disable-adapter-restore",
+        distribution="peft",
+        versions=">=0.11.0,<=0.21.2",
+        modules=("peft.peft_model",),
+        path="rlhf_patches.patches.peft.disable_adapter_restore:PATCH",
     ),
     Listed(
         name="peft-lora-merge-drift",

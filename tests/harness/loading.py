@@ -119,6 +119,12 @@ def trl() -> None:
     zero3_on_cpu.compile_operator()  # else each rank asks ninja, and the first one needs more than a rank's time
 
 
+def accelerate() -> None:
+    """accelerate alone."""
+    for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
+        importlib.import_module(module)
+
+
 def deepspeed() -> None:
     """DeepSpeed alone."""
     importlib.import_module("tests.harness.deepspeed_on_cpu")
