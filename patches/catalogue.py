@@ -93,6 +93,13 @@ LISTED = (
         path="rlhf_patches.patches.peft.lora_merge_drift:PATCH",
     ),
     Listed(
+        name="peft-save-adapter-prefix",
+        distribution="peft",
+        versions=">=0.7.0,<0.20.0",
+        modules=("peft.utils.save_and_load",),
+        path="rlhf_patches.patches.peft.save_adapter_prefix:PATCH",
+    ),
+    Listed(
         name="skyrl-bf16-logits",
         distribution="skyrl",
         versions=">=0.1.0,<=0.2.0",
@@ -189,6 +196,16 @@ LISTED = (
             "swift.rlhf_trainers.rlhf_mixin",
         ),
         path="rlhf_patches.patches.swift.null_ref_context:PATCH_HF",
+    ),
+    Listed(
+        name="swift-vocab-parallel-logprob-gradient",
+        distribution="ms-swift",
+        versions="==3.12.0 or >=3.12.1,<4.5.3",
+        modules=(
+            "swift.megatron.trainers.gkd_trainer",
+            "swift.megatron.trainers.vocab_parallel_utils",
+        ),
+        path="rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH",
     ),
     Listed(
         name="transformer-engine-cross-entropy-backward",
