@@ -150,7 +150,9 @@ def policy(case: Case) -> Case:
     values = (torch.randn(1, sum(LENGTHS) // cp, ranks * SHARD, generator=generator) * 4)[..., rank * SHARD :][
         ..., :SHARD
     ]
-    names = {name: [] for name in ("advantages", "log_probs", "loss_masks", "unconcat_tokens")}
+    names: dict[str, list[torch.Tensor]] = {
+        name: [] for name in ("advantages", "log_probs", "loss_masks", "unconcat_tokens")
+    }
     for total, response in zip(LENGTHS, RESPONSES, strict=True):
         names["unconcat_tokens"].append(torch.randint(ranks * SHARD, (total,), generator=generator))
         names["loss_masks"].append(torch.ones(response))
