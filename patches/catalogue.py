@@ -34,6 +34,13 @@ LISTED = (
         path="rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH",
     ),
     Listed(
+        name="deepspeed-zero2-accumulation",
+        distribution="deepspeed",
+        versions=">=0.17.6,<0.18.3",
+        modules=("deepspeed.runtime.zero.stage_1_and_2",),
+        path="rlhf_patches.patches.deepspeed.zero2_accumulation:PATCH",
+    ),
+    Listed(
         name="megatron-bridge-disable-adapter",
         distribution="megatron-bridge",
         versions=">=0.3.0,<=0.6.2",

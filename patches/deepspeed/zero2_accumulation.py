@@ -1,0 +1,43 @@
+"""ZeRO-2: gradients of all micro-batches of a step, not of the last one alone."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+PATCH = Patch(
+    name="deepspeed-zero2-accumulation",
+    summary="ZeRO-2 accumulates the gradients of every micro-batch of a step",
+    symptom="""\
+DeepSpeed 0.17.6 to 0.18.2, ZeRO-2 without offload and a `gradient_accumulation_steps` of 2 or more, in every precision:
+the loss looks right, and the gradient norm is too low (5.1 where 11.6 is right, of four micro-batches). ZeRO-1 and
+ZeRO-3 are right. No error.""",
+    cause="""\
+0.17.6 keeps what was accumulated in `all_grad_tensors`, but still asks `averaged_gradients` whether there is anything:
+that is filled at the end of a step, so each micro-batch takes the place of those before it.""",
+    repair="""\
+`all_grad_tensors` is asked, as in 0.18.3. It is emptied at the end of a step, so the next one begins with its own
+first micro-batch.""",
+    changes_numbers="""\
+DeepSpeed 0.17.6 to 0.18.2 trained ZeRO-2 on the last of a step's N micro-batches, divided by N. With the patch gradient
+norms rise (by a factor of N where micro-batches agree) to what ZeRO-3 and other releases log. A run that was tuned with
+it should have its learning rate and its clipping threshold looked at again; Adam mostly sees less noise. A checkpoint
+is as good as what it was trained on, and can be trained on.""",
+    references=("https://github.com/deepspeedai/DeepSpeed/issues/7718",),
+    variants=(
+        Variant(
+            Guard("deepspeed", ">=0.17.6,<0.18.3"),
+            (
+                Rewrite(
+                    target=(
+                        "deepspeed.runtime.zero.stage_1_and_2:"
+                        "DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue"
+                    ),
+                    pattern="not i in self.averaged_gradients or self.averaged_gradients[i] is None",
+                    replacement="i not in self.all_grad_tensors or self.all_grad_tensors[i] is None",
+                    alongside=("self.all_grad_tensors[i] = None", "accumulated_grad.add_(new_avg_grad)"),
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest DeepSpeed in use is 0.18.3",
+)
