@@ -166,7 +166,7 @@ def test_explain_and_the_page_in_docs_are_the_patch(cli, patch):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["list"], ["doctor"], ["explain"], ["diff"], ["audit"], ["run"], ["report"], ["autoload"]]
+    "command", [[], ["list"], ["doctor"], ["explain"], ["diff"], ["audit"], ["diagnose"], ["run"], ["report"], ["autoload"]]
 )
 def test_help_has_an_example(cli, command):
     done = cli(*command, "--help")
