@@ -13,6 +13,13 @@ LISTED = (
         path="rlhf_patches.patches.deepspeed.offload_accumulation:PATCH",
     ),
     Listed(
+        name="deepspeed-zero1-last-micro-batch",
+        distribution="deepspeed",
+        versions=">=0.18.3,<0.19.0",
+        modules=("deepspeed.runtime.engine",),
+        path="rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH",
+    ),
+    Listed(
         name="megatron-bridge-no-sync-reentry",
         distribution="megatron-bridge",
         versions=">=0.1.0a0,<=0.6.2",
@@ -56,6 +63,13 @@ LISTED = (
         versions=">=0.18.0rc0,<0.21.0",
         modules=("peft.tuners.tuners_utils",),
         path="rlhf_patches.patches.peft.adapter_freeze:PATCH",
+    ),
+    Listed(
+        name="peft-disable-adapter-restore",
+        distribution="peft",
+        versions=">=0.11.0,<=0.21.2",
+        modules=("peft.peft_model",),
+        path="rlhf_patches.patches.peft.disable_adapter_restore:PATCH",
     ),
     Listed(
         name="peft-lora-merge-drift",
@@ -172,6 +186,17 @@ LISTED = (
         versions=">=1.4.0,<1.15.0",
         modules=("trl.trainer.sft_trainer",),
         path="rlhf_patches.patches.trl.chunked_nll_zero3:PATCH",
+    ),
+    Listed(
+        name="verl-logprob-entropy",
+        distribution="verl",
+        versions=">=0.1rc0,<=0.2.0.post2 or >=0.3.0.post0,<=0.3.0.post1 or >=0.4.0,<=0.5.0 or >=0.6.0,<=0.6.1 or >=0.7.0,<=0.7.1 or >=0.8.0.dev0,<=0.8.0 or >=0.9.0,<=0.9.1",  # noqa: E501
+        modules=(
+            "verl.utils.megatron.tensor_parallel",
+            "verl.workers.actor.megatron_actor",
+            "verl.workers.engine.megatron.transformer_impl",
+        ),
+        path="rlhf_patches.patches.verl.logprob_entropy:PATCH",
     ),
     Listed(
         name="verl-no-sync-reentry",

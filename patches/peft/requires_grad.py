@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -36,3 +38,37 @@ def of_the_others(wrapped: Callable[..., Any], tuner: Any, args: Any, kwargs: An
         return wrapped(*args, **kwargs)
     finally:
         before.restore()
+
+
+def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
+    """Around ``PeftModel.disable_adapter``: what was trainable before is afterwards, and nothing else.
+
+    Of layers that were disabled already nothing is remembered: their flags are those of whoever disabled them.
+    """
+    kinds = _adapter_layers()
+    before = [
+        (layer, _active(layer), Remembered(layer.parameters()))
+        for layer in model.modules()
+        if isinstance(layer, kinds) and not layer.disable_adapters
+    ]
+    try:
+        with contextmanager(wrapped)(*args, **kwargs) as nothing:
+            yield nothing
+    finally:
+        for layer, active, flags in before:
+            if _active(layer) == active:  # else it has been switched within, which makes others trainable
+                flags.restore()
+
+
+def _active(layer: Any) -> list[str]:
+    """Which adapters are active; of several, or of none, it is a list."""
+    return [layer.active_adapter] if isinstance(layer.active_adapter, str) else list(layer.active_adapter)
+
+
+@functools.cache
+def _adapter_layers() -> Any:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import other
+
+    # PEFT before 0.16 has only the one that newer ones derive from the other.
+    return BaseTunerLayer, getattr(other, "AuxiliaryTrainingWrapper", other.ModulesToSaveWrapper)

@@ -68,12 +68,6 @@ def around_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs:
 # ------------------------------------------------------------------------------------- entropies
 
 
-@torch.compiler.disable
-def entropy_forward(ctx: Any, vocab_parallel_logits: torch.Tensor) -> torch.Tensor:
-    """``_VocabParallelEntropy.forward``."""
-    return upstream.entropy_forward(ctx, vocab_parallel_logits, parallel_state.get_tensor_model_parallel_group())
-
-
 def around_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around ``vocab_parallel_entropy``: all logits at once, which takes no more memory than a chunk of upstream's."""
     group = _group()

@@ -10,7 +10,7 @@ _CALLS = f"{__package__}.calls"
 _BOTH = (
     Replace(
         target=f"{_MODULE}:_VocabParallelEntropy.forward",
-        implementation=f"{_CALLS}:entropy_forward",
+        implementation="rlhf_patches.patches.vocab_parallel.megatron:entropy_forward",
         fingerprints={"ac0e650017ca5c17": "0.1.0 to 0.4.0"},
     ),
     Replace(

@@ -6,8 +6,8 @@ never use them. `install()` lets those imports succeed. Three rules keep the tes
 
 * The finder sits at the end of `sys.meta_path`: a package that really is installed always wins, so the same
   test runs against the real TransformerEngine where there is one.
-* Only the names in `STAND_INS` are answered, and those in `GIT_ONLY` where a test asks for them. No framework that
-  the test patches is among them, nor megatron-core.
+* Only the names in `STAND_INS` are answered, and those in `GIT_ONLY` and `ON_REQUEST` where a test asks for them. No
+  framework that the test patches is among them, nor megatron-core.
 * megatron-core's models and optimizers go on without TransformerEngine: were they to find one, they would be
   built from the stand-in's empty classes. See `_keep_megatron_core_native`.
 """
@@ -37,6 +37,9 @@ STAND_INS: dict[str, str] = {
 
 #: Parts of Megatron-LM that are in no wheel: ms-swift before 4.0 clones them from GitHub when it is imported.
 GIT_ONLY: dict[str, str] = {"megatron.training": "0", "megatron.legacy": "0"}
+
+#: CUDA kernels that verl 0.3 imports at the top of its modules.
+ON_REQUEST: dict[str, str] = {"flash_attn": "2.7.4"}
 
 
 class StandInModule(ModuleType):
@@ -82,7 +85,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__version__ = _VERSIONS[self.name_of(module.__name__)]
 
 
-_VERSIONS = {**STAND_INS, **GIT_ONLY}
+_VERSIONS = {**STAND_INS, **GIT_ONLY, **ON_REQUEST}
 _finder = _StandInFinder()
 _real_version = importlib.metadata.version
 

@@ -50,6 +50,18 @@ def trainers() -> None:
         framework_entries.function(name)
 
 
+def verl() -> None:
+    """verl's functions for the logits, and those of its actor and its engine that there are."""
+    absent_packages.install((*absent_packages.STAND_INS, *absent_packages.ON_REQUEST))
+    importlib.import_module("tests.harness.small_gpt")
+    for module in (
+        *("verl.utils.megatron.tensor_parallel", "verl.workers.actor.megatron_actor"),
+        *("verl.workers.engine.megatron.transformer_impl", "verl.workers.utils.losses"),
+    ):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+
+
 def skyrl() -> None:
     """SkyRL's Megatron modules."""
     from tests.harness import skyrl_on_cpu

@@ -56,6 +56,12 @@ def skyrl(release: str, *more: str) -> Levels:
     return (*MEGATRON, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
 
 
+def verl(release: str | None = None) -> Levels:
+    """A release of verl beside the environment's own frameworks, ``0.4`` say; None for the environment's own."""
+    folder = str(side_by_side.folder(f"verl-{release}")) if release else None
+    return (*MEGATRON, Level("tests.harness.loading:verl", folder))
+
+
 def beside(release: str | None, load: str) -> Levels:
     """A function of loading.py on torch, with a release's folder, such as ``deepspeed-0.18.9``, or without one."""
     folder = str(side_by_side.folder(release)) if release else None

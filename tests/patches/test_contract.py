@@ -214,6 +214,8 @@ def levels(case: Case) -> Levels:
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
         return warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
+    if module.startswith("verl.") and case.patch.name == "verl-logprob-entropy":
+        return warm.verl(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("swift.megatron.") and folder is not None:
         kto = module.endswith(".kto_trainer")
         return warm.swift(case.beside, "swift_kto" if kto else "swift_megatron")
@@ -242,7 +244,15 @@ def live() -> list[Case]:
     return list(chosen.values())
 
 
-@pytest.mark.parametrize("case", live(), ids=str)
+def at_an_end(case: Case) -> bool:
+    """Of a patch for many shapes: the oldest and the newest. Loading a framework takes most of the time."""
+    return len(case.patch.variants) <= 4 or case.variant in (case.patch.variants[0], case.patch.variants[-1])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=str(case), marks=() if at_an_end(case) else pytest.mark.exhaustive) for case in live()],
+)
 def test_applied_reverted_and_disabled_on_the_loaded_framework(run_ranks, case):
     """Other code while it is applied; the very same code objects after a revert; untouched where it is disabled."""
     arguments = (case.patch.name, str(case.patch.variants.index(case.variant)))

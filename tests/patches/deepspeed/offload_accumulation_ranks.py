@@ -1,185 +1,34 @@
-"""Steps of several micro-batches on each of two ranks, with and without the offload: ``--out FOLDER [CASE ...]``.
-
-Each case before apply() of deepspeed-offload-accumulation, after it, and after revert(); beside it the same steps in
-float64, by autograd alone, from the micro-batches of both ranks.
-"""
+"""deepspeed-offload-accumulation, with and without the offload (steps.py)."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import torch
 
-import rlhf_patches
-from tests.harness import deepspeed_on_cpu
-
-NAME = "deepspeed-offload-accumulation"
-STEPS, RANKS = 3, 2
-
-
-@dataclass(frozen=True)
-class Case:
-    """One configuration.
-
-    Attributes:
-        micro_batches: in a step.
-        by_hand: `set_gradient_accumulation_boundary` says where a step ends, and gradient_accumulation_steps is 1.
-        rare: the micro-batches of a step that use the whole model; the others leave its last layer out.
-        masters: the optimizer's copy of the parameters and its gradients are bfloat16 too.
-    """
-
-    stage: int = 2
-    micro_batches: int = 4
-    offload: bool = True
-    by_hand: bool = False
-    clip: float = 0.0
-    dtype: torch.dtype = torch.float32
-    rare: tuple[int, ...] | None = None
-    masters: bool = False
-
+from tests.patches.deepspeed import steps
 
 CASES = {
-    "four": Case(),
-    "three": Case(micro_batches=3),
-    "two": Case(micro_batches=2),
-    "one": Case(micro_batches=1),
-    "clipped": Case(clip=1.0),
-    "by hand, two": Case(micro_batches=2, by_hand=True),
-    "by hand, four": Case(by_hand=True),
-    "by hand, one": Case(micro_batches=1, by_hand=True),
-    "bfloat16": Case(dtype=torch.bfloat16),
-    "not in the first": Case(rare=(1, 2, 3)),
-    "in the second of two": Case(micro_batches=2, rare=(1,)),
-    "ZeRO-1": Case(stage=1),
-    "ZeRO-1, by hand": Case(stage=1, by_hand=True),
-    "without offload": Case(offload=False),
-    "ZeRO-1 without offload": Case(stage=1, offload=False),
+    "four": steps.Case(),
+    "three": steps.Case(micro_batches=3),
+    "two": steps.Case(micro_batches=2),
+    "one": steps.Case(micro_batches=1),
+    "clipped": steps.Case(clip=1.0),
+    "by hand, two": steps.Case(micro_batches=2, by_hand=True),
+    "by hand, four": steps.Case(by_hand=True),
+    "by hand, one": steps.Case(micro_batches=1, by_hand=True),
+    "bfloat16": steps.Case(dtype=torch.bfloat16),
+    "not in the first": steps.Case(rare=(1, 2, 3)),
+    "in the second of two": steps.Case(micro_batches=2, rare=(1,)),
+    "ZeRO-1": steps.Case(stage=1),
+    "ZeRO-1, by hand": steps.Case(stage=1, by_hand=True),
+    "without offload": steps.Case(offload=False),
+    "ZeRO-1 without offload": steps.Case(stage=1, offload=False),
+    "bfloat16 masters": steps.Case(dtype=torch.bfloat16, masters=True),
 }
-MASTERS = {"bfloat16 masters": Case(dtype=torch.bfloat16, masters=True)}
-
-
-class Model(torch.nn.Module):
-    """Two layers, and one that not every micro-batch uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.rare = (torch.nn.Linear(*shape) for shape in ((8, 16), (16, 4), (8, 4)))
-
-    def forward(self, x: torch.Tensor, whole: bool) -> torch.Tensor:
-        y: torch.Tensor = self.second(self.first(x).tanh())
-        return y + self.rare(x) if whole else y
-
-
-def data(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets by step, micro-batch and rank."""
-    generator = torch.Generator().manual_seed(5)
-    shape = (STEPS, case.micro_batches, RANKS, 2)
-    x, y = (torch.randn(*shape, width, generator=generator).to(case.dtype) for width in (8, 4))
-    return x, y
-
-
-def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor, whole: bool) -> torch.Tensor:
-    return ((model(x, whole) - y) ** 2).sum()
-
-
-def fresh(case: Case) -> Model:
-    torch.manual_seed(0)
-    return Model().to(case.dtype)
-
-
-def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor]:
-    """The norm of each step's gradient before clipping, and the parameters in the end."""
-    zero: dict[str, Any] = {"stage": case.stage}
-    if case.offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    bf16 = {
-        "enabled": case.dtype == torch.bfloat16,
-        **({"bf16_master_weights_and_grads": True} if case.masters else {}),
-    }
-    engine = deepspeed_on_cpu.engine(
-        fresh(case),
-        zero,
-        gradient_accumulation_steps=1 if case.by_hand else case.micro_batches,
-        gradient_clipping=case.clip,
-        bf16=bf16,
-    )
-    norms = []
-    for xs, ys in zip(*data(case), strict=True):
-        for number, (x, y) in enumerate(zip(xs[:, rank], ys[:, rank], strict=True)):
-            last = number == case.micro_batches - 1
-            loss = loss_of(engine, x, y, case.rare is None or number in case.rare)
-            if case.by_hand:
-                engine.set_gradient_accumulation_boundary(last)
-                loss = loss / case.micro_batches
-            engine.backward(loss)
-            if last or not case.by_hand:
-                engine.step()
-        norms.append(float(engine.get_global_grad_norm()))
-    parameters = torch.cat([parameter.detach().double().flatten() for parameter in engine.module.parameters()])
-    engine.destroy()
-    return norms, parameters
-
-
-def exactly(case: Case) -> tuple[list[float], torch.Tensor]:
-    """The same, by the definition: the mean over micro-batches and ranks, clipped as a whole, plain SGD."""
-    model = fresh(case).double()
-    norms = []
-    for xs, ys in zip(*(tensor.double() for tensor in data(case)), strict=True):
-        losses = [
-            loss_of(model, x, y, case.rare is None or number in case.rare)
-            for number, ranks in enumerate(zip(xs, ys, strict=True))
-            for x, y in zip(*ranks, strict=True)
-        ]
-        gradients = torch.autograd.grad(
-            torch.stack(losses).mean(), list(model.parameters()), allow_unused=True, materialize_grads=True
-        )
-        norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
-        scale = min(1.0, case.clip / norm) if case.clip else 1.0
-        with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= deepspeed_on_cpu.LEARNING_RATE * scale * gradient
-        norms.append(norm)
-    return norms, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def outcome(case: Case, rank: int) -> dict[str, Any]:
-    """Norms as they are, and for "bit for bit"; what is wrong of the parameters' way from start to end, at most 1."""
-    norms, parameters = by_deepspeed(case, rank)
-    right_norms, right = exactly(case)
-    start = torch.cat([parameter.detach().double().flatten() for parameter in fresh(case).parameters()])
-    return {
-        "norms": norms,
-        "right norms": right_norms,
-        "norm error": max(abs(a - b) / b for a, b in zip(norms, right_norms, strict=True)),
-        "error": float((parameters - right).norm() / (right - start).norm()),
-        "bits": [*(norm.hex() for norm in norms), float(parameters.sum()).hex(), float(parameters.norm()).hex()],
-    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("cases", nargs="*", metavar="CASE")
-    options = parser.parse_args()
-    rank = deepspeed_on_cpu.start()
     from deepspeed.runtime.zero import stage_1_and_2
 
-    # DeepSpeed wants its own Adam for these, which would have to be compiled.
+    # DeepSpeed wants its own Adam for masters in bfloat16, which would have to be compiled.
     stage_1_and_2.DeepSpeedCPUAdam = torch.optim.SGD
-    cases = {name: (CASES | MASTERS)[name] for name in options.cases} or CASES
-
-    def every() -> dict[str, Any]:
-        return {name: outcome(case, rank) for name, case in cases.items()}
-
-    report: dict[str, Any] = {"version": importlib.metadata.version("deepspeed"), "before": every()}
-    rlhf_patches.apply(only=NAME)
-    report["status"] = rlhf_patches.report()[NAME].status.value
-    report["after"] = every()
-    rlhf_patches.revert()
-    report["reverted"] = every()
-    (options.out / f"rank{rank}.json").write_text(json.dumps(report))
+    steps.report("deepspeed-offload-accumulation", CASES)

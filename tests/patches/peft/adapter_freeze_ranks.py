@@ -44,14 +44,9 @@ def policy(config: Any, **options: Any) -> PeftModel:
     return PeftModel.from_pretrained(small.Small(), saved(config), adapter_name="policy", **options)
 
 
-def flags(model: torch.nn.Module) -> dict[str, bool]:
-    """Which parameters are trainable."""
-    return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-
-
 def trainable(model: torch.nn.Module) -> list[str]:
     """Adapters with trainable parameters, and ``base`` if another parameter is."""
-    names = [name for name, flag in flags(model).items() if flag]
+    names = [name for name, flag in small.flags(model).items() if flag]
     adapters = {part for name in names for part in ("policy", "reference") if part in name.split(".")}
     rest = [name for name in names if not adapters & set(name.split("."))]
     return sorted(adapters) + ["base"] * bool(rest)
@@ -60,10 +55,10 @@ def trainable(model: torch.nn.Module) -> list[str]:
 def a_frozen_reference_is_loaded(config: Any, other: Any = None) -> dict[str, Any]:
     """The policy's gradients afterwards, against those of the policy alone."""
     model = policy(config, is_trainable=True)
-    before = {name for name, flag in flags(model).items() if flag}
+    before = {name for name, flag in small.flags(model).items() if flag}
     model.load_adapter(saved(other or config), adapter_name="reference")
     found: dict[str, Any] = {"active": model.active_adapter, "trainable": trainable(model)}
-    found["as before"] = before == {name for name, flag in flags(model).items() if flag}
+    found["as before"] = before == {name for name, flag in small.flags(model).items() if flag}
     loss = small.loss(model)
     if loss.requires_grad:
         loss.backward()
@@ -121,11 +116,11 @@ def injected_into_a_model(config: Any) -> list[list[str]]:
 def one_that_fails() -> dict[str, Any]:
     """PEFT has replaced the first layer when it comes to one that it cannot adapt."""
     model = policy(lora(), is_trainable=True)
-    before = flags(model)
+    before = small.flags(model)
     try:
         model.add_adapter("reference", lora(["up", "activation"], inference_mode=True))
     except ValueError as error:
-        after = flags(model)
+        after = small.flags(model)
         return {"raised": str(error), "as before": all(after[name] == flag for name, flag in before.items())}
     return {}
 

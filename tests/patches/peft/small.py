@@ -43,16 +43,18 @@ def loss(model: Any) -> torch.Tensor:
     return model(batch()).square().mean()
 
 
-def gradients_in_float64(model: Any, adapter: str) -> dict[str, torch.Tensor]:
-    """Of that loss, with one LoRA adapter on ``up`` and ``down``: per parameter of the adapter, by its name."""
+def gradients_in_float64(model: Any, adapter: str, *others: str) -> dict[str, torch.Tensor]:
+    """Of that loss, with LoRA adapters on ``up`` and ``down``: per parameter of the first one, by its name."""
     values = {name: tensor.detach().double() for name, tensor in model.named_parameters()}
     trained = {name: tensor.requires_grad_() for name, tensor in values.items() if f".{adapter}." in name}
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
         place = f"base_model.model.{name}"
         outputs = x @ values[f"{place}.base_layer.weight"].T + values[f"{place}.base_layer.bias"]
-        a, b = (values[f"{place}.lora_{part}.{adapter}.weight"] for part in "AB")
-        return outputs + ALPHA / RANK * (x @ a.T @ b.T)
+        for each in (adapter, *others):
+            a, b = (values[f"{place}.lora_{part}.{each}.weight"] for part in "AB")
+            outputs = outputs + ALPHA / RANK * (x @ a.T @ b.T)
+        return outputs
 
     places = (f"modules_to_save.{adapter}.", "base_layer.", "")  # its own; within another adapter's layer; bare
     head = next(name for name in (f"base_model.model.head.{place}" for place in places) if f"{name}weight" in values)
@@ -60,3 +62,8 @@ def gradients_in_float64(model: Any, adapter: str) -> dict[str, torch.Tensor]:
     outputs = hidden @ values[f"{head}weight"].T + values[f"{head}bias"]
     outputs.square().mean().backward()
     return {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
+
+
+def flags(model: nn.Module) -> dict[str, bool]:
+    """Which parameters are trainable."""
+    return {name: parameter.requires_grad for name, parameter in model.named_parameters()}

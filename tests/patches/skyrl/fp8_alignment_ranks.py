@@ -31,6 +31,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 import rlhf_patches
+from tests.harness import small_gpt
 from tests.harness.transformer_engine_shapes import refuse_shapes
 from tests.patches.skyrl import logprob_backward_training_ranks as training
 
@@ -93,7 +94,7 @@ def make_model(case: dict[str, Any]) -> tuple[Any, TransformerConfig]:
         **({} if case["recipe"] is None else {"fp8": "hybrid", "fp8_recipe": case["recipe"]}),
     )
     spec = get_gpt_layer_local_spec()
-    spec.submodules.self_attention.submodules.core_attention = training.Attention if tensor else NoAttention
+    spec.submodules.self_attention.submodules.core_attention = small_gpt.Attention if tensor else NoAttention
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
     model_parallel_cuda_manual_seed(1)
     torch.manual_seed(1)

@@ -1,0 +1,57 @@
+"""ZeRO-1 with bfloat16 parameters and gradients accumulated in float32: the last micro-batch is reduced too."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_EPILOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_epilogue"
+_UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
+
+PATCH = Patch(
+    name="deepspeed-zero1-last-micro-batch",
+    summary="ZeRO-1 with float32 accumulation of bfloat16 gradients averages the last micro-batch over the ranks",
+    symptom="""\
+ZeRO-1 with `bf16` and `"data_types": {"grad_accum_dtype": "fp32"}`, without offload: of the last micro-batch of a step
+each rank uses its own gradient, not the mean over the ranks. Without gradient accumulation that is the whole step: each
+rank updates its part of the parameters from its own data. Nothing fails; losses and gradient norms drift from those of
+ZeRO-2, and depend on how the same batch is cut into micro-batches.""",
+    cause="""\
+`BF16_Optimizer` adds the bfloat16 gradients to those in float32 in its `backward_epilogue()`, and the engine calls that
+after `allreduce_gradients()`: at a step's end the last micro-batch is added when the sum has been reduced. Before
+0.18.3 the optimizer's `backward()` added them. 0.18.3 and 0.18.4 have this order too, but choose another optimizer for
+this configuration (`FP16_UnfusedOptimizer`, whose loss scale keeps it from training at all): the patch is applied, and
+changes nothing.""",
+    repair="""\
+The epilogue of `BF16_Optimizer` runs before the gradients are reduced, as in 0.19.0. Other optimizers' runs where it
+did, and so does `exit_backward()`.""",
+    changes_numbers="""\
+Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation took the last micro-batch of each step
+from one rank in place of the mean over all. With the patch gradients are less noisy and their norms lower: of one
+micro-batch a step on N ranks, as from N times the data. A run that was tuned with it should have its learning rate
+looked at again; checkpoints are as good as what they were trained on, and can be trained on.""",
+    references=("https://github.com/deepspeedai/DeepSpeed/pull/7985",),
+    variants=(
+        Variant(
+            Guard("deepspeed", ">=0.18.3,<0.19.0"),
+            (
+                Rewrite(
+                    target=_EPILOGUE,
+                    pattern="self._start_timers(self.engine_timers.backward_reduce_timers)",
+                    replacement=(
+                        "self._start_timers(self.engine_timers.backward_reduce_timers); "
+                        "isinstance(self.optimizer, BF16_Optimizer) and self.optimizer.backward_epilogue()"
+                    ),
+                    alongside=("self.allreduce_gradients()",),
+                    unless=(_UPSTREAM,),
+                ),
+                Rewrite(
+                    target=_EPILOGUE,
+                    pattern="self.optimizer.backward_epilogue()",
+                    replacement="isinstance(self.optimizer, BF16_Optimizer) or self.optimizer.backward_epilogue()",
+                    unless=(_UPSTREAM,),
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest DeepSpeed in use is 0.19.0",
+)

@@ -1,0 +1,53 @@
+"""peft-disable-adapter-restore: the reference pass of the real PEFT, and what is trainable after it.
+
+The yardstick of the clipping norm is the policy's gradient in float64, from the definition of LoRA.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import peft
+
+WORKER = "tests.patches.peft.disable_adapter_restore_ranks"
+WAYS = ("once", "nested", "overlapping", "raising")
+FROZEN = ("on_a_first_stage", "in_part_by_hand", "in_inference_mode", "with_a_head")
+
+
+@pytest.fixture(scope="module", params=[None, pytest.param("peft-0.18", marks=pytest.mark.exhaustive)], ids=str)
+def found(request, run_ranks):
+    (report,) = run_ranks(WORKER, levels=peft(request.param), ranks=1)
+    assert report["status"] == "applied"
+    return report
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", FROZEN)
+def test_frozen_parameters_stay_frozen(found, model, way):
+    assert found["released"]["changed"][model][way] == found["reverted"]["changed"][model][way] != []
+    assert found["patched"]["changed"][model][way] == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", ["policy", "disabled_before"])
+def test_where_nothing_was_wrong_nothing_changes(found, model, way):
+    for state in ("released", "patched", "reverted"):
+        assert found[state]["changed"][model][way] == []
+
+
+def test_the_clipping_norm_is_the_policys(found):
+    """float32 against float64: 1e-5, seen 3e-8."""
+    before, after = (found[state]["clipping"] for state in ("released", "patched"))
+    assert before["norm"] > 1.1 * before["wanted"]
+    assert after["norm"] == pytest.approx(after["wanted"], rel=1e-5)
+
+
+def test_an_adapter_that_is_switched_to_within_is_the_trainable_one(found):
+    assert found["patched"]["switched within"] == found["released"]["switched within"]
+    assert found["patched"]["switched within"]
+    assert all(".other." in name for name in found["patched"]["switched within"])
+
+
+def test_within_the_adapter_is_off(found):
+    for state in ("released", "patched", "reverted"):
+        assert found[state]["reference"] == {"off within": True, "trainable within": False, "on afterwards": True}
