@@ -6,6 +6,13 @@ from rlhf_patches import Listed
 
 LISTED = (
     Listed(
+        name="accelerate-fsdp2-upcast",
+        distribution="accelerate",
+        versions="==1.13.0",
+        modules=("accelerate.utils.fsdp_utils",),
+        path="rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH",
+    ),
+    Listed(
         name="deepspeed-offload-accumulation",
         distribution="deepspeed",
         versions=">=0.15.2,<0.19.0",
@@ -18,6 +25,13 @@ LISTED = (
         versions=">=0.18.3,<0.19.0",
         modules=("deepspeed.runtime.engine",),
         path="rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH",
+    ),
+    Listed(
+        name="megatron-bridge-disable-adapter",
+        distribution="megatron-bridge",
+        versions=">=0.3.0,<=0.6.2",
+        modules=("megatron.bridge.peft.base",),
+        path="rlhf_patches.patches.megatron_bridge.disable_adapter:PATCH",
     ),
     Listed(
         name="megatron-bridge-no-sync-reentry",
@@ -165,6 +179,16 @@ LISTED = (
             "swift.rlhf_trainers.rlhf_mixin",
         ),
         path="rlhf_patches.patches.swift.null_ref_context:PATCH_HF",
+    ),
+    Listed(
+        name="swift-vocab-parallel-logprob-gradient",
+        distribution="ms-swift",
+        versions="==3.12.0 or >=3.12.1,<4.5.3",
+        modules=(
+            "swift.megatron.trainers.gkd_trainer",
+            "swift.megatron.trainers.vocab_parallel_utils",
+        ),
+        path="rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH",
     ),
     Listed(
         name="transformer-engine-cross-entropy-backward",

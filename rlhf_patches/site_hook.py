@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # that are installed.
 WATCHED = (
     "torch",
+    "accelerate",
     "deepspeed",
     "megatron",
     "nemo_rl",

@@ -33,6 +33,7 @@ NEEDS = {
     "patches/skyrl": ("megatron", "frameworks"),
     "patches/swift": ("megatron", "frameworks"),
     "patches/vocab_parallel": ("torch", "frameworks"),
+    "patches/accelerate": ("accelerate", "trl-newest"),
     "patches/deepspeed": ("deepspeed", "trl-newest"),
     "patches/trl": ("deepspeed", "trl-newest"),
     "patches/peft": ("peft", "trl-newest"),

@@ -15,6 +15,7 @@ from pathlib import Path
 # Before anything else of that name: wheels bring a `tests` along.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import deepspeed_cases
+import megatron_core_cases
 import peft_cases
 import rollout_cases
 import skyrl_cases
@@ -29,6 +30,7 @@ from tests.harness.warm import serving
 SESSIONS = {
     "demo-megatron": (
         *rollout_cases.GROUPS,
+        *megatron_core_cases.GROUPS,
         *swift_cases.GROUPS,
         *skyrl_cases.GROUPS,
         *transformer_engine_cases.GROUPS,
@@ -38,7 +40,7 @@ SESSIONS = {
 HEADS = ("", "without rlhf_patches", "with it", "held against")
 WIDTHS = (33, 26, 20, 13)
 NOTES = {
-    "megatron-core": "Held against: losses and all parameters of one uninterrupted run.",
+    "megatron-core": "Training: losses and all parameters of one uninterrupted run. Losses: two ranks; float64.",
     "ms-swift": "The reference pass: norms of the gradients of the policy's adapter and the reference's.",
     "slime": "A function of ours with slime's statements, which is not on PyPI, on real megatron-core.",
     "megatron-lm": "A function of ours with Megatron-LM's statements, on real megatron-core.",

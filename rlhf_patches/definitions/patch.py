@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, Union
@@ -240,6 +240,14 @@ class Wrap:
 Change = Union[Rewrite, Replace, Wrap]
 
 
+def put_to_use(changes: Iterable[Change]) -> tuple[str, ...]:
+    """What changes put to use, as ``module:qualified.name``, in their order, each once."""
+    paths: dict[str, None] = {}
+    for change in changes:
+        paths |= dict.fromkeys(change.uses.values() if isinstance(change, Rewrite) else [change.implementation])
+    return tuple(paths)
+
+
 @dataclass(frozen=True)
 class Variant:
     """The repair of the bug in one shape of upstream's code.
@@ -264,14 +272,6 @@ class Variant:
     def modules(self) -> tuple[str, ...]:
         """The modules that must have been imported before it can be applied, in the order of the changes."""
         return tuple(dict.fromkeys(change.target.partition(":")[0] for change in self.changes))
-
-    @property
-    def implementations(self) -> tuple[str, ...]:
-        """What the changes put to use, as ``module:qualified.name``, in the order of the changes."""
-        paths: list[str] = []
-        for change in self.changes:
-            paths += change.uses.values() if isinstance(change, Rewrite) else [change.implementation]
-        return tuple(paths)
 
 
 def _check_items(owner: str, name: str, value: object, kind: type | tuple[type, ...]) -> None:
@@ -428,4 +428,4 @@ class Patch:
     @property
     def implementations(self) -> tuple[str, ...]:
         """What the changes of all variants put to use, as ``module:qualified.name``."""
-        return tuple(dict.fromkeys(path for variant in self.variants for path in variant.implementations))
+        return put_to_use(change for variant in self.variants for change in variant.changes)

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from .. import settings
 from ..definitions import registry
-from ..definitions.patch import Listed, Patch, Rewrite, Variant
+from ..definitions.patch import Listed, Patch, Rewrite, Variant, put_to_use
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report
-from ..guards import decision, implementations, rewriting, shapes, sources
+from ..guards import decision, implementations, rewriting, sources
 from ..guards.decision import Choice, Decision
 from ..guards.sources import Source, Unreadable
 from ..guards.versions import Finding, Verdict
@@ -356,7 +356,7 @@ class Engine:
         assert found.variant is not None
         here = [item for item in found.recognised if item.source.module in ready]
         try:
-            missing = [path for path in shapes.implementations(here) if path not in self._resolved]
+            missing = [path for path in put_to_use(item.change for item in here) if path not in self._resolved]
             if missing:
                 raise _NotReady(functools.partial(self._resolve_all, missing))
             implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
@@ -480,7 +480,7 @@ def _is_ready(name: str) -> bool:
 
 def _source(ready: Mapping[str, ModuleType], name: str) -> Source:
     if name not in ready:
-        return sources.read(sources.locate(name))
+        return sources.read_module(name)
     spec = sources.spec_of(ready[name])
     if spec is None:
         raise Unreadable(f"module {name} has no __spec__, so its source file is unknown")

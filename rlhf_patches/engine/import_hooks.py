@@ -62,16 +62,18 @@ def is_ready(module: ModuleType) -> bool:
     return not _is_lazy(module) and not import_system.is_initialising(module)
 
 
-def _is_lazy(module: ModuleType) -> bool:
+def _is_lazy(module: ModuleType | None) -> bool:
     return type(module) is importlib.util._LazyModule  # type: ignore[attr-defined]
 
 
-def _announce(name: str, module: ModuleType) -> None:
+def _announce(name: str) -> None:
     # The module's lock is held meanwhile; a child that is forked now is to import the module anew.
     with import_system.loading():
         for callback in _watched.get(name, ()):
-            # A module may have put something else into its place.
-            callback(name, sys.modules.get(name, module))
+            # A module may have put something else into its place. None: its import failed.
+            module = sys.modules.get(name)
+            if module is not None:
+                callback(name, module)
 
 
 # ------------------------------------------------------------------------------- first imports
@@ -107,9 +109,8 @@ class _Finder(import_system.Observer):
             import_system.observe(spec, self)
 
     def ends(self, spec: ModuleSpec) -> None:
-        module = sys.modules.get(spec.name)
-        if module is not None and not _is_lazy(module):  # None: the import failed
-            _announce(spec.name, module)
+        if not _is_lazy(sys.modules.get(spec.name)):
+            _announce(spec.name)
 
     def turns_lazy(self, spec: ModuleSpec) -> None:
         _announce_after_running(spec)
@@ -126,9 +127,7 @@ class _Reloading(dict[str, ModuleType]):
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
-        module = sys.modules.get(name)
-        if module is not None:
-            _announce(name, module)
+        _announce(name)
 
 
 def _notice_reloads() -> None:
@@ -158,7 +157,7 @@ def _announce_after_running(spec: ModuleSpec) -> None:
         run(module)  # type: ignore[misc]
         if name in waiting:
             waiting.discard(name)
-            _announce(name, module)
+            _announce(name)
 
     # Warnings and tracebacks pass over this frame as over the import system's own.
     exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")

@@ -185,8 +185,7 @@ def of_text(path: str) -> Signature | None:
     """
     module, _, qualname = path.partition(":")
     try:
-        spec = sources.locate(module)
-        source = sources.read(spec)
+        source = sources.read_module(module)
         scope: ast.AST = sources.parse(source)
     except NotFound as error:
         raise Unusable(f"there is no {path}: {error}") from error

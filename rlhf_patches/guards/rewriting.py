@@ -14,7 +14,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -192,11 +192,16 @@ def _as_operand(text: str) -> str:
     return f"({text})" if isinstance(expression, _LOOSE) else text
 
 
+def with_edits(text: str, edits: Iterable[Edit]) -> str:
+    """``text`` with all edits made."""
+    for edit in sorted(edits, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
 def edited(text: str, edits: Sequence[Edit]) -> str:
     """``text`` with all edits made; the number of lines stays the same."""
-    result = text
-    for edit in sorted(edits, reverse=True):
-        result = result[: edit.start] + edit.text + result[edit.end :]
+    result = with_edits(text, edits)
     if result.count("\n") != text.count("\n"):  # not an assert: under -O it would be gone
         raise Unrecognised("the edits change the number of lines")
     return result

@@ -65,14 +65,6 @@ def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recogni
     return [recognise(change, texts[change.target.partition(":")[0]]) for change in variant.changes]
 
 
-def implementations(recognised: list[Recognised]) -> list[str]:
-    """What these changes put to use, as ``module:qualified.name``."""
-    paths: list[str] = []
-    for item in recognised:
-        paths += item.change.uses.values() if isinstance(item.change, Rewrite) else [item.change.implementation]
-    return list(dict.fromkeys(paths))
-
-
 def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
     """Check that the rewrites of a patch compile and change nothing but their functions.
 

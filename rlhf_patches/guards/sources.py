@@ -145,6 +145,15 @@ def read(spec: ModuleSpec) -> Source:
     return remembered(("text", spec.name, spec.origin), lambda: _read(spec), small=True)
 
 
+def read_module(module: str) -> Source:
+    """The source text of a module that need not be imported.
+
+    Raises:
+        NotFound, Unreadable: as `locate` and `read`.
+    """
+    return read(locate(module))
+
+
 def _read(spec: ModuleSpec) -> Source:
     origin, loader = spec.origin, spec.loader
     if origin is None or not spec.has_location:

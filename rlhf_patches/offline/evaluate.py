@@ -36,7 +36,7 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
     with sources.parsed_once():
         for item in registered:
             off = environment.switched_off(item.patch.name)
-            found = _judge(item.patch, decision.look, _read_installed, {} if off else beside)
+            found = _judge(item.patch, decision.look, sources.read_module, {} if off else beside)
             if off:
                 found = Decision(Status.DISABLED, off, found.version)
             rows.append(_row(item, found))
@@ -85,10 +85,6 @@ def is_patched(release: Release, registered: Iterable[Registered]) -> bool:
     """
     packages = {module.partition(".")[0] for item in registered for module in item.patch.modules}
     return any(map(release.has_package, packages))
-
-
-def _read_installed(module: str) -> Source:
-    return sources.read(sources.locate(module))
 
 
 def _row(item: Registered, found: Decision) -> PatchReport:
@@ -165,11 +161,11 @@ def diff(patch: Patch) -> str:
     choice = decision.choose([decision.look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):
         raise NotFound(choice.reason)
-    recognised, errors = decision.shapes_in(choice.variants, _read_installed)
+    recognised, errors = decision.shapes_in(choice.variants, sources.read_module)
     if not recognised:
         raise errors[0]
     if len(recognised) > 1:
-        raise Unrecognised(decision.decide(choice, _read_installed).reason)
+        raise Unrecognised(decision.decide(choice, sources.read_module).reason)
     (found,) = recognised.values()
     shapes.check_compiles(found)
     texts = {item.source.module: item.source for item in found}
@@ -185,9 +181,7 @@ def _file_diff(source: Source, recognised: list[shapes.Recognised]) -> str:
             edits += list(item.edits)
         else:
             edits.append(_note(item))
-    new = source.text
-    for edit in sorted(edits, reverse=True):
-        new = new[: edit.start] + edit.text + new[edit.end :]
+    new = rewriting.with_edits(source.text, edits)
     root = Path(source.filename).parents[source.module.count(".") + (Path(source.filename).stem == "__init__")]
     name = Path(source.filename).relative_to(root).as_posix()  # patch refuses absolute ones
     lines = difflib.unified_diff(source.text.splitlines(keepends=True), new.splitlines(keepends=True), name, name)
@@ -212,7 +206,7 @@ def _text_of(path: str) -> list[str]:
     """The lines of an implementation; none where it is not a function of its module's text."""
     module, _, qualname = path.partition(":")
     try:
-        source = sources.read(sources.locate(module))
+        source = sources.read_module(module)
         node = sources.find_function(source, qualname)
     except (NotFound, Unreadable, Unrecognised):
         return []

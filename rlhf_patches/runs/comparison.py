@@ -102,7 +102,7 @@ def _fingerprint(patch: Patch, texts: Mapping[str, str]) -> str:
 
 def _text(module: str) -> str:
     try:
-        return sources.read(sources.locate(module)).text
+        return sources.read_module(module).text
     except (NotFound, Unreadable) as error:
         return f"{type(error).__name__} {module}"
 

@@ -89,6 +89,9 @@ def swift_megatron() -> None:
     from tests.patches.swift import null_ref_context_ranks
 
     null_ref_context_ranks.load_megatron()
+    for module in ("gkd_trainer", "grpo_trainer"):
+        with contextlib.suppress(ModuleNotFoundError):  # before 3.12 not there, and with vLLM only
+            importlib.import_module(f"swift.megatron.trainers.{module}")
 
 
 def swift_transformers() -> None:
@@ -117,6 +120,12 @@ def trl() -> None:
     ):
         importlib.import_module(module)
     zero3_on_cpu.compile_operator()  # else each rank asks ninja, and the first one needs more than a rank's time
+
+
+def accelerate() -> None:
+    """accelerate alone."""
+    for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
+        importlib.import_module(module)
 
 
 def deepspeed() -> None:

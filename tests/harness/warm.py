@@ -83,11 +83,11 @@ def peft(release: str | None) -> Levels:
     return beside(release, "peft")
 
 
-def transformer_engine(release: str) -> Levels:
-    """A release of TransformerEngine, with the numpy that Triton's interpreter wants."""
+def transformer_engine(release: str, below: Levels = ()) -> Levels:
+    """A release of TransformerEngine, with the numpy that Triton's interpreter wants, and what is loaded before it."""
     numpy, folder = (str(side_by_side.folder(name)) for name in ("numpy-2.1", f"transformer-engine-{release}"))
     interpreted = Level("tests.harness.loading:torch_and_interpreter", numpy)
-    return interpreted, Level("tests.harness.loading:transformer_engine", folder)
+    return interpreted, *below, Level("tests.harness.loading:transformer_engine", folder)
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,8 @@ def levels(case: Case) -> Levels:
     folder = str(side_by_side.folder(case.beside)) if case.beside else None
     if stands_in(case):
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
-    if module.startswith("deepspeed."):
-        return warm.beside(case.beside, "deepspeed")
+    if module.startswith(("accelerate.", "deepspeed.")):
+        return warm.beside(case.beside, module.partition(".")[0])
     if module.startswith("trl."):
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
     if module.startswith("peft."):

@@ -125,7 +125,9 @@ def test_nothing_is_imported_under_the_global_import_lock(ask, start):
     assert ask(code, start) == ["applied", "[]"]
 
 
-@pytest.mark.parametrize("moment", ["pluggy", "packaging.version", "rlhf_patches.engine", "rlhf_patches.patches.slime"])
+@pytest.mark.parametrize(
+    "moment", ["pluggy", "packaging.version", "rlhf_patches.engine", "rlhf_patches.patches.catalogue"]
+)
 @pytest.mark.parametrize("start", ["hook", "apply"])
 def test_a_fork_while_another_thread_loads_the_engine(ask, start, moment):
     """The child inherits modules that are half imported, and locked by a thread that it does not have."""

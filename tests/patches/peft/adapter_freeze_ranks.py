@@ -16,7 +16,7 @@ import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 
 import rlhf_patches
-from tests.patches.peft import small
+from tests.harness import small
 
 NAME = "peft-adapter-freeze"
 LAYERS = ["up", "down"]

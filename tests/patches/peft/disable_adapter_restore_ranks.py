@@ -16,7 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 import rlhf_patches
-from tests.patches.peft import small
+from tests.harness import small
 
 NAME = "peft-disable-adapter-restore"
 

@@ -21,7 +21,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import rlhf_patches
-from tests.patches.peft import small
+from tests.harness import small
 
 NAME = "peft-lora-merge-drift"
 CYCLES = 100

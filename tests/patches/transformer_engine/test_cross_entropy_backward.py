@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import transformer_engine
+from tests.harness.warm import Level, transformer_engine
 
 WORKER = "tests.patches.transformer_engine.cross_entropy_backward_ranks"
 FLOAT32, FLOAT16 = 2**-20, 2**-9
@@ -86,6 +86,21 @@ def test_the_mean_still_counts_ignored_tokens(of_release, release):
         found = report[state]["mean, ignored"]
         assert found["ratio of losses"] == pytest.approx(0.7, rel=1e-5)
         assert found["norm"] == pytest.approx(0.7 * found["exact norm"], rel=1e-5)
+
+
+@exhaustive
+@pytest.mark.parametrize(("release", "wrong"), [("2.7", 1.0), ("2.10", 0.1)])
+def test_a_gpt_with_megatrons_own_loss_function(run_ranks, release, wrong):
+    """A batch of two sequences that begin with a prompt; the gradients of all parameters, against float64."""
+    worker = "tests.patches.transformer_engine.cross_entropy_backward_training_ranks"
+    below = (Level("tests.harness.loading:megatron"),)
+    (report,) = run_ranks(worker, levels=transformer_engine(release, below), ranks=1)
+    assert report["row"]["status"] == "applied"
+    if release == "2.7":
+        assert report["before"]["norm"] == 0.0 < 1.0 < report["exact norm"]
+    assert report["before"]["off"] >= wrong
+    # Float32, through all layers; as close as with Megatron's own cross entropy.
+    assert report["after"]["off"] < 2 * report["own"]["off"] < 1e-5
 
 
 @exhaustive

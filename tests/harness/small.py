@@ -1,4 +1,4 @@
-"""A small model for PEFT's adapters, and the same policy computed from the definition in float64, without PEFT."""
+"""A small model for LoRA adapters, and the same policy computed from the definition in float64, without PEFT."""
 
 from __future__ import annotations
 

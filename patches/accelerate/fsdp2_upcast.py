@@ -1,0 +1,75 @@
+"""FSDP2 with mixed precision: the parameters that are trained are float32, as accelerate says they are."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+
+def upcast(accelerator: Any, model: Any) -> None:
+    """Make what is trained float32, in place, where mixed precision computes in another type anyway.
+
+    Before ``fully_shard``: afterwards a parameter cannot change its type. Each parameter stays the object that it is,
+    so tied ones stay tied. A model with 4-bit parameters is left alone, as accelerate 1.14 does it.
+
+    Args:
+        accelerator: an ``accelerate.Accelerator``.
+        model: a ``torch.nn.Module`` that is not sharded yet.
+    """
+    named = list(model.named_parameters())
+    if accelerator.mixed_precision == "no" or any(type(one).__name__ == "Params4bit" for _, one in named):
+        return
+    cast = [name for name, one in named if one.requires_grad and str(one.dtype) != "torch.float32"]
+    for name, one in named:
+        if name in cast:
+            one.data = one.data.float()
+    if cast and accelerator.is_main_process:
+        warnings.warn(
+            f"FSDP2 trains {len(cast)} parameters of low precision in float32, as mixed_precision is "
+            f"{accelerator.mixed_precision!r}, and checkpoints have them so: {cast}",
+            stacklevel=2,
+        )
+
+
+PATCH = Patch(
+    name="accelerate-fsdp2-upcast",
+    summary="FSDP2 with mixed precision trains float32 parameters, as its warning says",
+    symptom="""\
+accelerate 1.13.0, FSDP2, `mixed_precision: bf16` (or fp16) and a model loaded in bfloat16: it warns that low precision
+parameters are upcast to fp32, and they stay bfloat16, and the optimizer's state with them. Updates smaller than about
+1/256 of a parameter are rounded away: at the learning rates of RLHF the model hardly moves. No error.""",
+    cause="""\
+`fsdp2_prepare_model` goes over the parameters after `fully_shard` and assigns `param = param.to(torch.float32)`, which
+gives the loop's variable another tensor, and the model none. 1.12.0 called `model.to(torch.float32)`.""",
+    repair="""\
+Parameters that require a gradient are cast before the model is sharded, as in 1.14.0, and before its state is kept for
+`cpu_ram_efficient_loading`. Frozen ones keep their type, and so does a model with 4-bit parameters. The loop after
+`fully_shard` finds nothing to do then, so the warning comes from the patch. Parameters, gradients and the optimizer's
+state take the memory that they take in 1.12.0 and 1.14.0: twice that of bfloat16.""",
+    changes_numbers="""\
+accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small
+learning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory
+for what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost
+nothing but those updates, and can be trained on.""",
+    references=(
+        "https://github.com/huggingface/accelerate/issues/3979",
+        "https://github.com/huggingface/accelerate/pull/3985",
+    ),
+    variants=(
+        Variant(
+            Guard("accelerate", "==1.13.0"),
+            (
+                Rewrite(
+                    target="accelerate.utils.fsdp_utils:fsdp2_prepare_model",
+                    pattern="original_sd = model.state_dict()",
+                    replacement="$UPCAST(accelerator, model); original_sd = model.state_dict()",
+                    alongside=("param = param.to(torch.float32)", "fully_shard(model, **fsdp2_kwargs)"),
+                    uses={"UPCAST": f"{__name__}:{upcast.__name__}"},
+                ),
+            ),
+        ),
+    ),
+    retire="when no accelerate in use is 1.13.0",
+)

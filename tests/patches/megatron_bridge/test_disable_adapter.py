@@ -1,0 +1,40 @@
+"""megatron-bridge-disable-adapter: contexts of Megatron-Bridge's own LoRA, against the base model in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import TRAINERS
+
+WORKER = "tests.patches.megatron_bridge.disable_adapter_ranks"
+#: float32 against float64, of the largest value; seen: 3e-7. An adapter shows as more than 1.
+TOLERANCE = 1e-5
+INNER = ("inner", "inner raises", "two chunks")
+
+
+@pytest.fixture(scope="module")
+def found(run_ranks):
+    (report,) = run_ranks(WORKER, levels=TRAINERS, ranks=1)
+    assert report["status"] == "applied"
+    return report
+
+
+@pytest.mark.parametrize("trial", INNER)
+def test_without_it_the_adapter_is_on_after_an_inner_context(found, trial):
+    for state in ("released", "reverted"):
+        assert found[state][trial]["outer"] < TOLERANCE
+        assert found[state][trial]["outer, after inner"] > 0.5
+
+
+@pytest.mark.parametrize("trial", INNER)
+def test_with_it_the_outer_context_has_the_base_model_to_its_end(found, trial):
+    observed = found["patched"][trial]
+    assert observed["outer"] == observed["outer, after inner"] < TOLERANCE
+    assert observed["after"] == observed["before"] > 0.5, "and the policy afterwards"
+
+
+def test_what_was_off_before_stays_off(found):
+    assert found["released"]["off before"]["after"] > 0.5
+    assert found["patched"]["off before"]["after"] < TOLERANCE
+    assert found["released"]["one layer off"] == found["reverted"]["one layer off"] == [True, True]
+    assert found["patched"]["one layer off"] == [False, True]

@@ -1,0 +1,132 @@
+"""``swift-vocab-parallel-logprob-gradient``: ms-swift's own losses under tensor parallelism, against float64.
+
+What is observed is in logits_ranks.py: as released, patched and reverted, in one process on each rank.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import swift
+
+GRADIENT = "swift-vocab-parallel-logprob-gradient"
+WORKER = "tests.patches.swift.logits_ranks"
+# Float32 arithmetic: a few units of the largest x - m, which is below 30, or of the gradient's norm.
+EPS = 2**-23
+VALUES, ROUNDING = 30 * 4 * EPS, 16 * EPS
+# A gradient that is rounded to bfloat16 once; an entropy below 4 in bfloat16: half a unit of each.
+BFLOAT16, ENTROPY_IN_BFLOAT16 = 2**-8, 2**-7
+OUT_OF_PLACE = {
+    "output that is saved": "backward out of place because another tensor shares the logits' memory",
+    "held": "backward out of place because something else holds the logits",
+}
+
+
+@pytest.fixture(scope="module")
+def observe(run_ranks):
+    """What each rank has observed with a release beside the environment."""
+
+    def run(ranks, *parts, folder="swift-4.5", patch=GRADIENT):
+        found = run_ranks(WORKER, patch, *parts, levels=swift(folder, "swift_megatron"), ranks=ranks)
+        assert all(report["row"]["status"] == "applied" for report in found)
+        return found
+
+    return run
+
+
+def check_function(report, ranks):
+    """One pass, its results and its gradient those of float64, and nobody's logits touched."""
+    for name, after in report["functions"]["patched"].items():
+        before = report["functions"]["released"][name]
+        narrow = name == "bfloat16"
+        assert after["log-probabilities"] <= VALUES, name
+        assert (after["entropies"] or 0) <= (ENTROPY_IN_BFLOAT16 if narrow else VALUES), name
+        assert after["dtypes"] == before["dtypes"], name
+        assert after.get("logits unchanged by forward", True), name
+        assert after.get("logits unchanged by backward", True), name
+        if name != "no gradient":
+            assert after["gradient"] <= (BFLOAT16 if "bfloat16" in name else ROUNDING), name
+            assert after["observed"] == {OUT_OF_PLACE.get(name, "backward in place"): 1}, name
+        collectives = 0 if ranks == 1 else 2
+        backward = collectives if name == "recompute" else 0
+        assert after["collectives"] == [collectives, backward][: len(after["collectives"])], name
+    assert report["functions"]["reverted"] == report["functions"]["released"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_gradient_of_log_probabilities(observe, ranks):
+    for report in observe(ranks, "functions"):
+        check_function(report, ranks)
+        for name, before in report["functions"]["released"].items():
+            if name not in ("nothing to predict", "no gradient"):
+                # Seen on two ranks: 0.08 to 0.74.
+                assert (before["gradient"] > 0.05) is (ranks > 1), name
+            if "bfloat16" not in name:
+                assert before["log-probabilities"] <= VALUES, "the loss shows nothing"
+
+
+def test_the_gradient_of_gkds_divergence(observe):
+    for ranks in (1, 2):
+        for report in observe(ranks, "divergence"):
+            for beta, after in report["divergence"]["patched"].items():
+                before = report["divergence"]["released"][beta]
+                assert before["loss"] <= ROUNDING, beta
+                # Seen on two ranks: 0.61 to 1.46.
+                assert (before["gradient"] > 0.5) is (ranks > 1), beta
+                assert after["loss"] <= ROUNDING, beta
+                # beta 0.5: differences of nearly equal logarithms, which are up to 30.
+                assert after["gradient"] <= 4 * ROUNDING, beta
+            assert report["divergence"]["reverted"] == report["divergence"]["released"]
+
+
+def test_a_training_step_of_grpo(observe):
+    """Through megatron-core's model; the norm of the weights' gradients is what it is without tensor parallelism."""
+    (alone,) = observe(1, "step")
+    for report in observe(2, "step"):
+        for name, after in report["step"]["patched"].items():
+            before, norm = report["step"]["released"][name], alone["step"]["released"][name]["norm"]
+            assert before["loss"] <= ROUNDING, "the loss shows nothing"
+            assert before["gradient"] > 0.4, "seen: 0.50 and 0.54"
+            assert abs(before["norm"] / norm - 1) > 0.05, "seen: 2.95 for 3.22"
+            assert after["loss"] <= ROUNDING
+            assert after["gradient"] <= ROUNDING
+            assert after["norm"] == pytest.approx(norm, rel=ROUNDING)
+        assert report["step"]["reverted"] == report["step"]["released"]
+
+
+def test_a_training_step_of_grpo_with_context_parallelism(observe):
+    """Two context-parallel ranks of two tensor-parallel ones each."""
+    for report in observe(4, "context"):
+        for name, after in report["context"]["patched"].items():
+            assert report["context"]["released"][name]["gradient"] > 0.4
+            assert max(after["gradient"], after["loss"]) <= ROUNDING
+
+
+def test_memory_beside_the_logits(observe):
+    """At 4096 tokens: a work buffer, forward and backward, where ms-swift has copies of the logits."""
+    for report in observe(2, "memory"):
+        for name, (forward, backward) in report["memory"]["patched"].items():
+            assert max(forward, backward) <= 0.1, name
+            before = report["memory"]["released"][name]
+            assert before[0] >= 3, name
+            assert before[1] >= 0.99, name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("folder", ["swift-3.12", "swift-4.3"])
+def test_other_releases(observe, folder):
+    for report in observe(2, "functions", "divergence", folder=folder):
+        check_function(report, 2)
+        assert report["functions"]["released"]["batch"]["gradient"] > 0.05
+        for beta, after in report["divergence"]["patched"].items():
+            assert report["divergence"]["released"][beta]["gradient"] > 0.5
+            assert after["gradient"] <= 4 * ROUNDING
+
+
+@pytest.mark.exhaustive
+def test_the_method_of_3_12_0(observe):
+    for report in observe(2, "divergence", folder="swift-3.12.0"):
+        for beta, after in report["divergence"]["patched"].items():
+            assert report["divergence"]["released"][beta]["gradient"] > 0.5
+            assert after["gradient"] <= 4 * ROUNDING
+        assert report["divergence"]["reverted"] == report["divergence"]["released"]
