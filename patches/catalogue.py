@@ -93,6 +93,13 @@ LISTED = (
         path="rlhf_patches.patches.peft.lora_merge_drift:PATCH",
     ),
     Listed(
+        name="peft-save-adapter-prefix",
+        distribution="peft",
+        versions=">=0.7.0,<0.20.0",
+        modules=("peft.utils.save_and_load",),
+        path="rlhf_patches.patches.peft.save_adapter_prefix:PATCH",
+    ),
+    Listed(
         name="skyrl-bf16-logits",
         distribution="skyrl",
         versions=">=0.1.0,<=0.2.0",

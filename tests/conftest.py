@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.harness import effort
 from tests.harness.installed import Installed, build_wheel
 from tests.harness.once import once
 from tests.harness.warm import Warm, serving
@@ -25,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="optional",
         help="required: a test whose framework is not installed fails instead of being skipped",
     )
+    parser.addoption("--effort", action="store_true", help="say at the end where the CPU seconds went; use -n 0")
 
 
 NEEDS = {
@@ -33,6 +36,7 @@ NEEDS = {
     "patches/skyrl": ("megatron", "frameworks"),
     "patches/swift": ("megatron", "frameworks"),
     "patches/vocab_parallel": ("torch", "frameworks"),
+    "patches/transformer_engine": ("triton", "frameworks"),
     "patches/accelerate": ("accelerate", "trl-newest"),
     "patches/deepspeed": ("deepspeed", "trl-newest"),
     "patches/trl": ("deepspeed", "trl-newest"),
@@ -82,10 +86,21 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_configure(config: pytest.Config) -> None:
     """One set of warm processes per session: of the process that starts xdist's workers, or the only one."""
+    if config.getoption("--effort") and not hasattr(config, "workerinput"):
+        with tempfile.NamedTemporaryFile(prefix="effort-", delete=False) as file:
+            os.environ[effort.FILE] = file.name
+        config.add_cleanup(lambda: os.unlink(os.environ.pop(effort.FILE)))
     if not hasattr(config, "workerinput") and importlib.util.find_spec("torch") is not None:
         warm = serving()
         os.environ[WARM] = warm.__enter__().address
         config.add_cleanup(lambda: warm.__exit__(None, None, None))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What ``--effort`` asks for."""
+    if effort.FILE in os.environ:
+        terminalreporter.section("CPU seconds")
+        terminalreporter.write_line("\n".join(effort.report(Path(os.environ[effort.FILE]))))
 
 
 @pytest.fixture(scope="session")

@@ -160,9 +160,8 @@ class Copy:
             if not to.exists() and script.is_file() and script.read_bytes()[:2] == b"#!":
                 to.write_text(script.read_text().replace(str(Path(base, "bin")), str(new / "bin")))
                 to.chmod(0o755)
-        for other in ("side-by-side", "torch_extensions"):
-            if Path(base, other).is_dir():
-                (new / other).symlink_to(Path(base, other).resolve())
+        if Path(base, "side-by-side").is_dir():
+            (new / "side-by-side").symlink_to(Path(base, "side-by-side").resolve())
         made = str(new / "bin" / "python")
         look = "import rlhf_patches, rlhf_patches.patches as p; print(rlhf_patches.__file__, p.__file__, sep='\\n')"
         seen = subprocess.run([made, "-c", look], check=True, capture_output=True, text=True, cwd=self.folder)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from cases import Case, Group, Row, Runner
 
 from tests.harness.cold import Reports
-from tests.harness.warm import MEGATRON, TRAINERS
+from tests.harness.warm import MEGATRON, trainer
 
 WORKER = "tests.harness.rollout_training"
 
@@ -27,7 +27,7 @@ def reference(runner: Runner) -> Reports:
 
 def rows(runner: Runner, case: Case, arguments: tuple[str, ...], stand_in: bool, forked: bool) -> Iterator[Row]:
     """Repaired: losses and all parameters bit for bit the yardstick's, and a failure without the patch."""
-    levels = TRAINERS if "framework_entries" in arguments[1] else MEGATRON
+    levels = trainer(arguments[1])
     before = runner.forked(WORKER, *arguments, levels=levels)
     if forked:
         after = runner.forked(WORKER, *arguments, "--apply", levels=levels)

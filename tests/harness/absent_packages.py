@@ -82,7 +82,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__version__ = _VERSIONS[self.name_of(module.__name__)]
+        vars(module)["__version__"] = _VERSIONS[self.name_of(module.__name__) or ""]
 
 
 _VERSIONS = {**STAND_INS, **GIT_ONLY, **ON_REQUEST}

@@ -5,6 +5,11 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 TEXT = "def add(a, b):\n    return a - b\n"
 FILES = {"slime/__init__.py": "", "slime/deep/mod.py": TEXT}  # deep is a namespace package
@@ -14,11 +19,14 @@ METADATA = "Metadata-Version: 2.1\nName: slime\nVersion: 1.5\n"
 # ------------------------------------------------------------------------------------------- making releases
 
 
-def encoded(text):
+Files = Mapping[Any, str | bytes]
+
+
+def encoded(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def make_zip(path, files, compression=zipfile.ZIP_DEFLATED):
+def make_zip(path: Path, files: Files, compression: int = zipfile.ZIP_DEFLATED) -> Path:
     """``files`` maps names, or ZipInfo objects, to contents."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, text in files.items():
@@ -26,35 +34,35 @@ def make_zip(path, files, compression=zipfile.ZIP_DEFLATED):
     return path
 
 
-def make_wheel(folder, files, metadata=METADATA, **more):
+def make_wheel(folder: Path, files: Files, metadata: str | bytes = METADATA, **more: Any) -> Path:
     everything = {"slime-1.5.dist-info/METADATA": metadata, **files}
     return make_zip(folder / "slime-1.5-py3-none-any.whl", everything, **more)
 
 
-def header(name, size=0, kind=tarfile.REGTYPE, link=""):
+def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
     """One tar header; unlike tarfile's own, of a size that need not be true."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.size = kind, link, abs(size)
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
     if size < 0:
-        block[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+        block[124:136] = vars(tarfile)["itn"](size, 12, tarfile.GNU_FORMAT)
         block[148:156] = b"%06o\0 " % (sum(block[:148]) + sum(block[156:512]) + 8 * 32)
     return bytes(block)
 
 
-def padded(data):
+def padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % 512)
 
 
-def member(name, text=b""):
+def member(name: str, text: str | bytes = b"") -> bytes:
     return header(name, len(encoded(text))) + padded(encoded(text))
 
 
-def extended(data, kind=tarfile.XHDTYPE):
+def extended(data: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
     return header("extended", len(data), kind) + padded(data)
 
 
-def record(key, value):
+def record(key: bytes, value: bytes) -> bytes:
     """One record of a PAX header: its length, which counts itself, key and value."""
     size = len(key) + len(value) + 3
     while len(str(size)) + len(key) + len(value) + 3 != size:
@@ -66,7 +74,7 @@ END = bytes(1024)
 WHOLE = member("slime-1.5/PKG-INFO", METADATA) + b"".join(member(f"slime-1.5/{n}", t) for n, t in FILES.items())
 
 
-def make_tar(folder, *blocks, name="slime-1.5.tar.gz", level=6):
+def make_tar(folder: Path, *blocks: bytes, name: str = "slime-1.5.tar.gz", level: int = 6) -> Path:
     path = folder / name
     with gzip.GzipFile(path, "wb", level, mtime=0) as stream:
         for block in blocks:
@@ -74,7 +82,7 @@ def make_tar(folder, *blocks, name="slime-1.5.tar.gz", level=6):
     return path
 
 
-def make_directory(folder, files):
+def make_directory(folder: Path, files: Files) -> Path:
     for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +90,7 @@ def make_directory(folder, files):
     return folder
 
 
-def old_sparse(blocks):
+def old_sparse(blocks: int) -> bytes:
     """A sparse file of GNU tar whose map goes on for so many blocks."""
     first = bytearray(header("slime-1.5/x", 0, tarfile.GNUTYPE_SPARSE))
     first[482] = 1
@@ -91,7 +99,7 @@ def old_sparse(blocks):
 
 
 MIB = 2**20
-BAD_HEADERS = {
+BAD_HEADERS: dict[str, Callable[[], bytes]] = {
     "long name": lambda: extended(b"a" * 40 * MIB, tarfile.GNUTYPE_LONGNAME) + member("x"),
     "long link": lambda: extended(b"a" * 40 * MIB, tarfile.GNUTYPE_LONGLINK) + member("x"),
     "pax": lambda: extended(record(b"comment", b"a" * 40 * MIB)) + member("slime-1.5/x"),
@@ -112,3 +120,13 @@ BAD_HEADERS = {
     "sparse map": lambda: old_sparse(200_000),
     "promised": lambda: header("x", 2**40, tarfile.GNUTYPE_LONGNAME) + member("slime-1.5/x"),
 }
+
+
+@pytest.fixture
+def untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test runs in an empty folder, which stays empty, and so do the folders above it."""
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    yield
+    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "a").rglob("*")] == ["a/b"]

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.harness import effort
+
 RANK = Path(__file__).with_name("cold_rank.py")
 Reports = list[dict[str, Any]]
 
@@ -44,7 +46,9 @@ def launch(
     command = [*launcher, str(RANK), worker, "--out", str(out), *arguments]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLHF_PATCHES_")}
     environment = {**inherited, **(settings or {})}
+    before = effort.cpu_seconds()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    effort.note(f"cold, {ranks} ranks of {worker} {' '.join(arguments)}", effort.cpu_seconds() - before)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]

@@ -1,7 +1,7 @@
-"""SkyRL's or NeMo-RL's functions within a region that torch.compile compiles, in a process and a rank of its own.
+"""A framework's functions within a region that torch.compile compiles, in a process and a rank of its own.
 
-``--out FOLDER skyrl|nemo-rl``: reports a line for each case, and "ok" if the compiled function and the one that is not
-have the same result and gradient. TORCHDYNAMO_DISABLE, which other tests set, must not be set here.
+``--out FOLDER skyrl|nemo-rl|megatron-core``: reports a line for each case, and "ok" if the compiled function and the
+one that is not have the same result and gradient. TORCHDYNAMO_DISABLE, which other tests set, must not be set here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ import torch
 import rlhf_patches
 
 B, S, V = 2, 6, 16
+PATCHES = {
+    "skyrl": "skyrl-logprob-backward",
+    "nemo-rl": "nemo-rl-logprob-backward",
+    "megatron-core": "megatron-core-cross-entropy-in-place",
+}
 
 
 def skyrl() -> Any:
@@ -33,10 +38,37 @@ def skyrl() -> Any:
     return skyrl_on_cpu.model_utils()
 
 
+def megatron_core(group: Any, target: torch.Tensor) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    from megatron.core import parallel_state
+    from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+    parallel_state.initialize_model_parallel()
+    return {
+        "plain": lambda logits: vocab_parallel_cross_entropy(logits, target),
+        "fused": lambda logits: fused_vocab_parallel_cross_entropy(logits, target, group),
+    }
+
+
+def log_probs(framework: str, group: Any, target: torch.Tensor) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    module = skyrl() if framework == "skyrl" else importlib.import_module("nemo_rl.distributed.model_utils")
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "chunked": lambda logits: module.ChunkedDistributedLogprob.apply(logits, target, 0, V, 4, group, False),
+        "whole": lambda logits: module.DistributedLogprob.apply(logits, target, 0, V, group, False),
+    }
+    if framework == "skyrl":
+        of_callers = module.from_parallel_logits_to_logprobs
+        functions["entropy"] = lambda logits: module._VocabParallelEntropy.apply(logits)
+        functions["callers"] = lambda logits: (
+            of_callers(logits, target, 0, V, group, chunk_size=4) + module.vocab_parallel_entropy(logits[:, :-1])
+        )
+    return functions
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("framework", choices=("skyrl", "nemo-rl"))
+    parser.add_argument("framework", choices=PATCHES)
     options = parser.parse_args()
     (options.out / "rank0.json").write_text(json.dumps({"cases": cases(options.framework)}))
 
@@ -46,21 +78,11 @@ def cases(framework: str) -> list[str]:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     rlhf_patches.apply(only=f"{framework}-*")
-    module = skyrl() if framework == "skyrl" else importlib.import_module("nemo_rl.distributed.model_utils")
-    assert rlhf_patches.report()[f"{framework}-logprob-backward"].status.value == "applied"
     torch.manual_seed(0)
     group, values, target = torch.distributed.group.WORLD, torch.randn(B, S, V), torch.randint(V, (B, S))
     target[0, 0] = -100
-    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "chunked": lambda logits: module.ChunkedDistributedLogprob.apply(logits, target, 0, V, 4, group, False),
-        "whole": lambda logits: module.DistributedLogprob.apply(logits, target, 0, V, group, False),
-    }
-    if framework == "skyrl":
-        log_probs = module.from_parallel_logits_to_logprobs
-        functions["entropy"] = lambda logits: module._VocabParallelEntropy.apply(logits)
-        functions["callers"] = lambda logits: (
-            log_probs(logits, target, 0, V, group, chunk_size=4) + module.vocab_parallel_entropy(logits[:, :-1])
-        )
+    functions = megatron_core(group, target) if framework == "megatron-core" else log_probs(framework, group, target)
+    assert rlhf_patches.report()[PATCHES[framework]].status.value == "applied"
     for name, function in functions.items():
 
         def loss(leaf: torch.Tensor, function: Any = function) -> torch.Tensor:

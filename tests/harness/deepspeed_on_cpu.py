@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import os
 import sys
 from typing import Any
@@ -19,17 +20,23 @@ import torch.distributed as dist
 LEARNING_RATE = 0.1
 
 
+def without_operator() -> None:
+    """An all-reduce in shared memory that DeepSpeed compiles, for CPUs only; without it there is gloo's."""
+    operators: Any = importlib.import_module("deepspeed.comm.torch")
+    operators.build_shm_op = lambda: None
+
+
 def start() -> int:
     """One thread a rank, so that sums are deterministic, and the process group; returns the rank."""
     import deepspeed
     from deepspeed.runtime import utils
 
     torch.set_num_threads(1)
-    for module in list(sys.modules.values()):  # hundreds of lines about memory, each from a walk through /proc
+    modules: list[Any] = list(sys.modules.values())
+    for module in modules:  # hundreds of lines about memory, each from a walk through /proc
         if getattr(module, "see_memory_usage", None) is utils.see_memory_usage:
             module.see_memory_usage = lambda *_, **__: None
-    # An all-reduce in shared memory that would have to be compiled; without it there is gloo's.
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    without_operator()
     # 0.18.7 to 0.18.9 otherwise flatten parameters "on the GPU", which gives views that gloo may not write to.
     deepspeed.get_accelerator().available_memory = lambda *_: 0
     deepspeed.init_distributed("gloo", timeout=datetime.timedelta(minutes=1))

@@ -1,8 +1,52 @@
-"""How much of an exhaustive test to run: all of it on one Python, a share on the others, which differ little."""
+"""What tests cost: a share of the exhaustive ones, and ``pytest --effort``, which says where the CPU seconds went."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from collections import Counter, defaultdict
+from pathlib import Path
 
 SHARE = 1 if sys.version_info[:2] == (3, 11) else 4
-"""Run one in so many cases."""
+"""Run one in so many cases of an exhaustive test: all on one Python, a share on the others, which differ little."""
+
+FILE = "TESTS_EFFORT"
+"""The environment variable that names the file to which the processes of a session add what they have spent."""
+
+
+def cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def note(what: str, seconds: float) -> None:
+    """Add to the session's report, if one is wanted."""
+    if FILE in os.environ:
+        with open(os.environ[FILE], "a") as file:  # a line is written at once, so processes do not mix theirs
+            file.write(json.dumps([what, seconds]) + "\n")
+
+
+def report(file: Path) -> list[str]:
+    """Lines of text: CPU seconds, how often, and for what; this process and its other children come last."""
+    spent: dict[str, float] = defaultdict(float)
+    times: Counter[str] = Counter()
+    for line in file.read_text().splitlines():
+        what, seconds = json.loads(line)
+        spent[what] += seconds
+        times[what] += 1
+    own = "pytest itself, and other processes that it has started"
+    # What torchrun spends is in our own children's time as well; what warm processes spend is not, until they end.
+    cold = sum(seconds for what, seconds in spent.items() if what.startswith("cold"))
+    spent[own], times[own] = cpu_seconds() - cold, 1
+    lines = [
+        f"{seconds:>8.1f}  {times[what]:>3} x  {what}"
+        for what, seconds in sorted(spent.items(), key=lambda item: -item[1])
+    ]
+    loading = sum(seconds for what, seconds in spent.items() if what.startswith("loading"))
+    total = sum(spent.values())
+    runs = total - loading - spent[own]
+    return [
+        *lines,
+        f"{total:>8.1f}  all: {loading:.1f} to load frameworks, once a session, and {runs:.1f} to run ranks",
+    ]

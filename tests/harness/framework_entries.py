@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+Call = Callable[..., Any] | None
 
 TARGETS = {
     "swift": "swift.megatron.trainers.base:BaseMegatronTrainer.setup_model_training",
@@ -37,17 +38,11 @@ def function(name: str) -> Callable[..., Any]:
 
     absent_packages.install()
     module, _, qualified_name = TARGETS[name].partition(":")
-    return functools.reduce(getattr, qualified_name.split("."), importlib.import_module(module))
+    found: Any = importlib.import_module(module)
+    return functools.reduce(getattr, qualified_name.split("."), found)
 
 
-def install_swift(
-    model_chunks: list[Any],
-    config: Any,
-    optimizer: Any,
-    ddp_config: Any,
-    *,
-    call: Callable[..., Any] | None = None,
-) -> None:
+def install_swift(chunks: list[Any], config: Any, optimizer: Any, ddp_config: Any, call: Call = None) -> None:
     """As ms-swift's `setup_training` and its Ray worker's `setup` do.
 
     The trainer is a real one without its `__init__`, which would load a model from disk: it has the
@@ -75,32 +70,25 @@ def install_swift(
     )
     trainer.config = config
     trainer.optimizer = optimizer
-    trainer.wrapped_models = model_chunks
-    trainer.unwrapped_models = [chunk.module for chunk in model_chunks]
+    trainer.wrapped_models = chunks
+    trainer.unwrapped_models = [chunk.module for chunk in chunks]
     trainer.state = TrainerState()
     trainer.callbacks = []
     call(trainer)
     if should_disable_forward_pre_hook(trainer.args):
         # ms-swift goes on without forward pre-hooks until its first step is done. Its first step is not
         # ours: leave the hooks on, as the other entries do, to whoever runs the steps.
-        enable_forward_pre_hook(model_chunks)
+        enable_forward_pre_hook(chunks)
         config.param_sync_func = trainer._saved_param_sync_func
 
 
-def install_megatron_bridge(
-    model_chunks: list[Any],
-    config: Any,
-    optimizer: Any,
-    ddp_config: Any,
-    *,
-    call: Callable[..., Any] | None = None,
-) -> None:
+def install_megatron_bridge(chunks: list[Any], config: Any, optimizer: Any, ddp_config: Any, call: Call = None) -> None:
     """As Megatron-Bridge's `setup` does."""
     call = call or function("megatron_bridge")
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     call(
-        model_chunks,
+        chunks,
         config,
         ddp_config,
         optimizer,
@@ -109,14 +97,7 @@ def install_megatron_bridge(
     )
 
 
-def install_verl(
-    model_chunks: list[Any],
-    config: Any,
-    optimizer: Any,
-    ddp_config: Any,
-    *,
-    call: Callable[..., Any] | None = None,
-) -> None:
+def install_verl(chunks: list[Any], config: Any, optimizer: Any, ddp_config: Any, call: Call = None) -> None:
     """As verl's Megatron engine does. The function finds the configs on the chunks by itself."""
     call = call or function("verl")
-    call(model_chunks, optimizer)
+    call(chunks, optimizer)

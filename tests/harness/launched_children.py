@@ -25,7 +25,7 @@ def job(queue: Any) -> None:
 
 def children(method: str) -> list[dict[str, Any]]:
     """What two processes say."""
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     queue = context.Queue()
     processes = [context.Process(target=job, args=(queue,)) for _ in range(2)]
     for process in processes:

@@ -34,6 +34,8 @@ def start(library: str) -> None:
     elif library == "deepspeed":
         import deepspeed
 
+        # An all-reduce in shared memory that DeepSpeed compiles, for CPUs only; without it there is gloo's.
+        deepspeed.comm.torch.build_shm_op = lambda: None
         deepspeed.init_distributed("gloo")
     else:
         from accelerate import PartialState

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 
-from tests.harness import absent_packages
+from tests.harness import absent_packages, framework_entries
 
 
 def torch() -> None:
@@ -42,12 +42,19 @@ def megatron_module() -> None:
     importlib.import_module("megatron.core.transformer.module")
 
 
-def trainers() -> None:
-    """On megatron-core: ms-swift, Megatron-Bridge and verl."""
-    from tests.harness import framework_entries
+def verl_trainer() -> None:
+    """On megatron-core, verl's entry into training."""
+    framework_entries.function("verl")
 
-    for name in framework_entries.TARGETS:
-        framework_entries.function(name)
+
+def swift_trainer() -> None:
+    """On megatron-core, ms-swift's Megatron trainer."""
+    framework_entries.function("swift")
+
+
+def megatron_bridge_trainer() -> None:
+    """On megatron-core, Megatron-Bridge's entry into training."""
+    framework_entries.function("megatron_bridge")
 
 
 def verl() -> None:
@@ -119,7 +126,6 @@ def trl() -> None:
         *("trl.trainer.sft_trainer", "torch.distributed.fsdp"),
     ):
         importlib.import_module(module)
-    zero3_on_cpu.compile_operator()  # else each rank asks ninja, and the first one needs more than a rank's time
 
 
 def accelerate() -> None:

@@ -24,7 +24,9 @@ def _names_cuda(value: object) -> bool:
 class _CudaMeansCpu(TorchFunctionMode):
     """Sends to the CPU every tensor that is created on CUDA or moved there."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = {key: CPU if _names_cuda(value) else value for key, value in (kwargs or {}).items()}
         if func is torch.Tensor.cuda:
             return args[0]
@@ -37,7 +39,7 @@ class _CudaMeansCpu(TorchFunctionMode):
         return result
 
 
-class _EveryDevice(dict):
+class _EveryDevice(dict[Any, torch.Generator]):
     """Stands for `torch.cuda.default_generators`: any index gives the CPU's generator."""
 
     def __missing__(self, device: object) -> torch.Generator:

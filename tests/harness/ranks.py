@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,15 +97,15 @@ def run(
 
 
 @contextmanager
-def store_of_a_launcher():
+def store_of_a_launcher() -> Iterator[int]:
     """The port of a store in a process of its own, as torchrun's agent hosts one: no rank's death ends it."""
     port = free_port()
     code = (
         f"import sys, torch.distributed as d; s = d.TCPStore('127.0.0.1', {port}, None, True, wait_for_workers=False);"
         "print('ready', flush=True); sys.stdin.read()"
     )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as host:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], text=True, stdin=pipe, stdout=pipe) as host:
         assert host.stdout is not None
         assert host.stdout.readline() == "ready\n"
         try:

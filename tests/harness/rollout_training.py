@@ -102,7 +102,7 @@ def on_cpu() -> collections.Counter[str]:
     torch.set_num_threads(1)  # two ranks share few cores, and one thread adds up in one order only
     calls: collections.Counter[str] = collections.Counter()
 
-    def counting(name: str, collective: Callable) -> Callable:
+    def counting(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
             calls[name] += 1
             return collective(*args, **kwargs)
@@ -450,7 +450,7 @@ class Training:
         # passes were over: the first tells whether no_sync worked, the second whether there was overlap.
         at: dict[str, collections.Counter[str]] = {}
 
-        def forward_step(iterator: Iterator[Batch], model: Any) -> tuple[Any, Callable]:
+        def forward_step(iterator: Iterator[Batch], model: Any) -> tuple[Any, Callable[..., Any]]:
             at["last_micro_batch"] = self.calls.copy()
             batch = next(iterator)
             output = forward(model, batch)

@@ -82,7 +82,7 @@ def worker_dispatch() -> Any:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     # SkyRL imports it from where the Ray that it asks for has it too.
-    placement_group = importlib.import_module("ray.util.placement_group")
+    placement_group: Any = importlib.import_module("ray.util.placement_group")
     placement_group.PlacementGroupSchedulingStrategy = PlacementGroupSchedulingStrategy
     root = Path(sys.modules["skyrl"].__path__[0]).parent
     for name in ("skyrl.train.dataset", "skyrl.train.utils", f"{_TRAIN}.inference_engines"):
@@ -116,7 +116,7 @@ def tinker_backend() -> Any:
         "skyrl.train.config",
     ):
         sys.modules[name] = _Names(name)
-    sys.modules["skyrl.utils.log"].logger = logging.getLogger("skyrl")
+    vars(sys.modules["skyrl.utils.log"])["logger"] = logging.getLogger("skyrl")
     return importlib.import_module("skyrl.backends.skyrl_train_backend")
 
 

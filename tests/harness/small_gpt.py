@@ -47,12 +47,16 @@ class LayerNorm(torch.nn.LayerNorm):
             parameter.sequence_parallel = config.sequence_parallel
 
 
-def make_model(bf16: bool, *, length: int = 24, **settings: Any) -> Any:
+def make_model(
+    bf16: bool, *, length: int = 24, attention: type = Attention, position: str = "rope", **settings: Any
+) -> Any:
     """Within megatron-core's DistributedDataParallel; the same weights every time.
 
     Args:
         bf16: parameters in bfloat16, and logits upcast by `Float16Module`; else float32 throughout.
         length: of the longest sequence.
+        attention: the class of the attention within a layer.
+        position: the kind of position embedding.
         settings: of the `TransformerConfig`.
     """
     config = TransformerConfig(
@@ -69,7 +73,7 @@ def make_model(bf16: bool, *, length: int = 24, **settings: Any) -> Any:
         **settings,
     )
     spec = get_gpt_layer_local_spec()
-    spec.submodules.self_attention.submodules.core_attention = Attention
+    spec.submodules.self_attention.submodules.core_attention = attention
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = LayerNorm
     model_parallel_cuda_manual_seed(1)
     torch.manual_seed(1)
@@ -78,7 +82,7 @@ def make_model(bf16: bool, *, length: int = 24, **settings: Any) -> Any:
         transformer_layer_spec=TransformerBlockSubmodules([spec] * config.num_layers, LayerNorm),
         vocab_size=VOCABULARY,
         max_sequence_length=length,
-        position_embedding_type="rope",
+        position_embedding_type=position,
         share_embeddings_and_output_weights=False,
     )
     with torch.no_grad():

@@ -142,8 +142,12 @@ def operations(verify: Callable[[], None]) -> list[str]:
             found.append(name)
             return getattr(self._store, name)
 
-    look_up = process_group._look_up
-    process_group._look_up = lambda group: dataclasses.replace(look_up(group), store=Noting(look_up(group).store))
+    look_up: Any = process_group._look_up
+
+    def noting(group: Any) -> Any:
+        return dataclasses.replace(look_up(group), store=Noting(look_up(group).store))
+
+    process_group._look_up = noting
     try:
         verify()
     finally:
@@ -161,8 +165,15 @@ def leaves_at_once() -> dict[str, Any]:
     if RANK != 0:
         from rlhf_patches.runs import process_group
 
-        wait = process_group._Exchange._wait_for_verdict
-        process_group._Exchange._wait_for_verdict = lambda self: [wait(self), time.sleep(1)][0]
+        exchanges: Any = process_group._Exchange
+        wait = exchanges._wait_for_verdict
+
+        def wait_longer(exchange: Any) -> Any:
+            verdict = wait(exchange)
+            time.sleep(1)
+            return verdict
+
+        exchanges._wait_for_verdict = wait_longer
     return {"verify": said_by(rlhf_patches.verify)}
 
 
@@ -204,7 +215,7 @@ def by_itself(order: str) -> dict[str, Any]:
     if order == "torch first":
         from torch.distributed import init_process_group as taken_before
     if order == "group first":
-        dist = start()
+        start()
     if order != "site hook":
         import rlhf_patches
 
@@ -256,9 +267,10 @@ def killed(when: str, seconds: str) -> dict[str, Any]:
         def die(*_: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(process_group._Exchange, {"before": "_run", "after": "_wait_for_verdict"}[when], die)
+        exchanges: Any = process_group._Exchange
+        setattr(exchanges, {"before": "_run", "after": "_wait_for_verdict"}[when], die)
         if when == "after":  # it may be the last to come, and would then not wait
-            process_group._Exchange._decide = die
+            exchanges._decide = die
     started = time.monotonic()
     said = said_by(rlhf_patches.verify, timeout=float(seconds))
     return {"verify": said, "seconds": time.monotonic() - started}

@@ -46,8 +46,23 @@ class Level:
 Levels = tuple[Level, ...]
 TORCH: Levels = (Level("tests.harness.loading:torch"),)
 MEGATRON: Levels = (*TORCH, Level("tests.harness.loading:megatron"))
-TRAINERS: Levels = (*MEGATRON, Level("tests.harness.loading:trainers"))
 TRL: Levels = (*TORCH, Level("tests.harness.loading:trl"))
+
+
+def trainer(entry: str) -> Levels:
+    """The trainer of a framework on megatron-core; megatron-core alone where the entry is of none.
+
+    Each is loaded on the ones that take less, since they share most: a test of verl's waits for verl's only.
+
+    Args:
+        entry: ends with a framework's name, as the functions of framework_entries.py do.
+    """
+    levels = MEGATRON
+    for name in ("verl", "swift", "megatron_bridge"):
+        levels = (*levels, Level(f"tests.harness.loading:{name}_trainer"))
+        if entry.endswith(name):
+            return levels
+    return MEGATRON
 
 
 def skyrl(release: str, *more: str) -> Levels:

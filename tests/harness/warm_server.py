@@ -102,7 +102,8 @@ class Server:
     def serve(self) -> NoReturn:
         """Until the lifeline ends; waits for all children, so that their CPU seconds are counted."""
         while True:
-            readable, _, _ = select.select([self.listener, self.lifeline], [], [], 1.0)
+            both: list[Any] = [self.listener, self.lifeline]
+            readable, _, _ = select.select(both, [], [], 1.0)
             self.reap(os.WNOHANG)
             if self.lifeline in readable:
                 self.reap(0)
@@ -163,6 +164,9 @@ class Server:
 
 def load(level: Mapping[str, Any]) -> None:
     """Load a level in this process."""
+    from tests.harness import effort
+
+    before = effort.cpu_seconds()
     if level["path"] is not None:
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (level["path"], inherited)))
@@ -171,6 +175,7 @@ def load(level: Mapping[str, Any]) -> None:
     call(level["load"])
     gc.collect()
     gc.freeze()  # else the collector's marks copy every page in every rank
+    effort.note(f"loading {level['load'].rpartition(':')[2]}", effort.cpu_seconds() - before)
 
 
 class Run:
@@ -211,6 +216,9 @@ class Run:
         while self.running:
             self.reap(0)
         os.waitpid(store, 0)
+        from tests.harness import effort
+
+        effort.note(f"{self.ranks} ranks of {self.worker} {' '.join(self.argv[2:])}", effort.cpu_seconds())
         say(self.connection, {"ended": [self.ended[rank] for rank in range(self.ranks)], "timed_out": timed_out})
 
     def be_rank(self, rank: int, port: int) -> None:

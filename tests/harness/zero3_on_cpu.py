@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import functools
-import importlib.util
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-# DeepSpeed compiles one small operator on first use and transformers looks for a GPU. Set before they are imported.
+# transformers looks for a GPU. Set before it is imported.
 os.environ.update(
     DS_ACCELERATOR="cpu",
     ACCELERATE_USE_DEEPSPEED="true",
@@ -20,13 +17,12 @@ os.environ.update(
     TRANSFORMERS_VERBOSITY="error",
     TOKENIZERS_PARALLELISM="false",
     DEEPSPEED_LOG_LEVEL="error",
-    # Each DeepSpeed its own: two versions would compile the operator anew in turn. Beside it, and not in sys.prefix,
-    # for an environment that only borrows it.
-    TORCH_EXTENSIONS_DIR=str(Path(importlib.util.find_spec("deepspeed").origin).parents[4] / "torch_extensions"),
 )
 
 import torch
 import torch.distributed as dist
+
+from tests.harness import deepspeed_on_cpu
 
 COLLECTIVES = ("all_gather_into_tensor", "all_gather", "all_reduce", "broadcast", "reduce_scatter_tensor", "barrier")
 
@@ -51,7 +47,8 @@ class Communication:
     @contextlib.contextmanager
     def during(self) -> Iterator[list[tuple[str, int]]]:
         """What is entered within the block."""
-        start, seen = len(self.calls), []
+        start = len(self.calls)
+        seen: list[tuple[str, int]] = []
         try:
             yield seen
         finally:
@@ -64,28 +61,12 @@ def communication() -> Communication:
     return Communication()
 
 
-def compile_operator() -> None:
-    """DeepSpeed's own, the first time; by one process at a time.
-
-    A process that was killed while it compiled has left torch's lock behind, for which all others wait without end.
-    """
-    from deepspeed.comm.torch import build_shm_op
-
-    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
-    folder.mkdir(exist_ok=True)
-    with open(folder / "compiling", "w") as ours:
-        fcntl.flock(ours, fcntl.LOCK_EX)
-        for left in folder.glob("*/lock"):
-            left.unlink(missing_ok=True)
-        build_shm_op()
-
-
 def start() -> tuple[int, Communication]:
     """One thread a rank, so that sums are deterministic, and the process group; returns the rank."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     counted = communication()
-    compile_operator()
+    deepspeed_on_cpu.without_operator()
     from accelerate import PartialState
 
     # For the trainer this comes before SFTConfig.

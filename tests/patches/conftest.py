@@ -15,7 +15,7 @@ from packaging.version import Version
 from tests.harness import cold
 from tests.harness.cold import Reports
 from tests.harness.once import once
-from tests.harness.warm import MEGATRON, TRAINERS, Levels, Warm, skyrl
+from tests.harness.warm import Levels, Warm, skyrl, trainer
 
 ROLLOUTS = "tests.harness.rollout_training"
 
@@ -62,8 +62,8 @@ def train(run_ranks: Callable[..., Reports]) -> Callable[..., Reports]:
     """Run tests/harness/rollout_training.py on two ranks."""
 
     def run(*arguments: str, **settings: str) -> Reports:
-        levels = TRAINERS if any("framework_entries" in argument for argument in arguments) else MEGATRON
-        return run_ranks(ROLLOUTS, *arguments, levels=levels, **settings)
+        entry = arguments[arguments.index("--entry") + 1] if "--entry" in arguments else ""
+        return run_ranks(ROLLOUTS, *arguments, levels=trainer(entry), **settings)
 
     return run
 

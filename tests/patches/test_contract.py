@@ -13,6 +13,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,10 @@ from rlhf_patches import Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.patch import Patch, Rewrite, Variant
 from rlhf_patches.guards import shapes, sources, versions
+from tests.conftest import NEEDS
 from tests.harness import side_by_side, warm
 from tests.harness.look_alikes import row_of, write_metadata
-from tests.harness.warm import MEGATRON, TORCH, TRAINERS, TRL, Level, Levels
+from tests.harness.warm import MEGATRON, TORCH, TRL, Level, Levels
 
 ROOT = Path(__file__).parents[2]
 PATCHES = [item.patch for item in registry.load()[0]]
@@ -88,8 +90,16 @@ def fixed() -> Iterator[Case]:
                 yield Case(patch, variant, version, folder, beside)
 
 
+def each_of(found: list[Any]) -> pytest.MarkDecorator:
+    """One test for each; where there is none, a skip that says where there are."""
+    reason = "no such release is in this environment; `make test` or `.cache/tools/bin/nox -s frameworks` runs these"
+    return pytest.mark.parametrize(
+        "case", found or [pytest.param(None, marks=pytest.mark.skip(reason=reason))], ids=str
+    )
+
+
 CASES = list(cases())
-each_case = pytest.mark.parametrize("case", CASES, ids=str)
+each_case = each_of(CASES)
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 
 
@@ -175,11 +185,7 @@ def test_it_stays_away_from_versions_outside_its_range(tmp_path, case, version):
     assert row["status"] == "unaffected", row
 
 
-FIXED = list(fixed())
-each_fixed = pytest.mark.parametrize("case", FIXED, ids=str)
-
-
-@each_fixed
+@each_of(list(fixed()))
 def test_it_leaves_a_release_without_the_bug_alone(tmp_path, case):
     """As what it is; where nothing tells the version; and where it calls itself a release that has the bug."""
     affected = [other.version for other in CASES if other.patch == case.patch and other.version != "unknown"]
@@ -223,7 +229,7 @@ def levels(case: Case) -> Levels:
         return warm.swift(case.beside, "swift_megatron" if ".megatron." in module else "swift_transformers")
     if module.startswith("megatron.core") and folder is not None:
         return (*TORCH, Level("tests.harness.loading:megatron", folder))
-    return MEGATRON if module.startswith("megatron.core") else TRAINERS
+    return warm.trainer("_".join(module.split(".")[: 1 + module.startswith("megatron.")]))
 
 
 def stands_in(case: Case) -> bool:
@@ -249,10 +255,7 @@ def at_an_end(case: Case) -> bool:
     return len(case.patch.variants) <= 4 or case.variant in (case.patch.variants[0], case.patch.variants[-1])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=str(case), marks=() if at_an_end(case) else pytest.mark.exhaustive) for case in live()],
-)
+@each_of([case if at_an_end(case) else pytest.param(case, marks=pytest.mark.exhaustive) for case in live()])
 def test_applied_reverted_and_disabled_on_the_loaded_framework(run_ranks, case):
     """Other code while it is applied; the very same code objects after a revert; untouched where it is disabled."""
     arguments = (case.patch.name, str(case.patch.variants.index(case.variant)))
@@ -291,4 +294,7 @@ def test_its_page_its_record_and_its_row_exist(patch):
 def test_a_release_is_at_hand(patch):
     """Else nothing above has been said of it."""
     if not any(case.patch == patch for case in CASES):
-        pytest.skip(f"no release of {patch.distribution} is in this environment; a session with it has one")
+        top = patch.modules[0].partition(".")[0]
+        _, session = NEEDS.get(f"patches/{top}", ("", "frameworks"))
+        command = f".cache/tools/bin/nox -s {session}"
+        pytest.skip(f"no release of {patch.distribution} is here; `make test` or `{command}` runs these")

@@ -25,16 +25,7 @@ from tests.harness.archives import (
     record,
 )
 
-
-@pytest.fixture(autouse=True)
-def untouched(tmp_path, monkeypatch):
-    """Every test here runs in an empty folder, which stays empty, and so do the folders above it."""
-    here = tmp_path / "a" / "b"
-    here.mkdir(parents=True)
-    monkeypatch.chdir(here)
-    yield
-    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "a").rglob("*")] == ["a/b"]
-
+pytestmark = pytest.mark.usefixtures("untouched")
 
 _CHILD = """\
 import resource, sys

@@ -37,6 +37,7 @@ from tests.harness.archives import (
 )
 from tests.harness.effort import SHARE
 
+pytestmark = pytest.mark.usefixtures("untouched")
 GUARD = Guard("slime", ">=1.0,<2.0")
 
 
@@ -84,16 +85,6 @@ def build(tmp_path):
         return str(KINDS[kind](tmp_path / "release", files))
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def untouched(tmp_path, monkeypatch):
-    """Every test here runs in an empty folder, which stays empty, and so do the folders above it."""
-    here = tmp_path / "a" / "b"
-    here.mkdir(parents=True)
-    monkeypatch.chdir(here)
-    yield
-    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "a").rglob("*")] == ["a/b"]
 
 
 def refused(path, *says):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import TRAINERS
+from tests.harness.warm import trainer
 
 WORKER = "tests.patches.megatron_bridge.disable_adapter_ranks"
 #: float32 against float64, of the largest value; seen: 3e-7. An adapter shows as more than 1.
@@ -14,7 +14,7 @@ INNER = ("inner", "inner raises", "two chunks")
 
 @pytest.fixture(scope="module")
 def found(run_ranks):
-    (report,) = run_ranks(WORKER, levels=TRAINERS, ranks=1)
+    (report,) = run_ranks(WORKER, levels=trainer("megatron_bridge"), ranks=1)
     assert report["status"] == "applied"
     return report
 

@@ -33,6 +33,9 @@ def reverted(args: argparse.Namespace, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"released": [enter(), enter()]}
     rlhf_patches.apply()
     found["patched"] = [enter(), enter()]
+    installed, trainee.config.no_sync_func = trainee.config.no_sync_func, trainee.chunks[0].zero_grad_buffer
+    found["another method of the chunk"] = enter()
+    trainee.config.no_sync_func = installed
     rlhf_patches.revert()
     return {**found, "reverted": enter(), "own code again": function.__code__ is before}
 

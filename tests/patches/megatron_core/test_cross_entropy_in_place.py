@@ -142,3 +142,9 @@ def test_a_training_step_of_a_gpt_with_full_recompute(run, release):
                 assert found["same losses"], name
             # Float32; the fused one rounded the gradient of the logits to bfloat16.
             assert found["gradients"] <= (2**-8 if name == "fused" else 2**-18), (name, found)
+
+
+def test_within_torch_compile(run_ranks):
+    """A break of the graph, and the same losses and gradients."""
+    (found,) = run_ranks("tests.harness.compiled_regions_ranks", "megatron-core", levels=MEGATRON, ranks=1)
+    assert found["cases"] == ["plain: ok", "fused: ok"]

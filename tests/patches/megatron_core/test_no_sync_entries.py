@@ -10,7 +10,7 @@ from rlhf_patches import Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.offline import evaluate
 from tests.harness import look_alikes
-from tests.harness.warm import TRAINERS
+from tests.harness.warm import trainer
 
 MESSAGE = "When overlap_grad_reduce is True, config.no_sync_func must be None"
 WORKER = "tests.patches.megatron_core.no_sync_entries_ranks"
@@ -18,10 +18,14 @@ WORKER = "tests.patches.megatron_core.no_sync_entries_ranks"
 
 @pytest.mark.parametrize("name", ["swift", "megatron_bridge", "verl"])
 def test_reverted_the_real_function_is_itself_again(run_ranks, name):
-    """On a reference taken before apply(): it raises, then does not, then raises again, with its own code."""
-    (found,) = run_ranks(WORKER, "reverted", name, levels=TRAINERS, ranks=1)
+    """On a reference taken before apply(): it raises, then does not, then raises again, with its own code.
+
+    While patched it raises for what is not Megatron's own, be it a method of the same chunk.
+    """
+    (found,) = run_ranks(WORKER, "reverted", name, levels=trainer(name), ranks=1)
     assert found["released"] == ["installs", "raises"]
     assert found["patched"] == ["installs", "installs"]
+    assert found["another method of the chunk"] == "raises", "a user has set it"
     assert found["reverted"] == "raises"
     assert found["own code again"]
 
@@ -43,7 +47,7 @@ def test_it_keeps_away(tmp_path, name, version, status):
 @pytest.mark.parametrize("patched", [False, True])
 def test_verl_chunks_that_share_a_config(run_ranks, patched):
     """With virtual pipeline stages, verl trips over its own first chunk in the first call."""
-    (found,) = run_ranks(WORKER, "shared", *(["--apply"] if patched else []), levels=TRAINERS, ranks=1)
+    (found,) = run_ranks(WORKER, "shared", *(["--apply"] if patched else []), levels=trainer("verl"), ranks=1)
     if patched:
         assert found == {"installed": True}
     else:

@@ -171,7 +171,7 @@ def layouts(sizes: list[int], recipes: tuple[str | None, ...]) -> dict[str, Any]
     """For each combination: the tokens of every rank, and whether SkyRL gets back what it put in."""
     outputs: dict[tuple[str, int], torch.Tensor] = {}
     found: dict[str, Any] = {}
-    now = ["", 0]
+    now: list[Any] = ["", 0]
 
     def all_gather(parts: list[torch.Tensor], mine: torch.Tensor, group: Any = None) -> None:
         for rank, part in enumerate(parts):
@@ -234,7 +234,7 @@ def later_stage() -> dict[str, bool]:
     """On a pipeline stage that is not the first, SkyRL's tokens are handed through, and the layout is the first's."""
     found = {}
     for packed in (False, True):
-        given = []
+        given: list[Any] = []
         for pp_rank in (0, 1):
             become_rank(2, 1, 0, pp=2, pp_rank=pp_rank)
             module = skyrl_on_cpu.model_wrapper()

@@ -23,12 +23,6 @@ from tests.harness import megatron_on_cpu
 megatron_on_cpu.install()
 
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 import rlhf_patches
 from tests.harness import small_gpt
@@ -36,7 +30,7 @@ from tests.harness.transformer_engine_shapes import refuse_shapes
 from tests.patches.skyrl import logprob_backward_training_ranks as training
 
 skyrl_on_cpu = training.skyrl_on_cpu
-LENGTH, ACTIONS, ROWS, VOCABULARY = 24, 10, 2, 64
+LENGTH, ACTIONS, ROWS, VOCABULARY = training.LENGTH, training.ACTIONS, training.ROWS, small_gpt.VOCABULARY
 RECIPES = (None, "delayed", "mxfp8", "blockwise")
 STARTS = {"ragged": (3, 7), "whole": (0, 0)}
 """Where each row's tokens begin."""
@@ -67,48 +61,18 @@ class NoAttention(torch.nn.Module):
         return value.reshape(value.shape[0], 1, -1) if value.dim() == 3 else value.flatten(2)
 
 
-class Norm(torch.nn.LayerNorm):
-    """As torch's, which megatron-core refuses with sequence parallelism: gradients are parts of a sum over ranks."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(hidden_size, eps)
-        for parameter in self.parameters():
-            parameter.sequence_parallel = config.sequence_parallel
-
-
-def make_model(case: dict[str, Any]) -> tuple[Any, TransformerConfig]:
-    """The same weights every time."""
+def make_model(case: dict[str, Any]) -> tuple[Any, Any]:
+    """The same weights every time; and the model's config."""
     tensor = case["parallel"] == "tensor"
-    config = TransformerConfig(
-        num_layers=2,
-        hidden_size=32,
-        num_attention_heads=4,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        use_cpu_initialization=True,
-        tensor_model_parallel_size=2 if tensor else 1,
+    model = small_gpt.make_model(
+        bf16=False,
+        attention=small_gpt.Attention if tensor else NoAttention,
+        position="rope" if tensor else "none",
         context_parallel_size=1 if tensor else 2,
         sequence_parallel=tensor,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
         **({} if case["recipe"] is None else {"fp8": "hybrid", "fp8_recipe": case["recipe"]}),
     )
-    spec = get_gpt_layer_local_spec()
-    spec.submodules.self_attention.submodules.core_attention = small_gpt.Attention if tensor else NoAttention
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
-    model_parallel_cuda_manual_seed(1)
-    torch.manual_seed(1)
-    gpt = GPTModel(
-        config=config,
-        transformer_layer_spec=TransformerBlockSubmodules([spec] * config.num_layers, layer_norm=Norm),
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        position_embedding_type="rope" if tensor else "none",
-        share_embeddings_and_output_weights=False,
-    )
-    with torch.no_grad():
-        gpt.output_layer.weight.mul_(20)  # distributions with some shape
-    return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), gpt), config
+    return model, model.module.config
 
 
 def make_micro_batches(rows: str) -> list[dict[str, Any]]:

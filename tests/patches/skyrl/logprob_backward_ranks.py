@@ -75,29 +75,27 @@ def without_tensors(report: Case) -> Case:
 
 # ------------------------------------------------------------------------------------- SkyRL's functions
 
+_MORE: dict[str, Case] = {
+    "entropy-first": {"kind": "chunked", "entropy": "loss", "first": True},
+    "entropy-alone": {"kind": "", "entropy": "loss"},
+    "entropy-alone-bfloat16": {"kind": "", "entropy": "loss", "dtype": "bfloat16"},
+    "chunked-unknown": {"kind": "chunked", "entropy": "", "unknown": slice(None, None, 3)},
+    "chunked-unknown-loss": {"kind": "chunked", "entropy": "loss", "unknown": slice(None)},
+    "class-unknown": {"kind": "class", "entropy": "", "unknown": slice(None)},
+    "chunked-class-unknown": {"kind": "chunked-class", "entropy": "", "unknown": slice(None)},
+    "changed-metric": {"kind": "chunked", "entropy": "metric", "changed": True},
+    "held": {"kind": "chunked", "entropy": "", "hold": True},
+    "held-loss": {"kind": "chunked", "entropy": "loss", "hold": True},
+    "inference": {"kind": "chunked", "entropy": "", "inference": True},
+    "inference-packed-whole": {"kind": "packed-whole", "entropy": "metric", "inference": True},
+}
 FUNCTIONS: dict[str, Case] = {
     f"{kind}{entropy and '-' + entropy}{dtype and '-' + dtype}": {"kind": kind, "entropy": entropy, "dtype": dtype}
     for kind in ("chunked", "whole", "packed", "packed-whole", "class", "chunked-class")
     for entropy in ("", "metric", "loss")
     for dtype in ("", "bfloat16")
     if not (entropy == "metric" and dtype)
-} | {
-    name: {"dtype": "", **case}
-    for name, case in {
-        "entropy-first": {"kind": "chunked", "entropy": "loss", "first": True},
-        "entropy-alone": {"kind": "", "entropy": "loss"},
-        "entropy-alone-bfloat16": {"kind": "", "entropy": "loss", "dtype": "bfloat16"},
-        "chunked-unknown": {"kind": "chunked", "entropy": "", "unknown": slice(None, None, 3)},
-        "chunked-unknown-loss": {"kind": "chunked", "entropy": "loss", "unknown": slice(None)},
-        "class-unknown": {"kind": "class", "entropy": "", "unknown": slice(None)},
-        "chunked-class-unknown": {"kind": "chunked-class", "entropy": "", "unknown": slice(None)},
-        "changed-metric": {"kind": "chunked", "entropy": "metric", "changed": True},
-        "held": {"kind": "chunked", "entropy": "", "hold": True},
-        "held-loss": {"kind": "chunked", "entropy": "loss", "hold": True},
-        "inference": {"kind": "chunked", "entropy": "", "inference": True},
-        "inference-packed-whole": {"kind": "packed-whole", "entropy": "metric", "inference": True},
-    }.items()
-}
+} | {name: {"dtype": "", **case} for name, case in _MORE.items()}
 
 
 def run_function(case: Case) -> Case:

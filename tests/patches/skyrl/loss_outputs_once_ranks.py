@@ -119,7 +119,7 @@ def of_ray(module: Any) -> dict[str, Any]:
     worker = ray.remote(actor.Worker)
     group = module.PPORayActorGroup(config, 1, 4, worker, num_gpus_per_actor=1.0)
     dispatch = make_dispatch(module, group)
-    found = {"before": run(dispatch, 6)}
+    found: dict[str, Any] = {"before": run(dispatch, 6)}
     rlhf_patches.apply(only=NAME)
     found["after"] = run(dispatch, 6)
     staged = dispatch.stage_data("policy", make_batch(6), [(0, 6)])[0]

@@ -182,7 +182,8 @@ def trained(**model: Any) -> dict[str, Any]:
 
 def recorded(run: Callable[[], Any]) -> list[list[int]]:
     """The shapes of the model's output and of its input, as `recover_left_padding` gets them."""
-    module, shapes = sys.modules[MODEL_WRAPPER], []
+    module: Any = sys.modules[MODEL_WRAPPER]
+    shapes: list[Any] = []
     original = module.recover_left_padding
 
     def recover(result: Any, mask: Any, *arguments: Any, **settings: Any) -> Any:
@@ -239,7 +240,8 @@ def sequence_parallel(state: Callable[[], None]) -> dict[str, Any]:
     found: dict[str, Any] = {"shapes": recorded(lambda: trained(sequence_parallel=True))}
     before = trained(sequence_parallel=True)
     found["same as without"] = largest_difference(plain, before)
-    training.make_model = split_head
+    anything: Any = training
+    anything.make_model = split_head
     found["split before"] = message(training.train, CASE)
     state()
     found["split after"] = message(training.train, CASE)

@@ -56,11 +56,16 @@ def test_log_probabilities_and_entropies_are_those_of_fp32_logits(reports):
 
 
 def test_every_gradient_is_rounded_once_and_no_more(reports):
-    """Each number of the gradient of the model's output, against float64: within one rounding to its dtype."""
+    """Each number of the gradient of the model's output, against float64: within one rounding to its dtype.
+
+    As a whole it is as far off as SkyRL's own: 1e-3 to 3e-3 in bfloat16, where a second rounding would add two fifths.
+    The fp32 model's is off by four roundings of 2**-24 on the way, 2.4e-7 (seen: SkyRL's 1.9e-7 and 2.35e-7 on the two
+    ranks, with every patch 2.1e-7 and 2.2e-7).
+    """
     for combination, name, before, found in cases(reports):
         assert before["gradient"] <= 1
         assert found["errors"]["gradient"] <= 1, (combination, name)
-        assert found["errors"]["gradient as a whole"] <= max(1.001 * before["gradient as a whole"], 2 * 2**-23)
+        assert found["errors"]["gradient as a whole"] <= max(1.001 * before["gradient as a whole"], 4 * 2**-24)
 
 
 def test_gradients_of_the_parameters_are_as_before(reports):

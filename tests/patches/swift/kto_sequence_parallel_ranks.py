@@ -283,7 +283,7 @@ def expect(case: Case) -> dict[str, Any]:
     for part in case.parts:
         name, half = part.partition(" ")[0], halves[half_of(part)]
         hidden = source if part == "policy" else half.hidden[name]
-        pieces = {}
+        pieces: dict[int, torch.Tensor] = {}
         for row, start, end in half.sequences:
             models[name].set_input_tensor(hidden[start:end, row : row + 1])
             result = models[name](None, torch.arange(end - start)[None], None)

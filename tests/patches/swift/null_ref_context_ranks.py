@@ -52,7 +52,8 @@ def load_megatron() -> type:
     absent_packages.install_for_swift()
     name_native_layers_after_te()
     # Before ms-swift is imported: it binds the function.
-    importlib.import_module("megatron.training").get_args = lambda: Args.current or Args(lora=True, ref_adapter=False)
+    training: Any = importlib.import_module("megatron.training")
+    training.get_args = lambda: Args.current or Args(lora=True, ref_adapter=False)
     try:
         module = importlib.import_module("swift.megatron.trainers.rlhf_mixin")
         base = module.MegatronRLHFTrainer
@@ -125,7 +126,7 @@ class Megatron:
         return self.make_trainer(Args(lora=True, ref_adapter=ref_adapter), peft_models, models, [])
 
     def make_trainer(self, args: Args, peft_models: list[Any], models: list[Any], ref_models: list[Any]) -> Any:
-        trainer = object.__new__(self.trainer_class)
+        trainer: Any = object.__new__(self.trainer_class)
         trainer.args = args
         trainer.peft_models, trainer.unwrapped_models, trainer.ref_models = peft_models, models, ref_models
         trainer.peft_model, trainer.unwrapped_model = peft_models[0], models[0]
@@ -159,13 +160,13 @@ def name_native_layers_after_te() -> None:
     for parallel in (TEColumnParallelLinear, TERowParallelLinear):
         TELinear.register(parallel)
         setattr(adapter, parallel.__name__, parallel)
-    adapter.TELinear = TELinear
+    vars(adapter)["TELinear"] = TELinear
 
 
 class Args(types.SimpleNamespace):
     """The Megatron trainers' arguments under the names of all releases (``train_type`` became ``tuner_type``, ...)."""
 
-    current: Args | None = None  # what Megatron-LM's get_args returns, which ms-swift 3 calls
+    current: types.SimpleNamespace | None = None  # what Megatron-LM's get_args returns, which ms-swift 3 calls
 
     def __init__(self, lora: bool, ref_adapter: bool) -> None:
         super().__init__(
@@ -479,7 +480,7 @@ def modes_within() -> dict[str, list[int]]:
         "adapter disabled": lora_trainer(chunks=chunks),
         "reference adapter": lora_trainer(ref_adapter=True, chunks=chunks),
     }
-    if megatron:
+    if isinstance(family, Megatron):
         policy, references = [family.make_model() for _ in "12"], [family.make_model().eval() for _ in "12"]
         references[0].decoder.layers[0].train()  # a mistake must not put dropout into the reference
         trainers["full"] = family.make_trainer(Args(lora=False, ref_adapter=False), policy, policy, references)

@@ -428,7 +428,7 @@ def memory() -> dict[str, Any]:
     class Largest(TorchDispatchMode):
         numel = 0
 
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
             for tensor in result if isinstance(result, (list, tuple)) else [result]:
                 if isinstance(tensor, torch.Tensor):
@@ -543,7 +543,7 @@ def engine_gradients(
     """In float64, averaged over the ranks, from the parameters as the forward pass sees them."""
     body, weight, *rest = (value.to(dtype).double().requires_grad_() for value in values)
     bias = rest[0] if rest else None
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64)
     for inputs, labels in everyone:
         logits = torch.nn.functional.linear(torch.tanh(inputs.double() @ body.t()), weight, bias)
         if penalised:

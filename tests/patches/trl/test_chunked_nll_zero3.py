@@ -49,7 +49,7 @@ def test_unpatched_it_crashes(reports, gathers_per_chunk):
 
 def test_unpatched_it_gathers_twice_for_each_chunk_and_stalls(reports, gathers_per_chunk):
     if not gathers_per_chunk:
-        pytest.skip("this release crashes before it could stall")
+        pytest.skip("this release crashes before it could stall; `.cache/tools/bin/nox -s trl-newest` runs another")
     assert [report["unpatched"]["gathers"] for report in reports] == [2 * 5] * 2
     assert_stalled(*(report["unpatched"] for report in reports))
 
@@ -230,7 +230,7 @@ def test_a_cold_run_is_the_same_bit_for_bit(reports, run_cold, installed):
 @pytest.fixture
 def distillation(reports, gathers_per_chunk):
     if not gathers_per_chunk:
-        pytest.skip("this release does not have it")
+        pytest.skip("this release does not have it; `.cache/tools/bin/nox -s trl-newest` runs one that has")
     return [report["divergence"] for report in reports]
 
 
@@ -243,7 +243,7 @@ def test_unpatched_distillation_gathers_each_head_in_each_chunk(distillation):
 def test_unpatched_distillation_stalls(run_ranks, gathers_per_chunk):
     """One chunk on one rank and five on the other; patched, the case "unequal" below."""
     if not gathers_per_chunk:
-        pytest.skip("this release does not have it")
+        pytest.skip("this release does not have it; `.cache/tools/bin/nox -s trl-newest` runs one that has")
     reports = run_ranks(WORKER, "divergence_unpatched", levels=TRL)
     assert_stalled(*(report["divergence_unpatched"] for report in reports))
 

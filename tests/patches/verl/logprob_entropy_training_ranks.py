@@ -239,6 +239,12 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 STEPS = {"engine": engine_step, "actor": actor_step}
+MORE: dict[str, Case] = {
+    "": {},
+    "temperature": {"temperature": 0.7},
+    "chunks": {"chunk": 5},
+    "recompute": {"settings": dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)},
+}
 CASES: dict[str, Case] = {
     "-".join(filter(None, (step, dtype, packed, entropy, more))): {
         **{"step": step, "bf16": dtype == "bf16", "packed": bool(packed), "entropy": bool(entropy)},
@@ -248,14 +254,7 @@ CASES: dict[str, Case] = {
     for dtype in ("bf16", "fp32")
     for packed in ("packed", "")
     for entropy in ("entropy", "")
-    for more, settings in {
-        "": {},
-        "temperature": {"temperature": 0.7},
-        "chunks": {"chunk": 5},
-        "recompute": {
-            "settings": dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
-        },
-    }.items()
+    for more, settings in MORE.items()
 }
 
 

@@ -78,7 +78,9 @@ def test_entropies_of_a_window_in_one_loss(reports):
 
 # ------------------------------------------------------------------------------------- next to SkyRL's own
 
-upstream = pytest.mark.skipif(not upstream_logprob.find(), reason="no SkyRL beside this environment")
+upstream = pytest.mark.skipif(
+    not upstream_logprob.find(), reason="no SkyRL beside this environment; `.cache/tools/bin/nox -s frameworks` has it"
+)
 
 
 def pairs(reports, version):

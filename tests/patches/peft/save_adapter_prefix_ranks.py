@@ -1,0 +1,88 @@
+"""One of several adapters saved: ``--out DIR``, with a release of PEFT on sys.path.
+
+``rank0.json`` has what each trial gave before apply() of peft-save-adapter-prefix, after it, and after revert().
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft import IA3Config, LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file
+
+import rlhf_patches
+from tests.harness import small
+
+NAME = "peft-save-adapter-prefix"
+#: The second has the first one's name in its own, the third is called as a module of the base model.
+ADAPTERS = ("policy", "policy_ref", "up")
+
+
+def lora(**more: Any) -> LoraConfig:
+    return LoraConfig(r=small.RANK, target_modules=["up", "down"], **more)
+
+
+def model_with(config: Any, *adapters: str) -> Any:
+    first, *others = adapters
+    model = get_peft_model(small.Small(), config, adapter_name=first)
+    for other in others:
+        model.add_adapter(other, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            owner = next((number for number, each in enumerate(ADAPTERS) if name.split(".")[-2:-1] == [each]), 9)
+            parameter.fill_(owner)
+    return model
+
+
+def saved(model: Any, adapter: str) -> dict[str, torch.Tensor]:
+    """The file's content."""
+    folder = tempfile.mkdtemp()
+    model.save_pretrained(folder, selected_adapters=[adapter])
+    (file,) = Path(folder).rglob("adapter_model.safetensors")
+    return load_file(file)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def observe_one(config: Any, adapter: str) -> dict[str, Any]:
+    """Against a model that has only this adapter, with the same values."""
+    together, alone = model_with(config, *ADAPTERS), model_with(config, adapter)
+    file, wanted = saved(together, adapter), saved(alone, adapter)
+    gathered = {key: value + 1 for key, value in together.state_dict().items()}
+    given = get_peft_model_state_dict(together, state_dict=gathered, adapter_name=adapter)
+    return {
+        "superfluous": sorted(file.keys() - wanted.keys()),
+        "missing": sorted(wanted.keys() - file.keys()),
+        "same": same(file, wanted),
+        "same from a state dict": same(given, {key: value + 1 for key, value in wanted.items()}),
+    }
+
+
+def observe() -> dict[str, Any]:
+    configs = {"LoRA": lora(), "with a head": lora(modules_to_save=["head"])}
+    ia3 = IA3Config(target_modules=["up", "down"], feedforward_modules=["down"])
+    return {
+        **{name: {each: observe_one(config, each) for each in ADAPTERS} for name, config in configs.items()},
+        "only one": sorted(saved(model_with(lora(bias="all"), "policy"), "policy")),
+        "IA3": sorted(saved(model_with(ia3, *ADAPTERS), "policy")),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    found: dict[str, Any] = {"version": peft.__version__, "released": observe()}
+    found["status"] = rlhf_patches.apply(only=NAME)[NAME].status.value
+    found["patched"] = observe()
+    rlhf_patches.revert()
+    found["reverted"] = observe()
+    (options.out / "rank0.json").write_text(json.dumps(found, indent=1))
