@@ -145,6 +145,16 @@ LISTED = (
         path="rlhf_patches.patches.skyrl.sequence_parallel_logits:PATCH",
     ),
     Listed(
+        name="slime-logprob-entropy",
+        distribution="slime",
+        versions="==0.0.1 or >=0.2.0,<=0.2.1 or >=0.2.2,<=0.3.0 or ==0.3.1",
+        modules=(
+            "slime.utils.ppo_utils",
+            "slime.backends.megatron_utils.loss",
+        ),
+        path="rlhf_patches.patches.slime.logprob_entropy:PATCH",
+    ),
+    Listed(
         name="slime-no-sync-reentry",
         distribution="slime",
         versions=">=0.0.1,<=0.3.1",

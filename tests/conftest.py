@@ -49,11 +49,20 @@ NEEDS = {
 """What the tests of a folder import, and the nox session that has it."""
 
 
+def needs(path: Path) -> tuple[str, str] | None:
+    """The same of a path: of a patch's folder without an entry, megatron-core and what is installed on it."""
+    name = path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else ""
+    of_patches = path.parent == HERE / "patches" and (path / "__init__.py").is_file()
+    return NEEDS.get(name, ("megatron", "frameworks") if of_patches else None)
+
+
 class Missing(pytest.Collector):
     """Tests whose framework is not installed here."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        module, session = NEEDS[self.path.relative_to(HERE).as_posix()]
+        found = needs(self.path)
+        assert found is not None
+        module, session = found
         command = f".cache/tools/bin/nox -s {session}"
         if self.config.getoption("--frameworks") == "required":
             pytest.fail(f"{module} is not installed here, and --frameworks=required says that it is", pytrace=False)
@@ -70,7 +79,7 @@ class MissingModule(Missing, pytest.Module):
 
 def missing(path: Path) -> bool:
     """Whether what a folder or module of tests needs is not here."""
-    needed = NEEDS.get(path.relative_to(HERE).as_posix()) if path.is_relative_to(HERE) else None
+    needed = needs(path)
     return needed is not None and importlib.util.find_spec(needed[0]) is None
 
 

@@ -47,6 +47,7 @@ NOTES = {
     "skyrl": "Collectives in forward + backward; memory of backward, as a multiple of the logits'.",
     "deepspeed": "Gradient norms as DeepSpeed logs them, held against float64 without DeepSpeed.",
     "transformer-engine": "Its kernels, interpreted; norms of the gradient of a loss per token.",
+    "peft": "LoRA: norm of the gradient after a frozen adapter was loaded; mean change of weights, of their mean size.",
     "trl": "DeepSpeed ZeRO-3, held against the same without partitioning; gathers in forward + backward.",
 }
 

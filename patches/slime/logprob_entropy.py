@@ -1,0 +1,101 @@
+"""slime on Megatron: log-probabilities and entropies in one pass, and no copy of the logits."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Replace, Variant, Wrap
+
+_FUNCTIONS = "slime.utils.ppo_utils"
+_BOTH = "calculate_log_probs_and_entropy"
+_OURS = f"{__package__}.logits"
+
+_EACH = (
+    Replace(
+        target=f"{_FUNCTIONS}:compute_log_probs",
+        implementation=f"{_OURS}:compute_log_probs",
+        fingerprints={"3392a5db12e21a70": "0.1.0 to 0.3.0"},
+    ),
+    Replace(
+        target=f"{_FUNCTIONS}:compute_entropy_from_logits",
+        implementation=f"{_OURS}:compute_entropy_from_logits",
+        fingerprints={"08f9280d53e3c48f": "0.1.0 to 0.3.0"},
+    ),
+)
+
+PATCH = Patch(
+    name="slime-logprob-entropy",
+    summary="log-probabilities and entropies on Megatron need no copy of the logits, and 2 collectives",
+    symptom="""\
+slime runs out of CUDA memory when it computes log-probabilities or the loss, at sequence lengths at which the model
+itself has room left; with entropies the more so. `--log-probs-chunk-size` helps in forward and not in backward.""",
+    cause="""\
+Until 0.3.0 log-probabilities come from Megatron's fused cross entropy, which writes into logits in fp32; so
+`calculate_log_probs_and_entropy` clones the logits, once for log-probabilities and once for entropies, and a softmax of
+each is kept for backward, where the fused function rounds its gradient to bfloat16. Since 0.3.1 one function of slime's
+own computes both from one softmax, which it keeps, and with the entropy loss makes two more tensors of that size in
+backward. Two to five collectives, or as many for each chunk; and the backward of each chunk's slice makes a tensor of
+the size of all logits.""",
+    repair="""\
+Both come from one pass over the logits a block of tokens at a time, with one all-reduce of the maxima and one of all
+sums, whatever the chunks; nothing is cloned. What is saved is the logits and a few numbers per token. Backward needs no
+collective; the gradient is written over the logits if nothing else can ever look at them again, or else into one tensor
+of the logits' dtype. [Why that is exact, and when it is refused](../logprob-in-place.md#slime). Until 0.2.4 slime gives
+each sample's part of the logits to a call of its own: all but one of those gradients need a tensor of that part.
+[Where results differ](../logprob-in-place.md#slime).
+
+Left alone: log-probabilities among the tokens that top-p has left over (`log_prob_keep_mask`, 0.3.1).""",
+    references=(
+        "https://github.com/THUDM/slime/blob/v0.3.1/slime/utils/ppo_utils.py",
+        "https://github.com/NVIDIA/Megatron-LM/issues/1594",
+    ),
+    # The tag v0.1.0 calls itself 0.0.1 in its metadata, v0.2.4 0.2.3; main still said 0.3.1 on 2026-08-21.
+    variants=(
+        Variant(
+            Guard("slime", "==0.0.1"),
+            (
+                *_EACH,
+                Replace(
+                    target=f"slime.backends.megatron_utils.loss:{_BOTH}",
+                    implementation=f"{_OURS}:of_megatrons_group",
+                    fingerprints={"c8a87c3dc51c349d": "0.1.0"},
+                ),
+            ),
+        ),
+        Variant(
+            Guard("slime", ">=0.2.0,<=0.2.1"),
+            (
+                *_EACH,
+                Replace(
+                    target=f"{_FUNCTIONS}:{_BOTH}",
+                    implementation=f"{_OURS}:whole",
+                    fingerprints={"5d02e560bd06e037": "0.2.0 to 0.2.1"},
+                ),
+            ),
+        ),
+        Variant(
+            Guard("slime", ">=0.2.2,<=0.3.0"),
+            (
+                *_EACH,
+                Replace(
+                    target=f"{_FUNCTIONS}:{_BOTH}",
+                    implementation=f"{_OURS}:in_chunks",
+                    fingerprints={
+                        "934707a2fe435bbc": "0.2.2 to 0.2.4",
+                        "4fb6b0a82c13d6a3": "0.3.0: the entropy first",
+                    },
+                ),
+            ),
+        ),
+        Variant(
+            Guard("slime", "==0.3.1"),
+            (
+                Wrap(
+                    target=f"{_FUNCTIONS}:{_BOTH}",
+                    implementation=f"{_OURS}:around_masked",
+                    fingerprints={"4f7a5158d613d35c": "0.3.1, main: one softmax, and top-p"},
+                ),
+            ),
+        ),
+    ),
+    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+    retire="when slime computes both without a softmax of all logits; 0.3.1, the newest, does not",
+)
