@@ -13,6 +13,13 @@ LISTED = (
         path="rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH",
     ),
     Listed(
+        name="deepspeed-group-learning-rates",
+        distribution="deepspeed",
+        versions=">=0.17.2,<0.19.4",
+        modules=("deepspeed.runtime.lr_schedules",),
+        path="rlhf_patches.patches.deepspeed.group_learning_rates:PATCH",
+    ),
+    Listed(
         name="deepspeed-offload-accumulation",
         distribution="deepspeed",
         versions=">=0.15.2,<0.19.0",

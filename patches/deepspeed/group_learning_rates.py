@@ -1,0 +1,42 @@
+"""``WarmupLR`` without ``warmup_max_lr``: each parameter group is warmed up to its own learning rate."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+PATCH = Patch(
+    name="deepspeed-group-learning-rates",
+    summary="WarmupLR warms each parameter group up to its own learning rate, not all to the first one's",
+    symptom="""\
+A DeepSpeed configuration with `"scheduler": {"type": "WarmupLR"}` and no `warmup_max_lr`, and an optimizer whose
+parameter groups have learning rates of their own (a value head, LoRA+, embeddings): after the warm-up, and all through
+it, every group has the learning rate of the first one. No error; `get_last_lr()` shows the same number for each.""",
+    cause="""\
+0.17.2 lets `warmup_max_lr` default to what the optimizer has, and takes `[0]` of the list of learning rates. One number
+then stands for all groups.""",
+    repair="""\
+The whole list is taken, as in 0.19.4. A `warmup_max_lr` that is given counts as before, one number for all groups or a
+list. Not repaired: `WarmupCosineLR` of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0
+for the first step.""",
+    changes_numbers="""\
+DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch each has its
+own, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again.""",
+    references=(
+        "https://github.com/deepspeedai/DeepSpeed/pull/8171",
+        "https://github.com/deepspeedai/DeepSpeed/pull/7360",
+    ),
+    variants=(
+        Variant(
+            Guard("deepspeed", ">=0.17.2,<0.19.4"),
+            (
+                Rewrite(
+                    target="deepspeed.runtime.lr_schedules:WarmupLR.__init__",
+                    pattern="[group['lr'] for group in self.optimizer.param_groups][0]",
+                    replacement="[group['lr'] for group in self.optimizer.param_groups]",
+                    alongside=('self.max_lrs = self._format_param(self.optimizer, warmup_max_lr, "max_lr")',),
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest DeepSpeed in use is 0.19.4",
+)

@@ -1,0 +1,59 @@
+"""Learning rates that WarmupLR and its relatives give two parameter groups: ``--out FOLDER``, on one rank.
+
+Each schedule before apply() of deepspeed-group-learning-rates, after it, and after revert().
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime import lr_schedules
+
+import rlhf_patches
+
+NAME = "deepspeed-group-learning-rates"
+RATES, WARMUP, STEPS = (0.1, 0.004, 0.03), 4, 7
+SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("WarmupLR", {"warmup_type": "linear"}),
+    "logarithmic": ("WarmupLR", {}),
+    "from a minimum": ("WarmupLR", {"warmup_type": "linear", "warmup_min_lr": 0.001}),
+    "one for all": ("WarmupLR", {"warmup_type": "linear", "warmup_max_lr": 0.02}),
+    "a list": ("WarmupLR", {"warmup_type": "linear", "warmup_max_lr": [0.3, 0.2, 0.1]}),
+    "decay": ("WarmupDecayLR", {"total_num_steps": 10, "warmup_type": "linear"}),
+}
+
+
+def rates(schedule: str) -> list[list[float]]:
+    """Of each group, at the start and after each step of the scheduler."""
+    kind, options = SCHEDULES[schedule]
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in RATES]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    scheduler = getattr(lr_schedules, kind)(optimizer, warmup_num_steps=WARMUP, **options)
+    found = []
+    for _ in range(STEPS):
+        scheduler.step()
+        found.append([group["lr"] for group in optimizer.param_groups])
+        assert scheduler.get_last_lr() == found[-1]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+
+    def every() -> dict[str, Any]:
+        return {name: rates(name) for name in SCHEDULES}
+
+    report: dict[str, Any] = {"version": importlib.metadata.version("deepspeed"), "before": every()}
+    rlhf_patches.apply(only=NAME)
+    report["status"] = rlhf_patches.report()[NAME].status.value
+    report["after"] = every()
+    rlhf_patches.revert()
+    report["reverted"] = every()
+    (options.out / "rank0.json").write_text(json.dumps(report))

@@ -1,0 +1,64 @@
+"""``deepspeed-group-learning-rates`` on the real schedulers (group_learning_rates_ranks.py)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.harness.warm import beside
+
+WORKER = "tests.patches.deepspeed.group_learning_rates_ranks"
+RATES, WARMUP, STEPS = (0.1, 0.004, 0.03), 4, 7
+WRONG = {"linear": (0.0, False), "logarithmic": (0.0, True), "from a minimum": (0.001, False)}
+"""Of each schedule its minimum, and whether it is logarithmic."""
+
+
+def right(minimum, logarithmic):
+    """By the formula of DeepSpeed's documentation, for each group from its own learning rate."""
+
+    def share(step):
+        return min(1.0, math.log(step + 1) / math.log(WARMUP) if logarithmic else step / WARMUP)
+
+    return [[minimum + (rate - minimum) * share(step) for rate in RATES] for step in range(STEPS)]
+
+
+@pytest.fixture(scope="module")
+def report(run_ranks):
+    """Each schedule without the patch, with it, and after it was reverted."""
+    (report,) = run_ranks(WORKER, levels=beside("deepspeed-0.18.9", "deepspeed"), ranks=1)
+    assert (report["version"], report["status"]) == ("0.18.9", "applied")
+    return report
+
+
+@pytest.mark.parametrize("schedule", WRONG)
+def test_without_it_all_groups_have_the_first_one_s(report, schedule):
+    assert all(len(set(rates)) == 1 for rates in report["before"][schedule])
+    assert report["before"][schedule][-1] == [RATES[0]] * len(RATES)
+
+
+@pytest.mark.parametrize("schedule", WRONG)
+def test_with_it_each_group_has_its_own(report, schedule):
+    expected = right(*WRONG[schedule])
+    assert len(report["after"][schedule]) == STEPS
+    for found, wanted in zip(report["after"][schedule], expected, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-12), "the same formula in another order: a few units in the last"
+
+
+@pytest.mark.parametrize("schedule", ["one for all", "a list", "decay"])
+def test_what_was_asked_for_is_the_same(report, schedule):
+    assert report["after"][schedule] == report["before"][schedule]
+
+
+def test_reverted_it_is_deepspeed_s_own_again(report):
+    assert report["reverted"] == report["before"]
+
+
+def test_a_release_that_is_repaired_is_left_alone(run_ranks):
+    """The installed one."""
+    (report,) = run_ranks(WORKER, levels=beside(None, "deepspeed"), ranks=1)
+    assert report["status"] == "unaffected"
+    assert report["after"] == report["before"]
+    for schedule, how in WRONG.items():
+        for found, wanted in zip(report["after"][schedule], right(*how), strict=True):
+            assert found == pytest.approx(wanted, rel=1e-12)
