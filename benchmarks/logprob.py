@@ -5,6 +5,9 @@ vocabulary. SkyRL's releases are those beside the environment's own (tests/envir
 0.3.0 with one float32 buffer for the gradient, as SkyRL's pull request 1806 describes it; "unsafe in place" overwrites
 the saved logits, whatever else may hold them, as 1543 does. Both are written here, from these descriptions.
 
+With ``--entropy`` log-probabilities and entropies, in one loss: verl's functions as its engine calls them, ms-swift's,
+slime's (``SLIME_CLONE`` names a clone), and ours, where "log-prob" is that of their weighted sum.
+
 A step is forward and backward. Extra memory is what the allocator hands out at once beyond the logits, in multiples of
 the logits. Implementations take turns in each round; times are medians over the rounds, in multiples of ours.
 """
@@ -12,9 +15,13 @@ the logits. Implementations take turns in each round; times are medians over the
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
+import runpy
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 RELEASES = ("0.2.0", "0.3.0")
+ENTROPY = 0.25  # the weight of the entropies
 
 
 def on_each_rank(options: argparse.Namespace) -> None:
@@ -46,6 +54,8 @@ def on_each_rank(options: argparse.Namespace) -> None:
     functions["ours"] = lambda logits, target, start, end, chunk, group, _: token_logprobs(
         logits, target, start, end, group, chunk_size=chunk
     )
+    if options.entropy:
+        functions = with_entropies(group)
     dtype, results = getattr(torch, options.dtype), []
 
     if rank == 0:
@@ -63,7 +73,9 @@ def on_each_rank(options: argparse.Namespace) -> None:
         values = whole[..., rank * vocabulary : (rank + 1) * vocabulary].contiguous()
         target, weights = torch.randint(0, 2 * vocabulary, (1, sequence)), torch.randn(1, sequence)
         few = min(sequence, 64)  # tokens do not depend on each other: these stand for all
-        exact = reference(whole[:, :few], target[:, :few], weights[:, :few])
+        of_entropy = ENTROPY * weights[:, :few] if options.entropy else None
+        exact = reference(whole[:, :few], target[:, :few], weights[:, :few], of_entropy)
+        value = exact[0] + ENTROPY * exact[1] if options.entropy else exact[0]
         of_part = exact[2][..., rank * vocabulary : (rank + 1) * vocabulary]
         del whole
         bounds = (rank * vocabulary, (rank + 1) * vocabulary, chunk, group)
@@ -93,7 +105,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
                         "forward": of_forward.bytes / values.nbytes,
                         "backward": of_backward.bytes / values.nbytes,
                         "collectives": (len(forward), len(backward)),
-                        "log-prob": (log_probs.detach()[:, :few].double() - exact[0]).abs().max().item(),
+                        "log-prob": (log_probs.detach()[:, :few].double() - value).abs().max().item(),
                         "gradient": (keep.gradient.double() - of_part).abs().max().item(),
                     }
                     if name == "ours":
@@ -151,6 +163,55 @@ def cross_entropies(group: Any) -> dict[str, Callable[..., Any]]:
         "megatron-core": lambda logits, target, *_: -vocab_parallel_cross_entropy(logits, target),
         "its fused one": lambda logits, target, *_: -fused_vocab_parallel_cross_entropy(logits, target, group),
     }
+
+
+def with_entropies(group: Any) -> dict[str, Callable[..., Any]]:
+    """Log-probabilities and entropies, each framework's own way, added up."""
+    import types
+
+    from verl import __version__
+    from verl.utils.megatron import tensor_parallel as verl
+
+    from rlhf_patches.patches.vocab_parallel.logprob import minus_cross_entropy
+
+    def of_verl(logits: Any, target: Any, *_: Any) -> Any:
+        copy = logits.clone()
+        entropy = verl.vocab_parallel_entropy(logits)
+        return verl.vocab_parallel_log_probs_from_logits(copy, target) + ENTROPY * entropy
+
+    spec = importlib.util.find_spec("swift")
+    assert spec is not None
+    assert spec.origin is not None
+    # The file alone: the packages around it want TransformerEngine.
+    file = Path(spec.origin).parent / "megatron" / "trainers" / "vocab_parallel_utils.py"
+    swift = runpy.run_path(str(file))["compute_logps_and_entropy_from_logits"]
+
+    def of_swift(logits: Any, target: Any, *_: Any) -> Any:
+        log_probs, entropy = swift(logits, target, compute_entropy=True)
+        return log_probs + ENTROPY * entropy
+
+    found: dict[str, Callable[..., Any]] = {
+        f"verl {__version__}": of_verl,
+        f"ms-swift {importlib.metadata.version('ms-swift')}": of_swift,
+    }
+    if clone := os.environ.get("SLIME_CLONE"):
+        show = ["git", "-C", clone, "show", "HEAD:slime/utils/ppo_utils.py"]
+        slime = types.ModuleType("slime_ppo_utils")
+        exec(subprocess.run(show, capture_output=True, text=True, check=True).stdout, slime.__dict__)
+
+        def of_slime(logits: Any, target: Any, *_: Any) -> Any:
+            log_probs, entropy = slime.calculate_log_probs_and_entropy(
+                logits.squeeze(0), target.squeeze(0), group, with_entropy=True
+            )
+            return (log_probs.squeeze(-1) + ENTROPY * entropy).unsqueeze(0)
+
+        found["slime main"] = of_slime
+
+    def ours(logits: Any, target: Any, *_: Any) -> Any:
+        log_probs, entropy = minus_cross_entropy(logits, target, group, with_entropy=True)
+        return log_probs + ENTROPY * entropy.to(logits.dtype)
+
+    return found | {"ours": ours}
 
 
 def chunked(in_place: bool) -> Callable[..., Any]:
@@ -232,6 +293,7 @@ def main() -> int:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[16_384, 4096], help="columns on each rank")
     parser.add_argument("--chunks", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--entropy", action="store_true", help="log-probabilities and entropies: frameworks' and ours")
     parser.add_argument("--plot", metavar="FILE.svg", help="memory and time against the sequence length")
     parser.add_argument("--results", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -183,6 +183,13 @@ LISTED = (
         path="rlhf_patches.patches.swift.kto_sequence_parallel:PATCH",
     ),
     Listed(
+        name="swift-logprob-entropy",
+        distribution="ms-swift",
+        versions=">=4.5.3,<=4.6.0",
+        modules=("swift.megatron.trainers.vocab_parallel_utils",),
+        path="rlhf_patches.patches.swift.logprob_entropy:PATCH",
+    ),
+    Listed(
         name="swift-no-sync-reentry",
         distribution="ms-swift",
         versions=">=4.0.0,<4.3.0 or >=4.3.0,<=4.6.0",

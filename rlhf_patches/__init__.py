@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
-    from .definitions.patch import DefinitionError, Guard, Listed, Patch, Replace, Rewrite, Variant, Wrap
+    from .definitions.patch import DefinitionError, Guard, Listed, Patch, Replace, Rewrite, Signature, Variant, Wrap
     from .definitions.status import PatchError, PatchReport, Report, Status
     from .runs.comparison import VerifyError
     from .runs.process_group import verify
@@ -33,6 +33,7 @@ __all__ = [
     "Report",
     "Rewrite",
     "SettingsError",
+    "Signature",
     "Status",
     "Variant",
     "VerifyError",
@@ -61,7 +62,8 @@ _HOME = {
     "ray": "ray",
     "verify": "runs.process_group",
     **dict.fromkeys(
-        ("DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Variant", "Wrap"), "definitions.patch"
+        ("DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Signature", "Variant", "Wrap"),
+        "definitions.patch",
     ),
     **dict.fromkeys(("apply", "fingerprint", "in_force", "matched", "report", "revert"), "api"),
 }

@@ -3,7 +3,8 @@
 - ``patches/catalogue.py``: the list of patches, so that a process imports those whose framework is there;
 - ``WATCHED`` in ``rlhf_patches/site_hook.py``: the packages that they patch;
 - ``site_hook/rlhf_patches.pth``, which names those packages once more;
-- ``docs/patches``: their pages.
+- ``docs/patches``: their pages;
+- ``rlhf_patches/offline/releases.json``, from the record of releases: which of them fixes what.
 
 tests/engine/definitions/test_derived.py compares.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -42,6 +44,11 @@ def main() -> None:
     site_hook.WATCHED = watched(patches)
     (ROOT / "site_hook" / "rlhf_patches.pth").write_text(autoload.line("0"), encoding="utf-8")
     pages.write(patches, ROOT / "docs" / "patches")
+    sys.path.insert(0, str(ROOT / "release_record"))
+    import record
+    import shipped
+
+    shipped.PATH.write_text(shipped.text(record.load_all(), patches), encoding="utf-8")
 
 
 def paths(folder: Path) -> list[str]:

@@ -37,6 +37,37 @@ KTO = {
     ),
 }
 
+GRPO = Case(
+    "ms-swift",
+    "swift-vocab-parallel-logprob-gradient",
+    "GRPO, gradient of the logits",
+    "GRPO's loss, tensor parallel: the gradient that the logits get",
+)
+
+
+def grpo(runner: Runner) -> Iterator[Row]:
+    """MegatronGRPOTrainer.forward_step and its loss on a GPTModel, on two tensor-parallel ranks."""
+    reports = runner.forked(
+        "tests.patches.swift.logits_ranks", GRPO.patch, "step", levels=swift("swift-4.5", "swift_megatron")
+    )
+    before, after = ([report["step"][state][""] for report in reports] for state in ("released", "patched"))
+    without, patched = (max(found["gradient"] for found in observed) for observed in (before, after))
+    norms = [found[0]["norm at the logits"] for found in (before, after)]
+    exact = after[0]["norm in float64"]
+    yield Row(
+        GRPO,
+        reports[0]["row"]["version"],
+        f"norm {norms[0]:.3f}, off by {without:.0%}",
+        f"{norms[1]:.3f}, by {patched:.0e}",
+        f"float64 {exact:.3f}",
+        without > 0.4 and patched < 1e-5,
+        (
+            f"norm {norms[0]:.3f}, off by {without:.0%}; the loss is right",
+            f"norm {norms[1]:.3f}, off by {patched:.0e}",
+            f"float64 {exact:.3f}",
+        ),
+    )
+
 
 def reference_pass(runner: Runner) -> Iterator[Row]:
     """null_ref_context on a GPTModel with dropout and LoRA."""
@@ -105,4 +136,4 @@ def kto(runner: Runner) -> Iterator[Row]:
         )
 
 
-GROUPS = (Group(REFERENCE_PASS, reference_pass), Group(tuple(KTO.values()), kto))
+GROUPS = (Group((GRPO,), grpo), Group(REFERENCE_PASS, reference_pass), Group(tuple(KTO.values()), kto))

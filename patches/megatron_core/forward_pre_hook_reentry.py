@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
 
 _CLASS = "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel"
 _HANDLES = "self.remove_forward_pre_hook_handles"
@@ -10,6 +10,10 @@ _HANDLES = "self.remove_forward_pre_hook_handles"
 PATCH = Patch(
     name="megatron-forward-pre-hook-reentry",
     summary="disable_forward_pre_hook() a second time, or enable_forward_pre_hook(), no longer raises",
+    signatures=(
+        Signature("KeyError", frames=(f"{_CLASS}.disable_forward_pre_hook",)),
+        Signature("AssertionError", frames=(f"{_CLASS}.enable_forward_pre_hook",)),
+    ),
     symptom="""\
 With `--overlap-param-gather`, training that is entered once per rollout dies at the second rollout, or at a save
 between two rollouts, with `KeyError: GPTModel(...)` from `disable_forward_pre_hook`; or with a bare `AssertionError`

@@ -17,7 +17,7 @@ import sys
 from types import MethodType
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
 
 MESSAGE = (
     "AssertionError: When overlap_grad_reduce is True, config.no_sync_func must be None; a custom no_sync_func is "
@@ -63,6 +63,7 @@ def patch(name: str, title: str, places: dict[Guard, str], references: tuple[str
     return Patch(
         name=name,
         summary=f"{title} may enter training more than once with --overlap-grad-reduce",
+        signatures=(Signature("AssertionError", MESSAGE.partition(": ")[2]),),
         symptom=f"""\
 With `--overlap-grad-reduce`, the first rollout trains and the second dies as soon as training is entered:
 

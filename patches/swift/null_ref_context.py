@@ -6,6 +6,8 @@ one range of releases.
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlhf_patches import Guard, Patch, Variant, Wrap
 
 _DROPOUT = """\
@@ -22,7 +24,7 @@ Contexts of one model may be nested or overlap, in several threads too: all of t
 is left. Of two that want different adapters, the one that was entered last has its own."""
 
 
-def _patch(name: str, places: str, texts: dict[str, str], *variants: Variant) -> Patch:
+def _patch(name: str, places: str, texts: dict[str, Any], *variants: Variant) -> Patch:
     return Patch(
         name=name,
         summary=f"{places}: the reference pass runs in eval mode and leaves modes and adapters as they were",

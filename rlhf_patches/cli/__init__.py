@@ -17,7 +17,7 @@ from .. import autoload, settings
 from .._version import __version__
 from ..offline import pins
 from ..runs import report_summary
-from . import audit, catalogue, environment, judge, output, run
+from . import audit, catalogue, diagnose, environment, judge, output, run
 from .command_line import Commands, UsageError
 
 _WRONG = (
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
         "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
         "  rlhf-patches audit requirements.txt uv.lock         which known bugs these versions have\n"
+        "  rlhf-patches diagnose train.log                     which known bug an error is\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
         "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"
         "  rlhf-patches autoload on                            patch every process of this environment (images)\n",
@@ -66,6 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
     commands = Commands(parser)
-    for group in (catalogue, judge, audit, run, environment):
+    for group in (catalogue, judge, audit, diagnose, run, environment):
         group.add(commands)
     return parser

