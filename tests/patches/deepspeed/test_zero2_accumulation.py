@@ -38,7 +38,7 @@ def test_without_it_only_the_last_micro_batch_counts(reports, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_with_it_every_micro_batch_counts(reports, case):
+def test_with_it_all_micro_batches_count(reports, case):
     for report in reports:
         found = report["after"][case]
         assert worst(found) < TOLERANCE.get(case, FLOAT32), found
