@@ -5,8 +5,8 @@ vocabulary. SkyRL's releases are those beside the environment's own (tests/envir
 0.3.0 with one float32 buffer for the gradient, as SkyRL's pull request 1806 describes it; "unsafe in place" overwrites
 the saved logits, whatever else may hold them, as 1543 does. Both are written here, from these descriptions.
 
-With ``--entropy`` log-probabilities and entropies, in one loss: verl's functions as its engine calls them, slime's
-(``SLIME_CLONE`` names a clone), and ours, where "log-prob" is that of their weighted sum.
+With ``--entropy`` log-probabilities and entropies, in one loss: verl's functions as its engine calls them, ms-swift's,
+slime's (``SLIME_CLONE`` names a clone), and ours, where "log-prob" is that of their weighted sum.
 
 A step is forward and backward. Extra memory is what the allocator hands out at once beyond the logits, in multiples of
 the logits. Implementations take turns in each round; times are medians over the rounds, in multiples of ours.
@@ -15,8 +15,11 @@ the logits. Implementations take turns in each round; times are medians over the
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import sys
@@ -176,7 +179,21 @@ def with_entropies(group: Any) -> dict[str, Callable[..., Any]]:
         entropy = verl.vocab_parallel_entropy(logits)
         return verl.vocab_parallel_log_probs_from_logits(copy, target) + ENTROPY * entropy
 
-    found: dict[str, Callable[..., Any]] = {f"verl {__version__}": of_verl}
+    spec = importlib.util.find_spec("swift")
+    assert spec is not None
+    assert spec.origin is not None
+    # The file alone: the packages around it want TransformerEngine.
+    file = Path(spec.origin).parent / "megatron" / "trainers" / "vocab_parallel_utils.py"
+    swift = runpy.run_path(str(file))["compute_logps_and_entropy_from_logits"]
+
+    def of_swift(logits: Any, target: Any, *_: Any) -> Any:
+        log_probs, entropy = swift(logits, target, compute_entropy=True)
+        return log_probs + ENTROPY * entropy
+
+    found: dict[str, Callable[..., Any]] = {
+        f"verl {__version__}": of_verl,
+        f"ms-swift {importlib.metadata.version('ms-swift')}": of_swift,
+    }
     if clone := os.environ.get("SLIME_CLONE"):
         show = ["git", "-C", clone, "show", "HEAD:slime/utils/ppo_utils.py"]
         slime = types.ModuleType("slime_ppo_utils")
@@ -276,7 +293,7 @@ def main() -> int:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[16_384, 4096], help="columns on each rank")
     parser.add_argument("--chunks", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--entropy", action="store_true", help="log-probabilities and entropies: verl, slime and ours")
+    parser.add_argument("--entropy", action="store_true", help="log-probabilities and entropies: frameworks' and ours")
     parser.add_argument("--plot", metavar="FILE.svg", help="memory and time against the sequence length")
     parser.add_argument("--results", help=argparse.SUPPRESS)
     options = parser.parse_args()
