@@ -68,12 +68,12 @@ def test_every_variable_of_the_driver(monkeypatch, tmp_path):
     [
         ({}, {}, ("", "")),
         ({}, {"DISABLE": "trl-*"}, ("trl-*", "")),
-        ({"only": ["slime-*", "verl-*"]}, {}, ("", "slime-no-sync-reentry,verl-no-sync-reentry")),
-        ({"only": ["slime-*", "verl-*"]}, {"DISABLE": "slime-*"}, ("", "verl-no-sync-reentry")),
-        ({"exclude": "trl-*"}, {"ONLY": "trl-chunked-nll-zero3,verl-*"}, ("", "verl-no-sync-reentry")),
-        ({"exclude": "trl-*"}, {"ONLY": "verl-*"}, ("", "verl-*")),
+        ({"only": ["slime-no-*", "verl-no-*"]}, {}, ("", "slime-no-sync-reentry,verl-no-sync-reentry")),
+        ({"only": ["slime-no-*", "verl-no-*"]}, {"DISABLE": "slime-no-*"}, ("", "verl-no-sync-reentry")),
+        ({"exclude": "trl-*"}, {"ONLY": "trl-chunked-nll-zero3,verl-no-*"}, ("", "verl-no-sync-reentry")),
+        ({"exclude": "trl-*"}, {"ONLY": "verl-no-*"}, ("", "verl-no-*")),
         ({"only": []}, {}, ("*", "")),
-        ({"only": "verl-*"}, {"DISABLE": "verl-*"}, ("*", "")),
+        ({"only": "verl-no-*"}, {"DISABLE": "verl-no-*"}, ("*", "")),
     ],
 )
 def test_what_the_driver_chose_in_code(monkeypatch, arguments, variables, expected):
@@ -91,7 +91,7 @@ def test_what_the_driver_chose_in_code(monkeypatch, arguments, variables, expect
 
 def test_what_was_reverted_is_not_wanted():
     api.apply()
-    api.revert(only="verl-*")
+    api.revert(only="verl-no-*")
     assert "verl-no-sync-reentry" not in runtime_env()["env_vars"]["RLHF_PATCHES_ONLY"].split(",")
     api.revert()
     assert runtime_env()["env_vars"]["RLHF_PATCHES_DISABLE"] == "*"
@@ -113,26 +113,26 @@ def test_the_base_wins_where_the_driver_has_chosen_nothing():
 
 
 def test_two_choices_that_differ_are_an_error(monkeypatch):
-    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "slime-*")
-    for same in ({"RLHF_PATCHES_DISABLE": "slime-no-sync-reentry"}, {"RLHF_PATCHES_DISABLE": "slime-*"}):
+    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "slime-no-*")
+    for same in ({"RLHF_PATCHES_DISABLE": "slime-no-sync-reentry"}, {"RLHF_PATCHES_DISABLE": "slime-no-*"}):
         assert runtime_env({"env_vars": same})["env_vars"] == {**BARE, **same}
     with pytest.raises(SettingsError) as caught:
-        runtime_env({"env_vars": {"RLHF_PATCHES_DISABLE": "verl-*"}})
-    for part in ("RLHF_PATCHES_DISABLE=verl-*", "RLHF_PATCHES_DISABLE=slime-*", "slime-no-sync-reentry, verl-no-sync"):
+        runtime_env({"env_vars": {"RLHF_PATCHES_DISABLE": "verl-no-*"}})
+    for part in ("RLHF_PATCHES_DISABLE=verl-no-*", "RLHF_PATCHES_DISABLE=slime-no-*", "slime-no-sync-reentry, verl-no-sync"):
         assert part in str(caught.value)
 
 
 def test_a_choice_in_code_that_differs_from_the_bases_is_an_error():
-    api.apply(only="slime-*")
+    api.apply(only="slime-no-*")
     with pytest.raises(SettingsError, match="RLHF_PATCHES_ONLY=slime-no-sync-reentry"):
-        runtime_env({"env_vars": {"RLHF_PATCHES_ONLY": "verl-*"}})
+        runtime_env({"env_vars": {"RLHF_PATCHES_ONLY": "verl-no-*"}})
 
 
 def test_a_copy_of_the_environment_is_no_choice_of_the_bases(monkeypatch):
     """NeMo-RL passes dict(os.environ)."""
-    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "slime-*")
-    api.apply(exclude="verl-*")
-    only = runtime_env({"env_vars": {"RLHF_PATCHES_DISABLE": "slime-*"}})["env_vars"]["RLHF_PATCHES_ONLY"].split(",")
+    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "slime-no-*")
+    api.apply(exclude="verl-no-*")
+    only = runtime_env({"env_vars": {"RLHF_PATCHES_DISABLE": "slime-no-*"}})["env_vars"]["RLHF_PATCHES_ONLY"].split(",")
     assert "slime-no-sync-reentry" not in only
     assert "verl-no-sync-reentry" not in only
     assert "trl-chunked-nll-zero3" in only

@@ -17,7 +17,7 @@ def make_refused(folder: Path) -> None:
     """Let the checkout be of an affected version, and its code another than is recognised."""
     model = folder / MODEL
     model.write_text(model.read_text().replace(DEFECT, "not config.no_sync_func"))
-    write_metadata(folder, "slime", "0.3.1")
+    write_metadata(folder, "slime", "0.1.0")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def slime_wheel(tmp_path: Path) -> Callable[..., str]:
     """Makes wheels of it."""
 
     def make(
-        version: str = "0.3.1",
+        version: str = "0.1.0",
         change: Callable[[str], str] = str,
         more: Mapping[str, str | bytes] | None = None,
         tag: str = "py3-none-any",

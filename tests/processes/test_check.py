@@ -45,7 +45,7 @@ def as_sdist(wheel, path):
     (metadata,) = Path(folder).glob("*.dist-info/METADATA")
     (Path(folder) / "PKG-INFO").write_bytes(metadata.read_bytes())
     with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, "slime-0.3.1")
+        archive.add(folder, "slime-0.1.0")
     return str(path)
 
 
@@ -63,7 +63,7 @@ def rows(done):
 def test_json_in_all_four_states(cli, slime_wheel, tmp_path):
     other = make_other(tmp_path)
     applies, unaffected = slime_wheel(), slime_wheel("99.0", repaired)
-    refused = slime_wheel("0.3.0", repaired)
+    refused = slime_wheel("0.1.1", repaired)
     done = cli("check", "--json", applies, unaffected, other)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"{other} has no package of any framework" in done.stderr
@@ -73,17 +73,17 @@ def test_json_in_all_four_states(cli, slime_wheel, tmp_path):
     assert all(set(row) - {"places", "changes_numbers"} == KEYS for row in found)
     assert all(row["status"] == "absent" for row in found if row["name"] != toy_slime.PATCH)
     assert [(row["status"], row["version"]) for row in rows(done)] == [
-        ("applies", "0.3.1"),
+        ("applies", "0.1.0"),
         ("unaffected", "99.0"),
         ("absent", None),
     ]
     reasons = [row["reason"] for row in rows(done)]
-    assert "slime 0.3.1 is affected" in reasons[0]
+    assert "slime 0.1.0 is affected" in reasons[0]
     assert "slime 99.0 is not affected" in reasons[1]
     assert "there is no module slime.backends.megatron_utils.model" in reasons[2]
     done = cli("check", "--json", refused, applies)
     assert (done.returncode, done.stderr) == (1, "")
-    assert [(row["status"], row["version"]) for row in rows(done)] == [("refused", "0.3.0"), ("applies", "0.3.1")]
+    assert [(row["status"], row["version"]) for row in rows(done)] == [("refused", "0.1.1"), ("applies", "0.1.0")]
     assert "0 times, expected 1" in rows(done)[0]["reason"]
 
 
@@ -125,7 +125,7 @@ def test_a_framework_without_the_patched_modules_is_an_answer(cli, tmp_path):
 def test_a_bad_source_does_not_hide_the_others(cli, slime_wheel, tmp_path):
     bad = tmp_path / "bad.whl"
     bad.write_bytes(b"PK")
-    refused = slime_wheel("0.3.0", repaired)
+    refused = slime_wheel("0.1.1", repaired)
     for flags in (["--json"], []):
         done = cli("check", *flags, slime_wheel(), str(bad), "./missing", "missing.whl", refused)
         assert done.returncode == 2
@@ -144,12 +144,12 @@ def test_a_bad_source_does_not_hide_the_others(cli, slime_wheel, tmp_path):
 @pytest.mark.parametrize(
     ("version", "change"),
     [
-        ("0.3.1", str),
-        ("0.3.1", repaired),
+        ("0.1.0", str),
+        ("0.1.0", repaired),
         ("99.0", str),
         ("99.0", repaired),
         ("not-a-version", str),
-        ("0.3.1", lambda text: "def train(\n"),
+        ("0.1.0", lambda text: "def train(\n"),
     ],
 )
 def test_agreement_with_doctor_on_the_same_text_installed(cli, slime_wheel, tmp_path, version, change):
@@ -172,7 +172,7 @@ def test_agreement_with_doctor_on_the_same_text_installed(cli, slime_wheel, tmp_
 
 
 def test_the_users_settings_and_environment_do_not_matter(cli, slime_wheel, tmp_path):
-    installed_too = unpacked(slime_wheel("0.3.0", repaired), tmp_path / "site")
+    installed_too = unpacked(slime_wheel("0.1.1", repaired), tmp_path / "site")
     settings = {
         "RLHF_PATCHES_DISABLE": "*",
         "RLHF_PATCHES_ONLY": "verl-no-sync-reentry",
@@ -213,7 +213,7 @@ def snapshot(folder):
 
 def test_a_terminal_gets_no_escape_sequences_from_a_release(cli, slime_wheel):
     """Metadata is printed: it must not move the cursor and write a better result over the real one."""
-    more = {"slime-0.3.1.dist-info/METADATA": "Name: slime\nVersion: 0.3.1\x1b[2J\x1b[1;1H\n"}
+    more = {"slime-0.1.0.dist-info/METADATA": "Name: slime\nVersion: 0.1.0\x1b[2J\x1b[1;1H\n"}
     done = cli("check", slime_wheel(more=more))
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
@@ -233,14 +233,14 @@ def test_a_path_that_is_not_utf_8(cli, slime_wheel, tmp_path):
 
 def test_name_and_version_are_fetched_once(cli, slime_wheel, tmp_path):
     index = str(Path(slime_wheel()).parent)
-    done = cli("check", "--json", "Slime == 0.3.1", PIP_FIND_LINKS=index)
+    done = cli("check", "--json", "Slime == 0.1.0", PIP_FIND_LINKS=index)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [(row["status"], row["source"]) for row in rows(done)] == [("applies", "Slime == 0.3.1")]
-    assert cached(tmp_path) == ["rlhf-patches/wheels/slime/0.3.1/slime-0.3.1-py3-none-any.whl"]
-    again = cli("check", "--json", "slime==0.3.1", PYTHONPATH=broken_pip(tmp_path))
+    assert [(row["status"], row["source"]) for row in rows(done)] == [("applies", "Slime == 0.1.0")]
+    assert cached(tmp_path) == ["rlhf-patches/wheels/slime/0.1.0/slime-0.1.0-py3-none-any.whl"]
+    again = cli("check", "--json", "slime==0.1.0", PYTHONPATH=broken_pip(tmp_path))
     assert (again.returncode, again.stderr) == (0, "")
     assert not list((tmp_path / "here").iterdir())
-    elsewhere = cli("check", "slime==0.3.1", "--cache", str(tmp_path / "c"), PYTHONPATH=str(tmp_path / "broken"))
+    elsewhere = cli("check", "slime==0.1.0", "--cache", str(tmp_path / "c"), PYTHONPATH=str(tmp_path / "broken"))
     assert elsewhere.returncode == 2
     assert "pip was called" in elsewhere.stderr
 
@@ -250,7 +250,7 @@ def test_what_lies_in_the_working_directory_is_not_run(cli, slime_wheel, tmp_pat
     marker = tmp_path / "marker"
     for name in ("pip", "email", "runpy"):
         (tmp_path / "here" / f"{name}.py").write_text(f"open({str(marker)!r}, 'w').close()")
-    done = cli("check", "slime==0.3.1", PIP_FIND_LINKS=str(Path(slime_wheel()).parent))
+    done = cli("check", "slime==0.1.0", PIP_FIND_LINKS=str(Path(slime_wheel()).parent))
     assert not marker.exists()
     assert done.returncode == 0, done.stderr
 
@@ -295,7 +295,7 @@ def test_options_among_the_sources(cli):
 def test_a_cache_that_cannot_be_used(cli, tmp_path):
     file = tmp_path / "file"
     file.touch()
-    done = cli("check", "slime==0.3.1", "--cache", str(file))
+    done = cli("check", "slime==0.1.0", "--cache", str(file))
     assert done.returncode == 2
     assert f"the cache {file} cannot be used" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -60,7 +60,7 @@ def test_doctor_says_what_is_wrong_and_fails(cli, slime):
     done = cli("doctor", "--json", PYTHONPATH=str(slime))
     assert done.returncode == 1
     row = rows(done)[toy_slime.PATCH]
-    assert (row["status"], row["version"]) == ("refused", "0.3.1")
+    assert (row["status"], row["version"]) == ("refused", "0.1.0")
     assert "0 times, expected 1" in row["reason"]
     text = cli("doctor", PYTHONPATH=str(slime))
     assert text.returncode == 1

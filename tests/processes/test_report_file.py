@@ -109,7 +109,7 @@ def test_a_strict_refusal_is_on_record(slime, file):
     assert done.returncode == -signal.SIGKILL
     (line,) = read(file)
     assert status(line) == "refused"
-    assert line["versions"]["slime"] == "0.3.1"
+    assert line["versions"]["slime"] == "0.1.0"
 
 
 def test_a_relative_path_is_meant_from_where_the_process_started(slime, tmp_path):

@@ -370,8 +370,8 @@ BROKEN = {
     "a package": "slime",
     "a folder in it": "slime/backends",
     "a module": MODEL,
-    "its metadata": "slime-0.3.1.dist-info",
-    "its metadata's file": "slime-0.3.1.dist-info/METADATA",
+    "its metadata": "slime-0.1.0.dist-info",
+    "its metadata's file": "slime-0.1.0.dist-info/METADATA",
 }
 
 

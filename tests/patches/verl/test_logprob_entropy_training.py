@@ -34,6 +34,7 @@ MORE = {
     "0.9, context parallel": (None, 2, PACKED, ("--context-parallel", "2")),
     "0.9, tensor and context parallel": (None, 4, PACKED, ("--context-parallel", "2")),
     "0.8": ("0.8", 2, ENGINE[:2], ()),
+    "0.7, engine": ("0.7", 2, ("engine-bf16-packed-entropy", "engine-fp32-packed-entropy"), ()),
     "0.7, actor": ("0.7", 2, (*ACTOR, "actor-bf16-packed-entropy-temperature"), ()),
     "0.6, actor": ("0.6", 2, (*ACTOR, "actor-bf16-packed-entropy-temperature"), ()),
 }
