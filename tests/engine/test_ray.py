@@ -118,7 +118,11 @@ def test_two_choices_that_differ_are_an_error(monkeypatch):
         assert runtime_env({"env_vars": same})["env_vars"] == {**BARE, **same}
     with pytest.raises(SettingsError) as caught:
         runtime_env({"env_vars": {"RLHF_PATCHES_DISABLE": "verl-no-*"}})
-    for part in ("RLHF_PATCHES_DISABLE=verl-no-*", "RLHF_PATCHES_DISABLE=slime-no-*", "slime-no-sync-reentry, verl-no-sync"):
+    for part in (
+        "RLHF_PATCHES_DISABLE=verl-no-*",
+        "RLHF_PATCHES_DISABLE=slime-no-*",
+        "slime-no-sync-reentry, verl-no-sync",
+    ):
         assert part in str(caught.value)
 
 
