@@ -99,7 +99,9 @@ def test_a_child_of_multiprocessing_that_an_exception_ends(slime, file):
     code = f"{APPLY}\nimport multiprocessing\ndef job(): {IMPORT}; {{}}['gone']\n"
     code += "one = multiprocessing.get_context('fork').Process(target=job); one.start(); one.join()"
     run(code, slime, file)
-    assert sorted(line["ended"] for line in read(file)) == ["exception KeyError", "exit"]
+    # From Python 3.13 on, multiprocessing has dealt with the exception by then, and nothing tells of it.
+    child = "exception KeyError" if sys.version_info < (3, 13) else "exit"
+    assert sorted(line["ended"] for line in read(file)) == sorted([child, "exit"])
 
 
 def test_a_strict_refusal_is_on_record(slime, file):

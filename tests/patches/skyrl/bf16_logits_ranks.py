@@ -28,6 +28,7 @@ from megatron.core.transformer.module import Float16Module
 import rlhf_patches
 from rlhf_patches.patches.skyrl import logits
 from rlhf_patches.patches.vocab_parallel import softmax
+from tests.harness import small_gpt
 from tests.harness.token_reference import counted_all_reduces, peak_memory
 from tests.patches.skyrl import logprob_backward_training_ranks as training
 
@@ -236,7 +237,7 @@ def observed() -> dict[str, int]:
 
 def numbers() -> dict[str, Any]:
     """Every case, as released, in every combination of patches, and after a revert."""
-    logits.CHUNK_BYTES = 4 * 4 * training.ROWS * (training.VOCABULARY // 2)  # four tokens
+    logits.CHUNK_BYTES = 4 * 4 * training.ROWS * (small_gpt.VOCABULARY // 2)  # four tokens
     before = {name: train(case) for name, case in CASES.items()}
     report: dict[str, Any] = {"before": {name: errors(before[name], case) for name, case in CASES.items()}}
     for combination, patches in [*COMBINATIONS.items(), ("reverted", [])]:
@@ -277,9 +278,9 @@ def own() -> dict[str, Any]:
 def memory() -> dict[str, Any]:
     """The most memory at once in a step of one micro-batch, as a multiple of its logits in bfloat16."""
     logits.CHUNK_BYTES = softmax.WORK_BYTES = 1 << 18
-    small = training.VOCABULARY, training.LENGTH
-    training.VOCABULARY, training.LENGTH = 1 << 14, 96
-    unit = 2 * training.ROWS * training.LENGTH * (training.VOCABULARY // 2)
+    small = small_gpt.VOCABULARY, training.LENGTH
+    small_gpt.VOCABULARY, training.LENGTH = 1 << 14, 96
+    unit = 2 * training.ROWS * training.LENGTH * (small_gpt.VOCABULARY // 2)
 
     def measured(case: dict[str, Any]) -> dict[str, Any]:
         model = training.make_model(case.get("bf16", True))
@@ -300,7 +301,7 @@ def memory() -> dict[str, Any]:
             rlhf_patches.apply(only=patches)
         report[combination] = {name: measured(case) for name, case in cases.items()}
         rlhf_patches.revert()
-    training.VOCABULARY, training.LENGTH = small
+    small_gpt.VOCABULARY, training.LENGTH = small
     return report
 
 
