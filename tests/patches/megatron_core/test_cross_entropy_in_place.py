@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tests.harness.side_by_side import folder
@@ -21,6 +23,7 @@ def older(release):
 
 @pytest.fixture(scope="module")
 def run(run_ranks):
+    @functools.cache
     def run(*parts, ranks=2, tp=2, release=None):
         levels = older(release) if release else MEGATRON
         return run_ranks(WORKER, "--tp", str(tp), *parts, levels=levels, ranks=ranks)

@@ -17,6 +17,10 @@ EPS = 2**-23
 VALUES, ROUNDING = 30 * 4 * EPS, 16 * EPS
 # A gradient that is rounded to bfloat16 once; an entropy below 4 in bfloat16: half a unit of each.
 BFLOAT16, ENTROPY_IN_BFLOAT16 = 2**-8, 2**-7
+exhaustive = pytest.mark.exhaustive
+each_number_of_ranks = pytest.mark.parametrize(
+    "ranks", [2, *(pytest.param(ranks, marks=exhaustive) for ranks in (1, 4))]
+)
 OUT_OF_PLACE = {
     "output that is saved": "backward out of place because another tensor shares the logits' memory",
     "held": "backward out of place because something else holds the logits",
@@ -54,7 +58,7 @@ def check_function(report, ranks):
     assert report["functions"]["reverted"] == report["functions"]["released"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@each_number_of_ranks
 def test_the_gradient_of_log_probabilities(observe, ranks):
     for report in observe(ranks, "functions"):
         check_function(report, ranks)
@@ -95,6 +99,7 @@ def test_a_training_step_of_grpo(observe):
         assert report["step"]["reverted"] == report["step"]["released"]
 
 
+@exhaustive
 def test_a_training_step_of_grpo_with_context_parallelism(observe):
     """Two context-parallel ranks of two tensor-parallel ones each."""
     for report in observe(4, "context"):
@@ -103,6 +108,7 @@ def test_a_training_step_of_grpo_with_context_parallelism(observe):
             assert max(after["gradient"], after["loss"]) <= ROUNDING
 
 
+@exhaustive
 def test_memory_beside_the_logits(observe):
     """At 4096 tokens: a work buffer, forward and backward, where ms-swift has copies of the logits."""
     for report in observe(2, "memory"):
@@ -116,7 +122,7 @@ def test_memory_beside_the_logits(observe):
 # ------------------------------------------------------------------------------------- from 4.5.3 on
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@each_number_of_ranks
 def test_one_pass_leaves_the_logits_as_they_are(observe, ranks):
     """Released, the gradient is right and float32 logits are overwritten."""
     for report in observe(ranks, "functions", folder=None, patch=ENTROPY):
@@ -138,6 +144,7 @@ def test_a_training_step_of_grpo_is_what_it_was(observe):
             assert after["norm"] == pytest.approx(before["norm"], rel=ROUNDING)
 
 
+@exhaustive
 def test_no_log_softmax_is_kept_for_entropies(observe):
     for report in observe(2, "memory", folder=None, patch=ENTROPY):
         for name, (forward, backward) in report["memory"]["patched"].items():
@@ -148,7 +155,7 @@ def test_no_log_softmax_is_kept_for_entropies(observe):
 # ------------------------------------------------------------------------------------- older releases
 
 
-@pytest.mark.exhaustive
+@exhaustive
 @pytest.mark.parametrize("folder", ["swift-3.12", "swift-4.3"])
 def test_other_releases(observe, folder):
     for report in observe(2, "functions", "divergence", folder=folder):
@@ -159,7 +166,7 @@ def test_other_releases(observe, folder):
             assert after["gradient"] <= 4 * ROUNDING
 
 
-@pytest.mark.exhaustive
+@exhaustive
 def test_the_method_of_3_12_0(observe):
     for report in observe(2, "divergence", folder="swift-3.12.0"):
         for beta, after in report["divergence"]["patched"].items():

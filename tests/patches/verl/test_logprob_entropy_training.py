@@ -26,9 +26,9 @@ MUTATED = "has been modified by an inplace operation"
 
 RUNS = {
     "0.9": (None, 2, ENGINE, ()),
-    "0.4": ("0.4", 2, ACTOR, ()),
 }
 MORE = {
+    "0.4": ("0.4", 2, ACTOR, ()),
     "0.9 on one rank": (None, 1, ENGINE, ()),
     "0.9 on four ranks": (None, 4, ENGINE, ()),
     "0.9, context parallel": (None, 2, PACKED, ("--context-parallel", "2")),
