@@ -177,11 +177,8 @@ BEFORE_AND_AFTER = (
 # Many wheels, older releases, hundreds of processes: tests with this mark have sessions of their own.
 NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 # What is installed beside TRL. ms-swift, in the other environment, has no room for these.
-BY_TRL = [
-    str(path)
-    for path in (Path("tests/patches") / name for name in ("trl", "deepspeed", "accelerate", "peft", "transformers"))
-    if path.is_dir()
-]
+BY_TRL = [f"tests/patches/{name}" for name in ("trl", "deepspeed", "accelerate", "peft")]
+NOT_BY_TRL = ["tests/patches", *(f"--ignore={folder}" for folder in BY_TRL)]
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}
 BOTH = {"venv_backend": "none", "requires": ["environment", "environment-trl"]}
@@ -222,8 +219,7 @@ for version in ENGINE_PYTHONS:  # the oldest and the newest that are found show 
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
     with_torch = "tests/engine/engine/test_functions_torch.py"
-    ignored = [part for folder in BY_TRL for part in ("--ignore", folder)]
-    pytest(session, "tests/patches", *ignored, with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
+    pytest(session, *NOT_BY_TRL, with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
 
 
 @session(**SHARED_BY_TRL, name="trl-newest", tags=["test"])
@@ -292,8 +288,7 @@ def exhaustive(session: nox.Session) -> None:
     provide(session, "releases.txt")
     pytest(session, "tests/record", "-n", "2", "-m", "exhaustive")
     pytest(session, "tests/cluster", "-m", "exhaustive", python=TRL_PYTHON)
-    ignored = [part for folder in BY_TRL for part in ("--ignore", folder)]
-    pytest(session, "tests/patches", *ignored, *REAL, "-m", "exhaustive", python=PYTHON)
+    pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
     pytest(session, *BY_TRL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
 
 

@@ -6,12 +6,16 @@ Each rank writes what became of the patches. rlhf_patches comes in by the site h
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import importlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 PATCH = "trl-chunked-nll-zero3"
+#: Seconds after which a rank shows where each of its threads is, and ends: less than the tests wait for the launcher.
+TOO_LONG = 240
 
 
 def look() -> dict[str, Any]:
@@ -34,8 +38,9 @@ def start(library: str) -> None:
     elif library == "deepspeed":
         import deepspeed
 
-        # An all-reduce in shared memory that DeepSpeed compiles, for CPUs only; without it there is gloo's.
-        deepspeed.comm.torch.build_shm_op = lambda: None
+        # An all-reduce in shared memory that DeepSpeed compiles, for CPUs only: it waits without a limit for the other
+        # ranks' memory. As an attribute, deepspeed.comm.torch is the package torch itself.
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
         deepspeed.init_distributed("gloo")
     else:
         from accelerate import PartialState
@@ -51,6 +56,7 @@ def main() -> None:
     parser.add_argument("--apply", action="store_true")
     parser.add_argument("--disable-on", help="a rank where the patch is switched off")
     options, _ = parser.parse_known_args()  # DeepSpeed's launcher adds --local_rank
+    faulthandler.dump_traceback_later(TOO_LONG, exit=True)
     rank = os.environ["RANK"]
     if options.disable_on == rank:
         os.environ["RLHF_PATCHES_DISABLE"] = PATCH

@@ -5,18 +5,13 @@ Each case before apply() of accelerate-fsdp2-upcast, after it, and after revert(
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
-import json
-import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 
-import rlhf_patches
+from tests.harness import states
 
 NAME = "accelerate-fsdp2-upcast"
 STEPS, RANKS, RATE = 8, 2, 1e-4
@@ -115,19 +110,9 @@ def through_accelerate(case: dict[str, Any], accelerator: Accelerator) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = states.parser().parse_args()
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-
-    def every() -> dict[str, Any]:
-        return {name: through_accelerate(case, accelerator) for name, case in CASES.items()}
-
-    report: dict[str, Any] = {"version": importlib.metadata.version("accelerate"), "before": every()}
-    rlhf_patches.apply(only=NAME)
-    report["status"] = rlhf_patches.report()[NAME].status.value
-    report["after"] = every()
-    rlhf_patches.revert()
-    report["reverted"] = every()
-    (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(report))
+    states.report(
+        NAME, lambda: {name: through_accelerate(case, accelerator) for name, case in CASES.items()}, options.out
+    )

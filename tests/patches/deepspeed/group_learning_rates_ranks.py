@@ -5,16 +5,12 @@ Each schedule before apply() of deepspeed-group-learning-rates, after it, and af
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 from deepspeed.runtime import lr_schedules
 
-import rlhf_patches
+from tests.harness import states
 
 NAME = "deepspeed-group-learning-rates"
 RATES, WARMUP, STEPS = (0.1, 0.004, 0.03), 4, 7
@@ -43,17 +39,4 @@ def rates(schedule: str) -> list[list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-
-    def every() -> dict[str, Any]:
-        return {name: rates(name) for name in SCHEDULES}
-
-    report: dict[str, Any] = {"version": importlib.metadata.version("deepspeed"), "before": every()}
-    rlhf_patches.apply(only=NAME)
-    report["status"] = rlhf_patches.report()[NAME].status.value
-    report["after"] = every()
-    rlhf_patches.revert()
-    report["reverted"] = every()
-    (options.out / "rank0.json").write_text(json.dumps(report))
+    states.report(NAME, lambda: {name: rates(name) for name in SCHEDULES}, states.parser().parse_args().out)

@@ -5,18 +5,13 @@ Workers have a `main` of their own, which gives `report` a patch and its cases.
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import rlhf_patches
-from tests.harness import deepspeed_on_cpu
+from tests.harness import deepspeed_on_cpu, states
 
 STEPS, RANKS = 3, 2
 
@@ -148,19 +143,8 @@ def report(name: str, cases: Mapping[str, Case]) -> None:
 
     Where no case is named, those with bfloat16 masters are left out, which older releases do not have.
     """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
+    parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=[name for name in cases if not cases[name].masters])
     options = parser.parse_args()
     rank = deepspeed_on_cpu.start()
-
-    def every() -> dict[str, Any]:
-        return {case: outcome(cases[case], rank) for case in options.cases}
-
-    found: dict[str, Any] = {"version": importlib.metadata.version("deepspeed"), "before": every()}
-    rlhf_patches.apply(only=name)
-    found["status"] = rlhf_patches.report()[name].status.value
-    found["after"] = every()
-    rlhf_patches.revert()
-    found["reverted"] = every()
-    (options.out / f"rank{rank}.json").write_text(json.dumps(found))
+    states.report(name, lambda: {case: outcome(cases[case], rank) for case in options.cases}, options.out)

@@ -5,12 +5,8 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib.metadata
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tests.harness import megatron_on_cpu
@@ -22,8 +18,7 @@ absent_packages.install()
 import torch
 from megatron.bridge.peft.lora import LoRA
 
-import rlhf_patches
-from tests.harness import small
+from tests.harness import small, states
 
 NAME = "megatron-bridge-disable-adapter"
 
@@ -94,12 +89,4 @@ def observe() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    found: dict[str, Any] = {"version": importlib.metadata.version("megatron-bridge"), "released": observe()}
-    found["status"] = rlhf_patches.apply(only=NAME)[NAME].status.value
-    found["patched"] = observe()
-    rlhf_patches.revert()
-    found["reverted"] = observe()
-    (options.out / "rank0.json").write_text(json.dumps(found, indent=1))
+    states.report(NAME, observe, states.parser().parse_args().out)

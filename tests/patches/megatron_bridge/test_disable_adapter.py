@@ -21,20 +21,20 @@ def found(run_ranks):
 
 @pytest.mark.parametrize("trial", INNER)
 def test_without_it_the_adapter_is_on_after_an_inner_context(found, trial):
-    for state in ("released", "reverted"):
+    for state in ("before", "reverted"):
         assert found[state][trial]["outer"] < TOLERANCE
         assert found[state][trial]["outer, after inner"] > 0.5
 
 
 @pytest.mark.parametrize("trial", INNER)
 def test_with_it_the_outer_context_has_the_base_model_to_its_end(found, trial):
-    observed = found["patched"][trial]
+    observed = found["after"][trial]
     assert observed["outer"] == observed["outer, after inner"] < TOLERANCE
     assert observed["after"] == observed["before"] > 0.5, "and the policy afterwards"
 
 
 def test_what_was_off_before_stays_off(found):
-    assert found["released"]["off before"]["after"] > 0.5
-    assert found["patched"]["off before"]["after"] < TOLERANCE
-    assert found["released"]["one layer off"] == found["reverted"]["one layer off"] == [True, True]
-    assert found["patched"]["one layer off"] == [False, True]
+    assert found["before"]["off before"]["after"] > 0.5
+    assert found["after"]["off before"]["after"] < TOLERANCE
+    assert found["before"]["one layer off"] == found["reverted"]["one layer off"] == [True, True]
+    assert found["after"]["one layer off"] == [False, True]

@@ -5,18 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
-from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 
-import rlhf_patches
-from tests.harness import small
+from tests.harness import small, states
 
 NAME = "peft-adapter-freeze"
 LAYERS = ["up", "down"]
@@ -141,12 +136,4 @@ def observe() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    found: dict[str, Any] = {"version": peft.__version__, "released": observe()}
-    found["status"] = rlhf_patches.apply(only=NAME)[NAME].status.value
-    found["patched"] = observe()
-    rlhf_patches.revert()
-    found["reverted"] = observe()
-    (options.out / "rank0.json").write_text(json.dumps(found, indent=1))
+    states.report(NAME, observe, states.parser().parse_args().out)

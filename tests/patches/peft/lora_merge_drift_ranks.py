@@ -276,9 +276,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.distributed.init_process_group("gloo")
-    found: dict[str, Any] = {"version": importlib.metadata.version("peft"), "released": observe()}
+    found: dict[str, Any] = {"version": importlib.metadata.version("peft"), "before": observe()}
     found["status"] = rlhf_patches.apply(only=NAME)[NAME].status.value
-    found["patched"] = observe()
+    found["after"] = observe()
     found["report"] = rlhf_patches.report()[NAME].observations
     rlhf_patches.revert()
     found["reverted"] = observe()

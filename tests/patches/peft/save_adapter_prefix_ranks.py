@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 
-import rlhf_patches
-from tests.harness import small
+from tests.harness import small, states
 
 NAME = "peft-save-adapter-prefix"
 #: The second has the first one's name in its own, the third is called as a module of the base model.
@@ -77,12 +73,4 @@ def observe() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    found: dict[str, Any] = {"version": peft.__version__, "released": observe()}
-    found["status"] = rlhf_patches.apply(only=NAME)[NAME].status.value
-    found["patched"] = observe()
-    rlhf_patches.revert()
-    found["reverted"] = observe()
-    (options.out / "rank0.json").write_text(json.dumps(found, indent=1))
+    states.report(NAME, observe, states.parser().parse_args().out)

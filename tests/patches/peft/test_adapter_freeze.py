@@ -36,7 +36,7 @@ def newest(run_ranks):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_it_no_gradient_is_left(found, policy):
-    for state in ("released", "reverted"):
+    for state in ("before", "reverted"):
         observed = found[state][policy]
         assert observed["active"] == "policy"
         assert observed["trainable"] == []
@@ -45,7 +45,7 @@ def test_without_it_no_gradient_is_left(found, policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_with_it_the_policy_has_the_gradients_that_it_has_alone(found, policy):
-    observed = found["patched"][policy]
+    observed = found["after"][policy]
     assert observed["active"] == "policy"
     assert observed["trainable"] == ["policy"]
     assert observed["as before"], "not one parameter more or less"
@@ -57,12 +57,12 @@ def test_with_it_the_policy_has_the_gradients_that_it_has_alone(found, policy):
 
 @pytest.mark.parametrize("how", ["trainable onto frozen", "added onto frozen"])
 def test_a_frozen_adapter_stays_frozen(found, how):
-    assert found["released"][how] == found["reverted"][how] == ["policy"]
-    assert found["patched"][how] == []
+    assert found["before"][how] == found["reverted"][how] == ["policy"]
+    assert found["after"][how] == []
 
 
 def test_one_that_fails_half_way_changes_nothing(found):
-    for state, as_before in (("released", False), ("patched", True), ("reverted", False)):
+    for state, as_before in (("before", False), ("after", True), ("reverted", False)):
         assert "is not supported" in found[state]["failed"]["raised"]
         assert found[state]["failed"]["as before"] == as_before
 
@@ -70,9 +70,9 @@ def test_one_that_fails_half_way_changes_nothing(found):
 @pytest.mark.parametrize("call", ["switched", "injected"])
 def test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained(found, call):
     expected = {"switched": [["reference"], ["policy"]], "injected": [["policy"], ["reference"]]}[call]
-    assert found["released"][call] == found["patched"][call] == found["reverted"][call] == expected
+    assert found["before"][call] == found["after"][call] == found["reverted"][call] == expected
 
 
 def test_the_release_that_repaired_it_does_the_same(found, newest):
     for call in (*POLICIES, "added onto frozen", "switched"):
-        assert found["patched"][call] == newest["released"][call], call
+        assert found["after"][call] == newest["before"][call], call

@@ -24,30 +24,30 @@ def found(request, run_ranks):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", FROZEN)
 def test_frozen_parameters_stay_frozen(found, model, way):
-    assert found["released"]["changed"][model][way] == found["reverted"]["changed"][model][way] != []
-    assert found["patched"]["changed"][model][way] == []
+    assert found["before"]["changed"][model][way] == found["reverted"]["changed"][model][way] != []
+    assert found["after"]["changed"][model][way] == []
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", ["policy", "disabled_before"])
 def test_where_nothing_was_wrong_nothing_changes(found, model, way):
-    for state in ("released", "patched", "reverted"):
+    for state in ("before", "after", "reverted"):
         assert found[state]["changed"][model][way] == []
 
 
 def test_the_clipping_norm_is_the_policys(found):
     """float32 against float64: 1e-5, seen 3e-8."""
-    before, after = (found[state]["clipping"] for state in ("released", "patched"))
+    before, after = (found[state]["clipping"] for state in ("before", "after"))
     assert before["norm"] > 1.1 * before["wanted"]
     assert after["norm"] == pytest.approx(after["wanted"], rel=1e-5)
 
 
 def test_an_adapter_that_is_switched_to_within_is_the_trainable_one(found):
-    assert found["patched"]["switched within"] == found["released"]["switched within"]
-    assert found["patched"]["switched within"]
-    assert all(".other." in name for name in found["patched"]["switched within"])
+    assert found["after"]["switched within"] == found["before"]["switched within"]
+    assert found["after"]["switched within"]
+    assert all(".other." in name for name in found["after"]["switched within"])
 
 
 def test_within_the_adapter_is_off(found):
-    for state in ("released", "patched", "reverted"):
+    for state in ("before", "after", "reverted"):
         assert found[state]["reference"] == {"off within": True, "trainable within": False, "on afterwards": True}

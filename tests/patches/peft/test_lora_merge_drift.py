@@ -33,14 +33,14 @@ def found(request, run_ranks):
 
 @pytest.mark.parametrize("case", EXACT)
 def test_without_it_100_cycles_move_the_base_weights(found, case):
-    for state in ("released", "reverted"):
+    for state in ("before", "reverted"):
         assert found[state][case]["moved"] > (5e-4 if case == "float16" else 2e-3)
         assert set(found[state][case]["ways"].values()) == {0}, "the patch has no part in it"
 
 
 @pytest.mark.parametrize("case", EXACT)
 def test_with_it_they_are_the_same_bit_for_bit(found, case):
-    observed = found["patched"][case]
+    observed = found["after"][case]
     assert observed["same"]
     assert observed["ways"] == {"unmerged exactly": 200, "unmerged by PEFT": 0}
     assert found["report"]["unmerged exactly"] >= 200 * len(EXACT)
@@ -48,38 +48,38 @@ def test_with_it_they_are_the_same_bit_for_bit(found, case):
 
 @pytest.mark.parametrize("case", ROUNDING)
 def test_merged_weights_are_as_right_as_before(found, case):
-    errors = [found[state][case]["merged, off float64 by"] for state in ("released", "patched")]
+    errors = [found[state][case]["merged, off float64 by"] for state in ("before", "after")]
     assert errors[0] == errors[1] < ROUNDING[case]
 
 
 @pytest.mark.parametrize("case", [*LEFT_ALONE, *SINCE_0_16, "copied while merged"])
 def test_where_it_is_not_certain_PEFT_unmerges_as_ever(found, case):
-    if case in SINCE_0_16 and case not in found["patched"]:
+    if case in SINCE_0_16 and case not in found["after"]:
         pytest.skip("this release does not have it")
-    assert found["patched"][case]["digest"] == found["released"][case]["digest"]
-    assert found["patched"][case]["ways"] == {"unmerged exactly": 0, "unmerged by PEFT": 2}
+    assert found["after"][case]["digest"] == found["before"][case]["digest"]
+    assert found["after"][case]["ways"] == {"unmerged exactly": 0, "unmerged by PEFT": 2}
 
 
 def test_merged_for_good_no_copy_is_left(found):
-    assert found["patched"]["merged for good"] == found["released"]["merged for good"]
-    assert found["patched"]["merged for good"]["kept"] == 0
+    assert found["after"]["merged for good"] == found["before"]["merged for good"]
+    assert found["after"]["merged for good"]["kept"] == 0
 
 
 def test_after_a_merge_that_failed_the_next_is_undone_exactly(found):
-    assert "NaNs detected" in found["patched"]["broken"]["raised"] == found["released"]["broken"]["raised"]
-    assert not found["released"]["broken"]["same"]
-    assert found["patched"]["broken"]["same"]
+    assert "NaNs detected" in found["after"]["broken"]["raised"] == found["before"]["broken"]["raised"]
+    assert not found["before"]["broken"]["same"]
+    assert found["after"]["broken"]["same"]
 
 
 def test_by_trl(found):
     """``VLLMGeneration._iter_named_params``, whose weights are the merged ones."""
-    if "by TRL" not in found["patched"]:
+    if "by TRL" not in found["after"]:
         pytest.skip("TRL does not work with this release")
-    for state, moved in (("released", True), ("patched", False), ("reverted", True)):
+    for state, moved in (("before", True), ("after", False), ("reverted", True)):
         observed = found[state]["by TRL"]
         assert observed["sent another weight"]
         assert observed["sent"] == sorted(
             f"{name}.{part}" for name in ("up", "down", "head") for part in ("weight", "bias")
         )
         assert observed["same"] is not moved
-    assert found["patched"]["by TRL"]["ways"] == {"unmerged exactly": 200, "unmerged by PEFT": 0}
+    assert found["after"]["by TRL"]["ways"] == {"unmerged exactly": 200, "unmerged by PEFT": 0}

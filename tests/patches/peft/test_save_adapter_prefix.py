@@ -25,7 +25,7 @@ def found(request, run_ranks):
 @pytest.mark.parametrize("adapter", ["policy", "up"])
 def test_without_it_others_are_saved_too(found, kind, adapter):
     """One whose name begins alike; and, for a name that a module has, all that this module has."""
-    for state in ("released", "reverted"):
+    for state in ("before", "reverted"):
         assert len(found[state][kind][adapter]["superfluous"]) >= 4
         assert not found[state][kind][adapter]["same from a state dict"]
 
@@ -34,7 +34,7 @@ def test_without_it_others_are_saved_too(found, kind, adapter):
 @pytest.mark.parametrize("adapter", ["policy", "policy_ref", "up"])
 def test_with_it_the_file_has_this_adapter_alone(found, kind, adapter):
     """From the model, and from a state dict that somebody has gathered."""
-    assert found["patched"][kind][adapter] == {
+    assert found["after"][kind][adapter] == {
         "superfluous": [],
         "missing": [],
         "same": True,
@@ -44,5 +44,5 @@ def test_with_it_the_file_has_this_adapter_alone(found, kind, adapter):
 
 @pytest.mark.parametrize("case", ["only one", "IA3"])
 def test_a_single_adapter_and_other_methods_are_as_ever(found, case):
-    assert found["patched"][case] == found["released"][case]
-    assert found["patched"][case]
+    assert found["after"][case] == found["before"][case]
+    assert found["after"][case]

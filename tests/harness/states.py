@@ -1,0 +1,36 @@
+"""What a worker observes in three states of one patch: as released, patched, and reverted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rlhf_patches
+
+
+def parser() -> argparse.ArgumentParser:
+    """With ``--out``, the folder for the ranks' reports."""
+    made = argparse.ArgumentParser()
+    made.add_argument("--out", type=Path, required=True)
+    return made
+
+
+def report(patch: str, observe: Callable[[], Any], out: Path) -> None:
+    """Write this rank's report: ``version``, ``status``, and what was observed ``before``, ``after`` and ``reverted``.
+
+    Args:
+        patch: the patch's name.
+        observe: called once in each state; what it returns becomes JSON.
+        out: the folder.
+    """
+    found: dict[str, Any] = {"before": observe()}
+    row = rlhf_patches.apply(only=patch)[patch]
+    found.update(version=row.version, status=row.status.value)
+    found["after"] = observe()
+    rlhf_patches.revert()
+    found["reverted"] = observe()
+    (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
