@@ -41,6 +41,13 @@ LISTED = (
         path="rlhf_patches.patches.deepspeed.zero2_accumulation:PATCH",
     ),
     Listed(
+        name="math-verify-thread",
+        distribution="math-verify",
+        versions=">=0.6.1,<=0.9.0",
+        modules=("math_verify.utils",),
+        path="rlhf_patches.patches.math_verify.thread:PATCH",
+    ),
+    Listed(
         name="megatron-bridge-disable-adapter",
         distribution="megatron-bridge",
         versions=">=0.3.0,<=0.6.2",
