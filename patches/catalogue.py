@@ -250,6 +250,16 @@ LISTED = (
         path="rlhf_patches.patches.trl.chunked_nll_zero3:PATCH",
     ),
     Listed(
+        name="trl-metrics-deadlock",
+        distribution="trl",
+        versions=">=1.0.0rc1,<1.14.0",
+        modules=(
+            "trl.trainer.grpo_trainer",
+            "trl.trainer.rloo_trainer",
+        ),
+        path="rlhf_patches.patches.trl.metrics_deadlock:PATCH",
+    ),
+    Listed(
         name="verl-logprob-entropy",
         distribution="verl",
         versions=">=0.1rc0,<=0.2.0.post2 or >=0.3.0.post0,<=0.3.0.post1 or >=0.4.0,<=0.5.0 or >=0.6.0,<=0.6.1 or >=0.7.0,<=0.7.1 or >=0.8.0.dev0,<=0.8.0 or >=0.9.0,<=0.9.1",  # noqa: E501
