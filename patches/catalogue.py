@@ -152,6 +152,16 @@ LISTED = (
         path="rlhf_patches.patches.skyrl.loss_outputs_once:PATCH",
     ),
     Listed(
+        name="skyrl-loss-outputs-packed",
+        distribution="skyrl",
+        versions="==0.3.0",
+        modules=(
+            "skyrl.backends.skyrl_train.workers.worker",
+            "skyrl.backends.skyrl_train.workers.megatron.megatron_worker",
+        ),
+        path="rlhf_patches.patches.skyrl.loss_outputs_packed:PATCH",
+    ),
+    Listed(
         name="skyrl-sequence-parallel-logits",
         distribution="skyrl",
         versions=">=0.1.0,<=0.4.0",
