@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from rlhf_patches import autoload, site_hook
 from rlhf_patches.definitions import pages
-from rlhf_patches.definitions.patch import Listed, ListedVariant, Patch
+from rlhf_patches.definitions.patch import Listed, Patch
 
 ROOT = Path(__file__).parents[1]
 _HEAD = '''\
@@ -29,6 +28,8 @@ _HEAD = '''\
 
 from __future__ import annotations
 
+# fmt: off
+# ruff: noqa: E501, Q
 from rlhf_patches import Listed, ListedVariant'''
 _NAME = re.compile(r"PATCH(_[A-Z0-9_]+)?")
 _WATCHED = re.compile(r"^WATCHED = \(.*?\)$", re.MULTILINE | re.DOTALL)
@@ -79,36 +80,8 @@ def _entry(path: str) -> str:
     path = f"rlhf_patches.patches.{path}"
     module, _, name = path.partition(":")
     listed: Listed = getattr(importlib.import_module(module), name).listed(path)
-    lines = [
-        f"name={_text(listed.name)},",
-        f"path={_text(listed.path)},",
-        "variants=(",
-        *(f"    {line}" for variant in listed.variants for line in _variant(variant)),
-        "),",
-    ]
-    if listed.changes_numbers is not None:
-        lines.append(f"changes_numbers={_text(listed.changes_numbers)},")
-    body = "".join(f"        {line}{'  # noqa: E501' if len(line) > 112 else ''}\n" for line in lines)
-    return f"    Listed(\n{body}    ),\n"
-
-
-def _variant(variant: ListedVariant) -> Iterator[str]:
-    yield "ListedVariant("
-    for field, value in variant._asdict().items():
-        if value == ListedVariant._field_defaults.get(field, ...):
-            continue
-        if isinstance(value, tuple) and len(value) > 1:
-            yield f"    {field}=("
-            yield from (f"        {_text(item)}," for item in value)
-            yield "    ),"
-        else:
-            yield f"    {field}={f'({_text(value[0])},)' if isinstance(value, tuple) else _text(value)},"
-    yield "),"
-
-
-def _text(value: object) -> str:
-    """As ruff writes it."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    variants = "".join(f"        {variant!r},\n" for variant in listed.variants)
+    return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ), {listed.changes_numbers!r}),\n"
 
 
 def watched(patches: Iterable[Patch]) -> tuple[str, ...]:

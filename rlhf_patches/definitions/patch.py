@@ -15,20 +15,6 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, Union
 
-__all__ = [
-    "Change",
-    "DefinitionError",
-    "Guard",
-    "Listed",
-    "ListedVariant",
-    "Patch",
-    "Replace",
-    "Rewrite",
-    "Signature",
-    "Variant",
-    "Wrap",
-]
-
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
