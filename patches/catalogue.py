@@ -190,6 +190,13 @@ LISTED = (
         path="rlhf_patches.patches.swift.logprob_entropy:PATCH",
     ),
     Listed(
+        name="swift-megatron-dpo-loss-type",
+        distribution="ms-swift",
+        versions=">=3.7.0,<=4.6.0",
+        modules=("swift.megatron.trainers.dpo_trainer",),
+        path="rlhf_patches.patches.swift.megatron_dpo_loss_type:PATCH",
+    ),
+    Listed(
         name="swift-no-sync-reentry",
         distribution="ms-swift",
         versions=">=4.0.0,<4.3.0 or >=4.3.0,<=4.6.0",
