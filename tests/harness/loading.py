@@ -86,6 +86,13 @@ def skyrl_dispatch() -> None:
     skyrl_on_cpu.worker_dispatch()
 
 
+def skyrl_workers() -> None:
+    """On SkyRL's Megatron modules, its workers."""
+    from tests.harness import skyrl_on_cpu
+
+    skyrl_on_cpu.megatron_worker()
+
+
 def swift_kto() -> None:
     """ms-swift 3's KTO trainer."""
     importlib.import_module("tests.patches.swift.kto_sequence_parallel_ranks")
