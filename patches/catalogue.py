@@ -90,6 +90,9 @@ LISTED = (
     Listed('swift-logprob-entropy', 'rlhf_patches.patches.swift.logprob_entropy:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=4.5.3,<=4.6.0', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=False, may_be_missing=None),
     ), None),
+    Listed('swift-megatron-dpo-loss-type', 'rlhf_patches.patches.swift.megatron_dpo_loss_type:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.7.0,<=4.6.0', modules=('swift.megatron.trainers.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
+    ), "Megatron DPO has minimised the sigmoid loss whatever `--loss_type` said, since ms-swift 3.7.0. A run with another loss\nwas a run with `sigmoid`: its checkpoint is DPO's, and a `beta` or learning rate that was tuned with it belongs to that\nloss (IPO and hinge want others). To go on as before, set `--loss_type sigmoid`. Runs with `sigmoid` do not change."),
     Listed('swift-no-sync-reentry', 'rlhf_patches.patches.swift.no_sync_reentry:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.3.0', modules=('swift.megatron.trainers.base',), independent=False, rewrites=True, may_be_missing=None),
         ListedVariant(distribution='ms-swift', versions='>=4.3.0,<=4.6.0', modules=('swift.megatron.trainers.base',), independent=False, rewrites=True, may_be_missing=None),

@@ -103,7 +103,7 @@ def swift_megatron() -> None:
     from tests.patches.swift import null_ref_context_ranks
 
     null_ref_context_ranks.load_megatron()
-    for module in ("gkd_trainer", "grpo_trainer"):
+    for module in ("dpo_trainer", "gkd_trainer", "grpo_trainer"):
         with contextlib.suppress(ModuleNotFoundError):  # before 3.12 not there, and with vLLM only
             importlib.import_module(f"swift.megatron.trainers.{module}")
 
