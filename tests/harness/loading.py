@@ -135,6 +135,11 @@ def trl() -> None:
         importlib.import_module(module)
 
 
+def trl_grpo() -> None:
+    """TRL's GRPO trainer, without DeepSpeed."""
+    importlib.import_module("trl.trainer.grpo_trainer")
+
+
 def accelerate() -> None:
     """accelerate alone."""
     for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
