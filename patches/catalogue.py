@@ -250,6 +250,23 @@ LISTED = (
         path="rlhf_patches.patches.trl.chunked_nll_zero3:PATCH",
     ),
     Listed(
+        name="verl-critic-loss-scale",
+        distribution="verl",
+        versions=">=0.7.0,<0.9.0",
+        modules=(
+            "verl.workers.utils.losses",
+            "verl.trainer.ppo.core_algos",
+        ),
+        path="rlhf_patches.patches.verl.critic_loss_scale:PATCH",
+    ),
+    Listed(
+        name="verl-gdpo-whitening",
+        distribution="verl",
+        versions=">=0.7.1,<=0.9.1",
+        modules=("verl.trainer.ppo.core_algos",),
+        path="rlhf_patches.patches.verl.gdpo_whitening:PATCH",
+    ),
+    Listed(
         name="verl-logprob-entropy",
         distribution="verl",
         versions=">=0.1rc0,<=0.2.0.post2 or >=0.3.0.post0,<=0.3.0.post1 or >=0.4.0,<=0.5.0 or >=0.6.0,<=0.6.1 or >=0.7.0,<=0.7.1 or >=0.8.0.dev0,<=0.8.0 or >=0.9.0,<=0.9.1",  # noqa: E501
@@ -266,5 +283,26 @@ LISTED = (
         versions=">=0.6.1,<=0.9.1",
         modules=("verl.utils.megatron_utils",),
         path="rlhf_patches.patches.verl.no_sync_reentry:PATCH",
+    ),
+    Listed(
+        name="verl-padding-only-micro-batch",
+        distribution="verl",
+        versions=">=0.8.0.dev0,<=0.9.1",
+        modules=("verl.trainer.distillation.losses",),
+        path="rlhf_patches.patches.verl.padding_only_micro_batch:PATCH",
+    ),
+    Listed(
+        name="verl-reinforce-plus-plus-turns",
+        distribution="verl",
+        versions=">=0.4.0,<0.9.0",
+        modules=("verl.trainer.ppo.core_algos",),
+        path="rlhf_patches.patches.verl.reinforce_plus_plus_turns:PATCH",
+    ),
+    Listed(
+        name="verl-rloo-singletons",
+        distribution="verl",
+        versions=">=0.6.0,<=0.9.1",
+        modules=("verl.trainer.ppo.core_algos",),
+        path="rlhf_patches.patches.verl.rloo_singletons:PATCH",
     ),
 )

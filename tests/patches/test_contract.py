@@ -220,7 +220,7 @@ def levels(case: Case) -> Levels:
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
         return warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
-    if module.startswith("verl.") and case.patch.name == "verl-logprob-entropy":
+    if module.startswith("verl.") and case.patch.name != "verl-no-sync-reentry":
         return warm.verl(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("swift.megatron.") and folder is not None:
         kto = module.endswith(".kto_trainer")

@@ -1,0 +1,74 @@
+"""verl's distillation: metrics of a micro-batch in which no token counts."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
+
+_MODULE = "verl.trainer.distillation.losses"
+_OURS = f"{__package__}.metrics"
+
+
+def _extremes(function: str, values: str) -> tuple[Rewrite, ...]:
+    """The two metrics of these values, each the second argument of a ``Metric``."""
+    return tuple(
+        Rewrite(
+            target=f"{_MODULE}:{function}",
+            pattern=f"{values}.{which}()",
+            replacement=f"$EXTREME({values})",
+            alongside=(f"Metric(AggregationType.{which.upper()}, {values}.{which}())",),
+            uses={"EXTREME": f"{_OURS}:{name}"},
+        )
+        for which, name in (("min", "smallest"), ("max", "largest"))
+    )
+
+
+def _average(pattern: str, values: str) -> Rewrite:
+    return Rewrite(
+        target=f"{_MODULE}:compute_forward_kl_topk",
+        pattern=pattern,
+        replacement=f"$AVERAGE({values})",
+        uses={"AVERAGE": f"{_OURS}:average"},
+    )
+
+
+PATCH = Patch(
+    name="verl-padding-only-micro-batch",
+    summary="distillation goes on where no token of a micro-batch counts",
+    symptom="""\
+Distillation (`distillation.enabled=True`) on verl 0.8.0 to 0.9.1 ends in the loss, before backward, with `RuntimeError:
+min(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim'
+argument.` The likelier the smaller micro-batches are: in one of them `response_mask` is 0 everywhere, as it is in the
+samples with which verl fills up a batch, and in responses that were filtered out.""",
+    cause="""\
+The least and the largest loss and probability mass of the tokens that count are logged for each micro-batch, and there
+is no least one of none. Leaving the metric out would stop the run later: `Metric.aggregate_dp` wants as many values of
+each rank.""",
+    repair="""\
+Such a micro-batch has infinity as its least value and minus infinity as its largest, so that every rank has as many
+values and the step's own least and largest are those of the tokens that count. It adds nothing to the averages of
+the probability masses and of the overlap, which else were NaN for the whole step. Loss and gradient are as they were: 0
+for this micro-batch.
+
+Left alone: `distillation/abs_loss`, of the losses that estimate a KL divergence from one sample, is NaN in such a step.
+If no token of any micro-batch counts, infinities are logged.""",
+    references=("https://github.com/verl-project/verl/pull/7887",),
+    variants=(
+        Variant(
+            Guard("verl", ">=0.8.0.dev0,<=0.9.1"),
+            (
+                *_extremes("compute_distillation_loss_range", "distillation_losses_response"),
+                *_extremes("compute_forward_kl_topk", "student_mass"),
+                *_extremes("compute_forward_kl_topk", "teacher_mass"),
+                _average("student_mass.mean().item()", "student_mass"),
+                _average("teacher_mass.mean().item()", "teacher_mass"),
+                _average("(valid_overlap_count.float().mean() / k).item()", "valid_overlap_count / k"),
+            ),
+        ),
+    ),
+    retire="when verl logs such micro-batches; 0.9.1, the newest, does not",
+    signatures=(
+        Signature(
+            "RuntimeError", "min(): Expected reduction dim to be specified for input.numel() == 0", specific=False
+        ),
+    ),
+)
