@@ -93,6 +93,16 @@ LISTED = (
         path="rlhf_patches.patches.peft.adapter_freeze:PATCH",
     ),
     Listed(
+        name="peft-disable-adapter-fsdp",
+        distribution="peft",
+        versions=">=0.6.0,<0.19.0",
+        modules=(
+            "peft.tuners.tuners_utils",
+            "peft.utils.other",
+        ),
+        path="rlhf_patches.patches.peft.disable_adapter_fsdp:PATCH",
+    ),
+    Listed(
         name="peft-disable-adapter-restore",
         distribution="peft",
         versions=">=0.11.0,<=0.21.2",
