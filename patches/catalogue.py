@@ -52,6 +52,10 @@ LISTED = (
     Listed('peft-save-adapter-prefix', 'rlhf_patches.patches.peft.save_adapter_prefix:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.7.0,<0.20.0', modules=('peft.utils.save_and_load',), independent=False, rewrites=False, may_be_missing=None),
     ), None),
+    Listed('skyrl-advantage-padding', 'rlhf_patches.patches.skyrl.advantage_padding:PATCH', (
+        ListedVariant(distribution='skyrl', versions='==0.1.0', modules=('skyrl.backends.skyrl_train.utils.ppo_utils',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='>=0.2.0,<=0.4.0', modules=('skyrl.train.trainer',), independent=False, rewrites=True, may_be_missing=None),
+    ), 'All releases of SkyRL from 0.1.0 on subtract too small a mean with `advantage_batch_normalize=true`, by the share of\npadding in the batch, so all tokens of a step were pushed up or down together by what was left, most where long\nresponses are better or worse than short ones. With the patch such a run sees other advantages from the next step on. A\ncheckpoint can be trained on; a learning rate or a clipping range that was chosen for it may want another look. Runs\nwithout that setting, which is off by default, are as they were.'),
     Listed('skyrl-bf16-logits', 'rlhf_patches.patches.skyrl.bf16_logits:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.2.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper', 'skyrl.backends.skyrl_train.distributed.megatron.megatron_utils'), independent=False, rewrites=True, may_be_missing=None),
     ), None),

@@ -93,6 +93,14 @@ def skyrl_workers() -> None:
     skyrl_on_cpu.megatron_worker()
 
 
+def skyrl_trainer() -> None:
+    """SkyRL's trainer, without workers."""
+    from tests.harness import skyrl_on_cpu
+
+    skyrl_on_cpu.install()
+    skyrl_on_cpu.trainer()
+
+
 def swift_kto() -> None:
     """ms-swift 3's KTO trainer."""
     importlib.import_module("tests.patches.swift.kto_sequence_parallel_ranks")
