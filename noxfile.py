@@ -342,6 +342,14 @@ def format(session: nox.Session) -> None:
     session.run("rumdl", "fmt", ".")
 
 
+@session(python=FRAMEWORK_PYTHON, tags=["rest"])
+def site(session: nox.Session) -> None:
+    """The documentation as a site, and what a browser makes of it."""
+    provide(session, "site.txt", "releases.txt")
+    pytest(session, "tests/site")
+    session.run("python", "tools/site.py")
+
+
 @session(python=FRAMEWORK_PYTHON)
 def docs(session: nox.Session) -> None:
     """Write what is derived from the patches: their pages, their catalogue, what the site hook waits for."""

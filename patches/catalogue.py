@@ -88,6 +88,10 @@ LISTED = (
     Listed('slime-no-sync-reentry', 'rlhf_patches.patches.slime.no_sync_reentry:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.0.1,<=0.3.1', modules=('slime.backends.megatron_utils.model',), independent=False, rewrites=True, may_be_missing=None),
     ), None),
+    Listed('swift-grpo-loss-scale', 'rlhf_patches.patches.swift.grpo_loss_scale:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.11.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
+    ), "since ms-swift 3.11.0 loss and gradient of `dapo`, `cispo` and `fipo` were too small by the number of accumulation\nsteps. With Adam alone that changes little; gradient clipping, the weight of CHORD's and SDAR's losses, weight decay\ncoupled to the gradient, and optimizers that are not scale-free do change. A run whose `max_grad_norm`,\n`chord_mu_*` or `sdar_loss_coef` was tuned with it wants the norm multiplied, and the weight of the other loss divided,\nby the number of accumulation steps to go on as before. Runs without accumulation do not change."),
     Listed('swift-kto-sequence-parallel', 'rlhf_patches.patches.swift.kto_sequence_parallel:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.9.0,<3.12.3', modules=('swift.megatron.trainers.kto_trainer',), independent=False, rewrites=True, may_be_missing=None),
     ), None),
@@ -124,6 +128,9 @@ LISTED = (
     ), None),
     Listed('trl-chunked-nll-zero3', 'rlhf_patches.patches.trl.chunked_nll_zero3:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.4.0,<1.15.0', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=False, may_be_missing=None),
+    ), None),
+    Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
+        ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None),
     ), None),
     Listed('verl-logprob-entropy', 'rlhf_patches.patches.verl.logprob_entropy:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.1rc0,<=0.2.0.post2', modules=('verl.utils.megatron.tensor_parallel',), independent=False, rewrites=False, may_be_missing=None),
