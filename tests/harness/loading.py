@@ -160,6 +160,20 @@ def peft() -> None:
     importlib.import_module("peft")
 
 
+def math_verify() -> None:
+    """Math-Verify alone."""
+    importlib.import_module("math_verify")
+
+
+def rewards() -> None:
+    """What uses Math-Verify: verl's reward loop and TRL's rewards."""
+    for module in (
+        *("verl.experimental.reward_loop.reward_manager.naive", "verl.utils.reward_score.math_verify"),
+        "trl.rewards",
+    ):
+        importlib.import_module(module)
+
+
 def torch_and_interpreter() -> None:
     """The same, where Triton will interpret its kernels: it looks at the variable when torch imports it."""
     os.environ["TRITON_INTERPRET"] = "1"

@@ -91,6 +91,12 @@ def beside(release: str | None, load: str) -> Levels:
     return (*TORCH, Level(f"tests.harness.loading:{load}", folder))
 
 
+def with_rewards(math_verify: str, verl: str) -> Levels:
+    """A release of Math-Verify, then what uses it: a release of verl, ``0.7`` say, and the environment's TRL."""
+    users = Level("tests.harness.loading:rewards", str(side_by_side.folder(f"verl-{verl}")))
+    return (*beside(f"math-verify-{math_verify}", "math_verify"), users)
+
+
 def swift(release: str | None, trainer: str) -> Levels:
     """A release of ms-swift with its own megatron-core; None for the environment's own.
 
