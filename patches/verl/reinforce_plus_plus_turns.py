@@ -15,9 +15,9 @@ of all turns but the last are trained as if their return were 0, or what the KL 
 not learn when to call a tool, or how. No error; rewards are logged right. One turn without tools is right.""",
     cause="""\
 Going backwards through the tokens, the running return is multiplied by `response_mask`, which is meant for the padding
-after the end. The mask is 0 on a tool's answer as well, and what comes after that is forgotten. Since 0.5.0 the trainer
-keeps the mask of the rollout, which leaves tools' answers out. 0.4.0 and 0.4.1 have the same function, but their trainer
-counts answers like the model's own tokens: there only a trainer of your own meets it.""",
+after the end. The mask is 0 on a tool's answer as well, and what comes after that is forgotten. Since 0.5.0 the
+trainer keeps the mask of the rollout, which leaves tools' answers out. 0.4.0 and 0.4.1 have the same function, but
+their trainer counts answers like the model's own tokens: there only a trainer of your own meets it.""",
     repair="""\
 The running return passes tokens that do not count as it is, without a discount, as in 0.9.0. With rewards r and a
 discount of gamma for each token of the model's own, the return at such a token t is the sum over all later r_s, t
