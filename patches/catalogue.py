@@ -124,6 +124,9 @@ LISTED = (
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None),
     ), None),
+    Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
+    ), None),
     Listed('verl-logprob-entropy', 'rlhf_patches.patches.verl.logprob_entropy:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.1rc0,<=0.2.0.post2', modules=('verl.utils.megatron.tensor_parallel',), independent=False, rewrites=False, may_be_missing=None),
         ListedVariant(distribution='verl', versions='>=0.3.0.post0,<=0.3.0.post1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor'), independent=True, rewrites=True, may_be_missing=None),
