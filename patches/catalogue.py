@@ -138,6 +138,9 @@ LISTED = (
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None),
     ), None),
+    Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
+    ), None),
     Listed('verl-critic-loss-scale', 'rlhf_patches.patches.verl.critic_loss_scale:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.7.0,<0.9.0', modules=('verl.workers.utils.losses', 'verl.trainer.ppo.core_algos'), independent=False, rewrites=True, may_be_missing=None),
     ), "with verl 0.8.0 (and 0.7.0, 0.7.1 with `trainer.use_legacy_worker_impl=disable`) the critic's gradient was multiplied by\nthe number of micro-batches per mini-batch and rank. With the patch it is smaller by that factor, and does not change\nwith the micro-batch size any more. Adam hides most of a constant factor, except where `critic.optim.clip_grad`, 1.0 by\ndefault, cut the larger gradient off: a run that was tuned with it should have the critic's clipping threshold and\nlearning rate looked at again. Checkpoints can be trained on."),
