@@ -13,6 +13,13 @@ LISTED = (
         path="rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH",
     ),
     Listed(
+        name="deepspeed-empty-groups",
+        distribution="deepspeed",
+        versions=">=0.3.13,<=0.19.8",
+        modules=("deepspeed.runtime.engine",),
+        path="rlhf_patches.patches.deepspeed.empty_groups:PATCH",
+    ),
+    Listed(
         name="deepspeed-group-learning-rates",
         distribution="deepspeed",
         versions=">=0.17.2,<0.19.4",
