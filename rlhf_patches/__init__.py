@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
-    from .definitions.patch import DefinitionError, Guard, Listed, Patch, Replace, Rewrite, Signature, Variant, Wrap
+    from .definitions.patch import (
+        DefinitionError,
+        Guard,
+        Listed,
+        ListedVariant,
+        Patch,
+        Replace,
+        Rewrite,
+        Signature,
+        Variant,
+        Wrap,
+    )
     from .definitions.status import PatchError, PatchReport, Report, Status
     from .runs.comparison import VerifyError
     from .runs.process_group import verify
@@ -26,6 +37,7 @@ __all__ = [
     "DefinitionError",
     "Guard",
     "Listed",
+    "ListedVariant",
     "Patch",
     "PatchError",
     "PatchReport",
@@ -62,7 +74,18 @@ _HOME = {
     "ray": "ray",
     "verify": "runs.process_group",
     **dict.fromkeys(
-        ("DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Signature", "Variant", "Wrap"),
+        (
+            "DefinitionError",
+            "Guard",
+            "Listed",
+            "ListedVariant",
+            "Patch",
+            "Replace",
+            "Rewrite",
+            "Signature",
+            "Variant",
+            "Wrap",
+        ),
         "definitions.patch",
     ),
     **dict.fromkeys(("apply", "fingerprint", "in_force", "matched", "report", "revert"), "api"),

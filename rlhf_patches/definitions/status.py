@@ -135,7 +135,7 @@ def patch_report(
     places: tuple[str, ...] = (),
 ) -> PatchReport:
     """A patch's state together with what the patch says about itself."""
-    changes_numbers = patch.changes_numbers if isinstance(patch, Patch) and status is not Status.ABSENT else None
+    changes_numbers = None if status is Status.ABSENT else patch.changes_numbers
     return PatchReport(
         name=patch.name,
         status=status,
