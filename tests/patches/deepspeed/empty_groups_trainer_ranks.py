@@ -22,7 +22,9 @@ from tests.patches.deepspeed.empty_groups_ranks import NAME
 class WithLoraPlus(transformers.Trainer):
     """As LLaMA-Factory and others have it."""
 
-    def create_optimizer(self) -> torch.optim.Optimizer:
+    optimizer: Any
+
+    def create_optimizer(self) -> Any:
         if self.optimizer is None:
             self.optimizer = create_loraplus_optimizer(self.model, torch.optim.AdamW, lr=0.01, loraplus_lr_ratio=16.0)
         return self.optimizer
