@@ -10,6 +10,9 @@ LISTED = (
     Listed('accelerate-fsdp2-upcast', 'rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH', (
         ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None),
     ), 'accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small\nlearning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory\nfor what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost\nnothing but those updates, and can be trained on.'),
+    Listed('deepspeed-empty-groups', 'rlhf_patches.patches.deepspeed.empty_groups:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.3.13,<=0.19.8', modules=('deepspeed.runtime.engine',), independent=False, rewrites=True, may_be_missing=None),
+    ), "Since DeepSpeed 0.3.13, without torch 2.10's check, groups behind an empty one were trained at another group's learning\nrate. It matters where the rates differ: with PEFT's LoRA+ the B matrices had the rate of the embeddings, and the ratio\nthat was set had no effect. With the patch each group has the rate that it was given. A run that was tuned with another\none should have its learning rates looked at again; checkpoints can be trained on."),
     Listed('deepspeed-group-learning-rates', 'rlhf_patches.patches.deepspeed.group_learning_rates:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.17.2,<0.19.4', modules=('deepspeed.runtime.lr_schedules',), independent=False, rewrites=True, may_be_missing=None),
     ), "DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch each has its\nown, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again."),
@@ -46,6 +49,9 @@ LISTED = (
     Listed('peft-adapter-freeze', 'rlhf_patches.patches.peft.adapter_freeze:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),
+    Listed('peft-disable-adapter-fsdp', 'rlhf_patches.patches.peft.disable_adapter_fsdp:PATCH', (
+        ListedVariant(distribution='peft', versions='>=0.6.0,<0.19.0', modules=('peft.tuners.tuners_utils', 'peft.utils.other'), independent=False, rewrites=False, may_be_missing=None),
+    ), None),
     Listed('peft-disable-adapter-restore', 'rlhf_patches.patches.peft.disable_adapter_restore:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.11.0,<=0.21.2', modules=('peft.peft_model',), independent=False, rewrites=False, may_be_missing=None),
     ), 'In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first\nreference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as it\nwas.'),
@@ -55,6 +61,10 @@ LISTED = (
     Listed('peft-save-adapter-prefix', 'rlhf_patches.patches.peft.save_adapter_prefix:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.7.0,<0.20.0', modules=('peft.utils.save_and_load',), independent=False, rewrites=False, may_be_missing=None),
     ), None),
+    Listed('skyrl-advantage-padding', 'rlhf_patches.patches.skyrl.advantage_padding:PATCH', (
+        ListedVariant(distribution='skyrl', versions='==0.1.0', modules=('skyrl.backends.skyrl_train.utils.ppo_utils',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='>=0.2.0,<=0.4.0', modules=('skyrl.train.trainer',), independent=False, rewrites=True, may_be_missing=None),
+    ), 'All releases of SkyRL from 0.1.0 on subtract too small a mean with `advantage_batch_normalize=true`, by the share of\npadding in the batch, so all tokens of a step were pushed up or down together by what was left, most where long\nresponses are better or worse than short ones. With the patch such a run sees other advantages from the next step on. A\ncheckpoint can be trained on; a learning rate or a clipping range that was chosen for it may want another look. Runs\nwithout that setting, which is off by default, are as they were.'),
     Listed('skyrl-bf16-logits', 'rlhf_patches.patches.skyrl.bf16_logits:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.2.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper', 'skyrl.backends.skyrl_train.distributed.megatron.megatron_utils'), independent=False, rewrites=True, may_be_missing=None),
     ), None),
@@ -134,6 +144,15 @@ LISTED = (
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None),
     ), None),
+    Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
+    ), None),
+    Listed('verl-critic-loss-scale', 'rlhf_patches.patches.verl.critic_loss_scale:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.7.0,<0.9.0', modules=('verl.workers.utils.losses', 'verl.trainer.ppo.core_algos'), independent=False, rewrites=True, may_be_missing=None),
+    ), "with verl 0.8.0 (and 0.7.0, 0.7.1 with `trainer.use_legacy_worker_impl=disable`) the critic's gradient was multiplied by\nthe number of micro-batches per mini-batch and rank. With the patch it is smaller by that factor, and does not change\nwith the micro-batch size any more. Adam hides most of a constant factor, except where `critic.optim.clip_grad`, 1.0 by\ndefault, cut the larger gradient off: a run that was tuned with it should have the critic's clipping threshold and\nlearning rate looked at again. Checkpoints can be trained on."),
+    Listed('verl-gdpo-whitening', 'rlhf_patches.patches.verl.gdpo_whitening:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.7.1,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None),
+    ), "with verl 0.7.1 to 0.9.1, GDPO's advantages were normalised with each response counted as often as it is long. With the\npatch each counts once: advantages are shifted and scaled, the more, the more rewards and lengths go together; where all\nare of one length, only by the difference between n and n - 1 responses. A run that was tuned with it can be trained on;\nits learning rate and clipping were tuned for the other scale."),
     Listed('verl-logprob-entropy', 'rlhf_patches.patches.verl.logprob_entropy:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.1rc0,<=0.2.0.post2', modules=('verl.utils.megatron.tensor_parallel',), independent=False, rewrites=False, may_be_missing=None),
         ListedVariant(distribution='verl', versions='>=0.3.0.post0,<=0.3.0.post1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor'), independent=True, rewrites=True, may_be_missing=None),
@@ -146,4 +165,10 @@ LISTED = (
     Listed('verl-no-sync-reentry', 'rlhf_patches.patches.verl.no_sync_reentry:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None),
     ), None),
+    Listed('verl-reinforce-plus-plus-turns', 'rlhf_patches.patches.verl.reinforce_plus_plus_turns:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None),
+    ), "with verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns gave the outcome's reward to the last\nturn only, and whitened over all. With the patch every turn has it, and advantages of the last turn change as well,\nsince mean and variance do. A run that was trained with it learned its last turns: it can be trained on, and its\nlearning rate and KL coefficient were tuned for another signal. Trajectories of one turn are as before."),
+    Listed('verl-rloo-singletons', 'rlhf_patches.patches.verl.rloo_singletons:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.6.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None),
+    ), 'with verl 0.6.0 to 0.9.1, `rloo_vectorized` gave the advantage 0 to every response that was alone in its group. With the\npatch these have their reward, as with `rloo`. A run with `rollout.n=1` was not trained by its rewards at all; one that\nfilters responses gets larger gradients, by the responses that were left alone, and can be trained on.'),
 )

@@ -69,6 +69,15 @@ def verl() -> None:
             importlib.import_module(module)
 
 
+def verl_critic() -> None:
+    """On the above, verl's engine for FSDP, and what a small critic is made of."""
+    for module in (
+        *("verl.workers.engine.fsdp.transformer_impl", "torch.distributed.fsdp"),
+        "transformers.models.qwen2.modeling_qwen2",
+    ):
+        importlib.import_module(module)
+
+
 def skyrl() -> None:
     """SkyRL's Megatron modules."""
     from tests.harness import skyrl_on_cpu
@@ -91,6 +100,14 @@ def skyrl_workers() -> None:
     from tests.harness import skyrl_on_cpu
 
     skyrl_on_cpu.megatron_worker()
+
+
+def skyrl_trainer() -> None:
+    """SkyRL's trainer, without workers."""
+    from tests.harness import skyrl_on_cpu
+
+    skyrl_on_cpu.install()
+    skyrl_on_cpu.trainer()
 
 
 def swift_kto() -> None:
@@ -138,6 +155,21 @@ def trl() -> None:
 def trl_grpo() -> None:
     """TRL's GRPO trainer, without DeepSpeed."""
     importlib.import_module("trl.trainer.grpo_trainer")
+
+
+def transformers_trainer() -> None:
+    """transformers' Trainer, PEFT and DeepSpeed, whose collectives are counted."""
+    from tests.harness import zero3_on_cpu
+
+    zero3_on_cpu.communication()
+    for module in (
+        "accelerate",
+        "deepspeed",
+        "peft",
+        "transformers.models.qwen2.modeling_qwen2",
+        "transformers.trainer",
+    ):
+        importlib.import_module(module)
 
 
 def accelerate() -> None:

@@ -73,6 +73,12 @@ def skyrl(release: str, *more: str) -> Levels:
     return (*MEGATRON, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
 
 
+def skyrl_trainer(release: str) -> Levels:
+    """A release of SkyRL's trainer, without Megatron; 0.4 lies there without loguru, which 0.3 has."""
+    folders = [str(side_by_side.folder(f"skyrl-{name}")) for name in (release, "0.3")]
+    return (*TORCH, Level("tests.harness.loading:skyrl_trainer", os.pathsep.join(dict.fromkeys(folders))))
+
+
 def verl(release: str | None = None) -> Levels:
     """A release of verl beside the environment's own frameworks, ``0.4`` say; None for the environment's own."""
     folder = str(side_by_side.folder(f"verl-{release}")) if release else None
