@@ -43,6 +43,16 @@ LISTED = (
     Listed('nemo-rl-logprob-backward', 'rlhf_patches.patches.nemo_rl.logprob_backward:PATCH', (
         ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None),
     ), None),
+    Listed('openrlhf-masked-nan', 'rlhf_patches.patches.openrlhf.masked_nan:PATCH', (
+        ListedVariant(distribution='openrlhf', versions='>=0.3.6.post1,<0.8.9', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='openrlhf', versions='>=0.8.9,<0.8.10', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='openrlhf', versions='>=0.8.10,<0.9.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.1,<0.9.3', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.3,<0.10.3', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='openrlhf', versions='>=0.10.3,<0.11.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='openrlhf', versions='==0.11.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='openrlhf', versions='==0.11.2', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None),
+    ), None),
     Listed('peft-adapter-freeze', 'rlhf_patches.patches.peft.adapter_freeze:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),

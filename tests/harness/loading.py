@@ -155,6 +155,15 @@ def deepspeed() -> None:
     importlib.import_module("deepspeed")
 
 
+def openrlhf() -> None:
+    """OpenRLHF's models and losses, on DeepSpeed."""
+    deepspeed()
+    for module in ("transformers", "peft"):  # they look for flash-attention, and do not find it
+        importlib.import_module(module)
+    absent_packages.install(("flash_attn",))
+    importlib.import_module("openrlhf.models.loss")
+
+
 def peft() -> None:
     """PEFT."""
     importlib.import_module("peft")
