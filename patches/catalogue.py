@@ -111,6 +111,11 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=4.0.3,<4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.dpo_trainer'), independent=True, rewrites=False, may_be_missing=None),
         ListedVariant(distribution='ms-swift', versions='>=4.4.0,<=4.6.0', modules=('swift.rlhf_trainers.rlhf_mixin',), independent=False, rewrites=False, may_be_missing=None),
     ), None),
+    Listed('swift-sampler-tail', 'rlhf_patches.patches.swift.sampler_tail:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.3.0,<3.12.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.12.0,<4.0.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.dataloader.shard',), independent=False, rewrites=True, may_be_missing=None),
+    ), 'since ms-swift 3.3.0 the last samples of a data set, less than the number of data-parallel ranks, were never trained\non. With the patch, and where the ranks do not divide the data set, an epoch has another order, a sample more for each\nrank, and so perhaps a step more, to which learning rate schedules are fitted. A run that is resumed within an epoch\nskips as many batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume\nfrom a checkpoint at the end of an epoch. Nothing else that was trained before has to be repeated.'),
     Listed('swift-vocab-parallel-logprob-gradient', 'rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH', (
         ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None),
         ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.5.3', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=True, may_be_missing=None),
