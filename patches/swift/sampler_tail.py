@@ -53,7 +53,7 @@ def _changes(module: str, iteration: dict[str, str]) -> tuple[Rewrite, ...]:
     length = "return {} // self.batch_size"
     rounded = "({} + self.batch_size - 1)"
     whole, each = "self.total_samples", "$OF_EACH_RANK(self)"
-    shuffled = "torch.randperm({}, generator=generator)"
+    shuffled = "torch.randperm({}, generator=generator).tolist()"
     return (
         change("__init__", size.format("total_samples"), size.format("$KEPT(self, total_samples)")),
         change("__iter__", shuffled.format(f"{whole} * self.world_size"), shuffled.format("$OF_ALL_RANKS(self)")),

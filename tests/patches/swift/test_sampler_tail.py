@@ -19,9 +19,9 @@ DROPPED = [each.replace("kept", "dropped") for each in KEPT]
     params=[None, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("swift-3.8", "swift-3.12"))],
 )
 def reports(request, run_ranks):
-    # Without Megatron 3.8 wants one more package.
-    load = "swift_megatron" if request.param == "swift-3.8" else "swift_transformers"
-    found = run_ranks("tests.patches.swift.sampler_tail_ranks", levels=swift(request.param, load), ranks=RANKS)
+    found = run_ranks(
+        "tests.patches.swift.sampler_tail_ranks", levels=swift(request.param, "swift_transformers"), ranks=RANKS
+    )
     assert all(report["status"] == "applied" for report in found)
     return found
 
