@@ -1,4 +1,4 @@
-"""Every built-in patch. Written by tools/derive.py (``make docs``); a test compares."""
+"""Every built-in patch and advice. Written by tools/derive.py (``make docs``); a test compares."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ LISTED = (
         versions=">=0.15.2,<0.19.0",
         modules=("deepspeed.runtime.zero.stage_1_and_2",),
         path="rlhf_patches.patches.deepspeed.offload_accumulation:PATCH",
+    ),
+    Listed(
+        name="deepspeed-offload-rare-parameters",
+        distribution="deepspeed",
+        versions=">=0.5.9,<=0.19.8",
+        modules=("deepspeed.runtime.zero.stage_1_and_2",),
+        path="rlhf_patches.patches.deepspeed.offload_rare_parameters:ADVICE",
+        kind="advice",
     ),
     Listed(
         name="deepspeed-zero1-last-micro-batch",

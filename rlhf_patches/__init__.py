@@ -16,13 +16,26 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
-    from .definitions.patch import DefinitionError, Guard, Listed, Patch, Replace, Rewrite, Signature, Variant, Wrap
+    from .definitions.patch import (
+        Advice,
+        DefinitionError,
+        Guard,
+        Listed,
+        Patch,
+        Replace,
+        Rewrite,
+        Shape,
+        Signature,
+        Variant,
+        Wrap,
+    )
     from .definitions.status import PatchError, PatchReport, Report, Status
     from .runs.comparison import VerifyError
     from .runs.process_group import verify
     from .settings import SettingsError
 
 __all__ = [
+    "Advice",
     "DefinitionError",
     "Guard",
     "Listed",
@@ -33,6 +46,7 @@ __all__ = [
     "Report",
     "Rewrite",
     "SettingsError",
+    "Shape",
     "Signature",
     "Status",
     "Variant",
@@ -62,7 +76,10 @@ _HOME = {
     "ray": "ray",
     "verify": "runs.process_group",
     **dict.fromkeys(
-        ("DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Signature", "Variant", "Wrap"),
+        (
+            *("Advice", "DefinitionError", "Guard", "Listed", "Patch", "Replace", "Rewrite", "Shape", "Signature"),
+            *("Variant", "Wrap"),
+        ),
         "definitions.patch",
     ),
     **dict.fromkeys(("apply", "fingerprint", "in_force", "matched", "report", "revert"), "api"),

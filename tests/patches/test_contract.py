@@ -27,7 +27,7 @@ from tests.harness.look_alikes import row_of, write_metadata
 from tests.harness.warm import MEGATRON, TORCH, TRL, Level, Levels
 
 ROOT = Path(__file__).parents[2]
-PATCHES = [item.patch for item in registry.load()[0]]
+PATCHES = [item.patch for item in registry.load()[0] if isinstance(item.patch, Patch)]
 STANDINS = ROOT / "tests" / "harness" / "standins"
 
 
