@@ -4,7 +4,7 @@ NOX := $(TOOLS)/bin/nox
 # Sessions side by side: more than cores, since much is waiting, for downloads and for ranks.
 SIDE_BY_SIDE := $(NOX) --parallel 3
 
-.PHONY: demo demo-megatron demo-trl test test-rest test-all fuzz mutants cpython docs releases benchmarks format clean
+.PHONY: demo demo-megatron demo-trl test test-rest test-all fuzz mutants cpython docs site releases benchmarks format clean
 
 # Each session makes its environment and goes on; rows come as they are found.
 demo: $(NOX)
@@ -33,6 +33,9 @@ cpython: $(NOX)
 
 docs: $(NOX)
 	@$(NOX) -s docs
+
+site: $(NOX)
+	@$(NOX) -s site
 
 releases: $(NOX)
 	@$(NOX) -s survey -- $(NAMES)

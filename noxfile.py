@@ -287,7 +287,7 @@ def exhaustive(session: nox.Session) -> None:
     """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
     provide(session, "releases.txt")
     pytest(session, "tests/record", "-n", "2", "-m", "exhaustive")
-    pytest(session, "tests/cluster", "-m", "exhaustive", python=TRL_PYTHON)
+    pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
     pytest(session, *BY_TRL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
 
@@ -340,6 +340,14 @@ def format(session: nox.Session) -> None:
     session.run("ruff", "check", "--fix", ".")
     session.run("ruff", "format", ".")
     session.run("rumdl", "fmt", ".")
+
+
+@session(python=FRAMEWORK_PYTHON, tags=["rest"])
+def site(session: nox.Session) -> None:
+    """The documentation as a site, and what a browser makes of it."""
+    provide(session, "site.txt", "releases.txt")
+    pytest(session, "tests/site")
+    session.run("python", "tools/site.py")
 
 
 @session(python=FRAMEWORK_PYTHON)

@@ -9,7 +9,7 @@ from .catalogue import LISTED
 
 @hookimpl(specname="rlhf_patches")
 def listed() -> tuple[Listed, ...]:
-    """Every built-in patch and advice; those whose framework is there are imported."""
+    """Every built-in patch and advice, each to be imported together with what it is for."""
     return LISTED
 
 

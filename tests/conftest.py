@@ -45,6 +45,7 @@ NEEDS = {
     "record/test_survey.py": ("pypi_simple", "releases"),
     "engine/engine/test_functions_torch.py": ("torch", "frameworks"),
     "lint": ("importlinter", "lint"),
+    "site": ("zensical", "site"),
 }
 """What the tests of a folder import, and the nox session that has it."""
 

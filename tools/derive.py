@@ -28,7 +28,9 @@ _HEAD = '''\
 
 from __future__ import annotations
 
-from rlhf_patches import Listed'''
+# fmt: off
+# ruff: noqa: E501, Q
+from rlhf_patches import Listed, ListedVariant'''
 _NAME = re.compile(r"(PATCH|ADVICE)(_[A-Z0-9_]+)?")
 _WATCHED = re.compile(r"^WATCHED = \(.*?\)$", re.MULTILINE | re.DOTALL)
 
@@ -79,14 +81,8 @@ def _entry(path: str) -> str:
     path = f"rlhf_patches.patches.{path}"
     module, _, name = path.partition(":")
     listed: Listed = getattr(importlib.import_module(module), name).listed(path)
-    several = "".join(f'            "{module}",\n' for module in listed.modules)
-    modules = f'("{listed.modules[0]}",)' if len(listed.modules) == 1 else f"(\n{several}        )"
-    values = {field: f'"{value}"' for field, value in listed._asdict().items()} | {"modules": modules}
-    if listed.kind == Listed._field_defaults["kind"]:
-        del values["kind"]
-    lines = [f"        {field}={value}," for field, value in values.items()]
-    body = "".join(f"{line}{'  # noqa: E501' if len(line.splitlines()[-1]) > 120 else ''}\n" for line in lines)
-    return f"    Listed(\n{body}    ),\n"
+    variants = "".join(f"        {variant!r},\n" for variant in listed.variants)
+    return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ), {listed.changes_numbers!r}),\n"
 
 
 def watched(patches: Iterable[KnownBug]) -> tuple[str, ...]:

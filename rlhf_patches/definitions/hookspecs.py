@@ -21,5 +21,5 @@ def rlhf_patches() -> Iterable[KnownBug | Listed]:  # type: ignore[empty-body]
     """Return the patches that this distribution brings, and the advice.
 
     Called once per process, when patches are first listed or applied. It must not import a framework. A distribution
-    with many patches may return them as `Listed`: each is then imported only where its framework is.
+    with many patches may return them as `Listed`: each is then imported with what it patches.
     """

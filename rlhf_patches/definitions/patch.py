@@ -15,22 +15,6 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Union
 
-__all__ = [
-    "Advice",
-    "Change",
-    "DefinitionError",
-    "Guard",
-    "KnownBug",
-    "Listed",
-    "Patch",
-    "Replace",
-    "Rewrite",
-    "Shape",
-    "Signature",
-    "Variant",
-    "Wrap",
-]
-
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
@@ -311,27 +295,85 @@ class Variant:
         """The modules that must have been imported before it can be applied, in the order of the changes."""
         return tuple(dict.fromkeys(change.target.partition(":")[0] for change in self.changes))
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether a change is a pattern: a `Rewrite`, or a `Shape`."""
+        return any(isinstance(change, (Rewrite, Shape)) for change in self.changes)
+
+    def listed(self) -> ListedVariant:
+        """Its part of the patch's entry in a list."""
+        guard = self.guard
+        return ListedVariant(
+            distribution=guard.distribution,
+            versions=guard.versions,
+            modules=self.modules,
+            independent=self.independent,
+            rewrites=self.rewrites,
+            may_be_missing=guard.may_be_missing,
+            is_advice=self.is_advice,
+        )
+
 
 def _check_items(owner: str, name: str, value: object, kind: type | tuple[type, ...]) -> None:
     if not isinstance(value, tuple) or not value or not all(isinstance(item, kind) for item in value):
         raise DefinitionError(f"{owner}: {name} is {value!r}; expected a tuple with one item or more")
 
 
-class Listed(NamedTuple):
-    """A patch or an advice that is not imported yet: what has to be known of it where its framework is not there.
+class ListedVariant(NamedTuple):
+    """What has to be known of a variant as long as none of its modules is imported.
 
     Attributes:
-        name, distribution, versions, modules: as those of the `Patch`.
-        path: the patch, ``module:NAME``.
-        kind: ``patch`` or ``advice``.
+        distribution, versions, may_be_missing: as those of its `Guard`.
+        modules, independent, rewrites, is_advice: as those of the `Variant`.
     """
 
-    name: str
     distribution: str
     versions: str
     modules: tuple[str, ...]
+    independent: bool = False
+    rewrites: bool = False
+    may_be_missing: str | None = None
+    is_advice: bool = False
+
+    @property
+    def guard(self) -> Guard:
+        """Made when it is asked for: a guard imports what parses ranges."""
+        return Guard(self.distribution, self.versions, self.may_be_missing)
+
+
+class Listed(NamedTuple):
+    """A patch or an advice that is not imported yet: what a process has to know that has not imported what it is for.
+
+    Attributes:
+        name, changes_numbers: as those of the `Patch`.
+        path: the patch, ``module:NAME``.
+        variants: those of the patch.
+    """
+
+    name: str
     path: str
-    kind: str = "patch"
+    variants: tuple[ListedVariant, ...]
+    changes_numbers: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a patch or an advice."""
+        return Advice.kind if self.variants[0].is_advice else Patch.kind
+
+    @property
+    def distribution(self) -> str:
+        """The framework's name on PyPI."""
+        return self.variants[0].distribution
+
+    @property
+    def versions(self) -> str:
+        """The releases that have the bug: the ranges of all variants."""
+        return _any_of(variant.versions for variant in self.variants)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of all variants."""
+        return _modules(self.variants)
 
     def load(self) -> Patch | Advice:
         """Import the patch.
@@ -344,6 +386,14 @@ class Listed(NamedTuple):
         if not isinstance(found, (Patch, Advice)) or found.listed(self.path) != self:
             raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
         return found
+
+
+def _any_of(versions: Iterable[str]) -> str:
+    return " or ".join(versions)
+
+
+def _modules(variants: Iterable[Variant | ListedVariant]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(module for variant in variants for module in variant.modules))
 
 
 @dataclass(frozen=True)
@@ -388,6 +438,7 @@ class KnownBug:
             release is in the range of two.
         retire: when this entry can be removed.
         signatures: for a bug that raises: the exceptions by which ``rlhf-patches diagnose`` tells it in a log.
+        changes_numbers: of a `Patch`.
     """
 
     kind: ClassVar[str]
@@ -399,6 +450,7 @@ class KnownBug:
     variants: tuple[Variant, ...]
     retire: str
     signatures: tuple[Signature, ...]
+    changes_numbers: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -440,7 +492,7 @@ class KnownBug:
 
     def listed(self, path: str) -> Listed:
         """Its entry in a list; ``path`` is where it is, as ``module:NAME``."""
-        return Listed(self.name, self.distribution, self.versions, self.modules, path, self.kind)
+        return Listed(self.name, path, tuple(variant.listed() for variant in self.variants), self.changes_numbers)
 
     @property
     def distribution(self) -> str:
@@ -450,12 +502,12 @@ class KnownBug:
     @property
     def versions(self) -> str:
         """The releases that have the bug: the ranges of all variants."""
-        return " or ".join(variant.guard.versions for variant in self.variants)
+        return _any_of(variant.guard.versions for variant in self.variants)
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules of all variants."""
-        return tuple(dict.fromkeys(module for variant in self.variants for module in variant.modules))
+        return _modules(self.variants)
 
     @property
     def implementations(self) -> tuple[str, ...]:

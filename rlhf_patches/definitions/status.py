@@ -152,7 +152,7 @@ def patch_report(
 ) -> PatchReport:
     """A patch's state together with what the patch says about itself."""
     there = status is not Status.ABSENT
-    changes_numbers = patch.changes_numbers if isinstance(patch, Patch) and there else None
+    changes_numbers = patch.changes_numbers if there else None
     what_to_do = patch.what_to_do if isinstance(patch, Advice) and there else None
     if isinstance(patch, Advice) and status is Status.ADVICE:
         reason = f"{reason}: {patch.summary}"

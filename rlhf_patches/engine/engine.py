@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from .. import settings
 from ..definitions import registry
-from ..definitions.patch import KnownBug, Listed, Patch, Replace, Rewrite, Shape, Variant, Wrap, put_to_use
+from ..definitions.patch import KnownBug, Listed, ListedVariant, Patch, Replace, Variant, Wrap, put_to_use
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report
 from ..guards import decision, implementations, rewriting, sources
@@ -202,11 +202,16 @@ class Engine:
             return Asked(tuple(entries), chosen, self._strict, self._hint())
 
     def carried(self) -> list[tuple[KnownBug | Listed, PatchReport, dict[str, str]]]:
-        """Each patch, imported or not, its row in the report, and the text of each module that it has been applied to.
+        """Each patch, its row in the report, and the text of each module that it has been applied to.
 
-        Nothing is imported or changed.
+        A patch stays listed where its framework is absent, and where it cannot be imported. No module of a framework is
+        imported, and nothing changed.
         """
         entries = self._registered()
+        for entry in entries.values():
+            if entry.outcome.status is not Status.ABSENT:
+                with contextlib.suppress(Exception, SystemExit):  # said when it is to be applied
+                    self._define(entry)
         with self._lock:
             for entry in entries.values():
                 self._look_again(entry)
@@ -323,10 +328,9 @@ class Engine:
             if entry.outcome.status is Status.APPLIED:
                 return entry.outcome
         if isinstance(patch, Listed):
-            absence = decision.absence(patch)
-            if absence is None:
-                raise _NotReady(functools.partial(self._define, entry))
-            return self._said(patch, absence)
+            absence = decision.absence(patch)  # asked first: anything else imports what parses ranges
+            if absence is not None:
+                return self._said(patch, absence)
         ready: dict[str, ModuleType] = {}
         for name in patch.modules:
             module = sys.modules.get(name)
@@ -342,16 +346,19 @@ class Engine:
             choice = choice._replace(variants=tuple(v for v in choice.variants if ready.keys() >= {*v.modules}))
         elif not any(_has_begun(variant, ready) for variant in choice.variants):
             return self._before_import(choice, ready)
-        if not rewriting.is_loaded():
+        if isinstance(patch, Listed) and choice.variants:
+            raise _NotReady(functools.partial(self._define, entry))
+        if choice.variants and not rewriting.is_loaded():
             raise _NotReady(rewriting.load)
         found = decision.decide(choice, functools.partial(_source, ready))
         if found.variant is None:
             return self._said(patch, found)
         if not _has_begun(found.variant, ready):
             return self._before_import(choice._replace(variants=(found.variant,)), ready)
+        assert isinstance(patch, Patch)
         return self._put_on(patch, choice.finding, found, ready)
 
-    def _put_on(self, patch: KnownBug, finding: Finding, found: Decision, ready: dict[str, ModuleType]) -> _Outcome:
+    def _put_on(self, patch: Patch, finding: Finding, found: Decision, ready: dict[str, ModuleType]) -> _Outcome:
         """Apply the changes of a variant in the modules that are imported."""
         assert found.variant is not None
         here = [item for item in found.recognised if item.source.module in ready]
@@ -395,7 +402,7 @@ class Engine:
             if _is_main(sources.locate(name)):
                 reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
                 return _Outcome(Status.REFUSED, reason)
-        if any(isinstance(change, (Rewrite, Shape)) for variant in choice.variants for change in variant.changes):
+        if any(variant.rewrites for variant in choice.variants):
             if not rewriting.is_loaded():
                 raise _NotReady(rewriting.load)
             rewriting.check_ast_grep()  # what will fail at the import is said before it
@@ -468,7 +475,7 @@ def _with_observations(row: PatchReport, patch: KnownBug | Listed) -> PatchRepor
     return replace(row, reason=f"{row.reason}; observed: {said}", observations=found)
 
 
-def _has_begun(variant: Variant, ready: Mapping[str, ModuleType]) -> bool:
+def _has_begun(variant: Variant | ListedVariant, ready: Mapping[str, ModuleType]) -> bool:
     """Whether enough of a variant's modules are imported for it to be applied, or to begin with."""
     return (any if variant.independent else all)(name in ready for name in variant.modules)
 

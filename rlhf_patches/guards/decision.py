@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import NamedTuple
 
-from ..definitions.patch import Listed, Rewrite, Variant
+from ..definitions.patch import Listed, ListedVariant, Rewrite, Variant
 from ..definitions.status import Status
 from . import shapes, sources, versions
 from .implementations import Unusable
@@ -42,7 +42,7 @@ class Found(NamedTuple):
         absence: what to say if that means that the framework is not there.
     """
 
-    variant: Variant
+    variant: Variant | ListedVariant
     finding: Finding
     missing: str | None = None
     absence: str = ""
@@ -52,7 +52,7 @@ class Choice(NamedTuple):
     """The variants that a copy's version leaves: one if it is affected; if it is not, those whose modules exist."""
 
     finding: Finding
-    variants: tuple[Variant, ...]
+    variants: tuple[Variant | ListedVariant, ...]
     of_several: bool = False
 
 
@@ -73,7 +73,7 @@ class Decision(NamedTuple):
 # --------------------------------------------------------------------------------------- by version
 
 
-def look(variant: Variant, origins: Mapping[str, str | None] | None = None) -> Found:
+def look(variant: Variant | ListedVariant, origins: Mapping[str, str | None] | None = None) -> Found:
     """What is installed here of a variant's modules.
 
     Args:
@@ -92,7 +92,7 @@ def look(variant: Variant, origins: Mapping[str, str | None] | None = None) -> F
 
 
 def absence(patch: Listed) -> Decision | None:
-    """What becomes of a patch where nothing of its framework is there; None where the patch itself has to tell."""
+    """What becomes of a patch where nothing of its framework is there; None where `choose` has to tell."""
     if any(module in sys.modules or sources.exists(module) for module in patch.modules):
         return None
     if versions.is_installed(patch.distribution):
@@ -152,7 +152,7 @@ def decide(choice: Choice, read: Callable[[str], Source]) -> Decision:
     return _told(refusal(finding, *errors), choice.variants)
 
 
-def _told(found: Decision, variants: Sequence[Variant]) -> Decision:
+def _told(found: Decision, variants: Sequence[Variant | ListedVariant]) -> Decision:
     """An advice changes nothing, so it cannot be refused: it is told with the doubt."""
     if found.status is not Status.REFUSED or not variants[0].is_advice:
         return found
@@ -160,12 +160,18 @@ def _told(found: Decision, variants: Sequence[Variant]) -> Decision:
 
 
 def shapes_in(
-    variants: Iterable[Variant], read: Callable[[str], Source]
+    variants: Iterable[Variant | ListedVariant], read: Callable[[str], Source]
 ) -> tuple[dict[Variant, list[Recognised]], list[Exception]]:
-    """Which variants have their shape in the text (`widest`), and why the others have not."""
+    """Which variants have their shape in the text (`widest`), and why the others have not.
+
+    Raises:
+        TypeError: a variant is only listed, so that nothing is known of its shape.
+    """
     found: dict[Variant, list[Recognised]] = {}
     errors: list[Exception] = []
     for variant in variants:
+        if isinstance(variant, ListedVariant):
+            raise TypeError(f"{variant} is not imported")
         try:
             found[variant] = shapes.recognise_all(variant, {module: read(module) for module in variant.modules})
         except (Unrecognised, Unreadable) as error:

@@ -31,7 +31,7 @@ def run(*arguments: str, number: int = 3, **options: Any) -> list[ranks.Ended]:
         return ranks.run(WORKER, arguments, number, port=port, **options)
 
 
-@pytest.mark.parametrize("without", [0, 2])
+@pytest.mark.parametrize("without", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_rank_without_the_package(installed, tmp_path, without):
     bare = Installed.create(tmp_path / "bare")
     python = {rank: bare.python if rank == without else installed.python for rank in range(3)}
@@ -86,7 +86,7 @@ def test_a_file_that_was_edited_on_one_host(installed, tmp_path):
     assert codes[0] != codes[1]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_rank_killed_in_verify(slime, victim):
     settings = {"PYTHONPATH": str(slime), "VICTIM": str(victim)}
     ended = run("killed", "before", "15", settings=settings)
@@ -98,7 +98,7 @@ def test_a_rank_killed_in_verify(slime, victim):
             assert "killed" in text
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_rank_killed_after_it_was_counted(slime, victim):
     """The others have all that they need, whoever was to compare: they agree, and go on."""
     ended = run("killed", "after", "15", settings={"PYTHONPATH": str(slime), "VICTIM": str(victim)})

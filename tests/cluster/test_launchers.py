@@ -46,8 +46,14 @@ def launch(installed: Any, launcher: str, out: Path, *arguments: str, **settings
     return [json.loads(file.read_text()) for file in files]
 
 
-@pytest.mark.parametrize("way", ["site hook", "apply()"])
-@pytest.mark.parametrize("launcher", ["torch", "deepspeed", "accelerate"])
+@pytest.mark.parametrize(
+    ("launcher", "way"),
+    [
+        *((launcher, "site hook") for launcher in ("torch", "deepspeed", "accelerate")),
+        ("torch", "apply()"),
+        *(pytest.param(launcher, "apply()", marks=pytest.mark.exhaustive) for launcher in ("deepspeed", "accelerate")),
+    ],
+)
 def test_every_rank_is_patched(installed, tmp_path, launcher, way):
     arguments, settings = ((), SITE_HOOK) if way == "site hook" else (("--apply",), {})
     reports = launch(installed, launcher, tmp_path, *arguments, **settings)
@@ -60,7 +66,9 @@ def test_every_rank_is_patched(installed, tmp_path, launcher, way):
         assert report["ours"]
 
 
-@pytest.mark.parametrize("launcher", ["torch", "deepspeed", "accelerate"])
+@pytest.mark.parametrize(
+    "launcher", ["deepspeed", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("torch", "accelerate"))]
+)
 def test_a_difference_gets_out_of_each_library(installed, tmp_path, launcher):
     """RLHF_PATCHES_VERIFY raises within the library's own initialisation; nobody may swallow that."""
     reports = launch(installed, launcher, tmp_path, "--disable-on", "1", **SITE_HOOK)

@@ -157,7 +157,7 @@ def test_runtime_environments_of_tasks_and_actors(connect, base, without_hook):
         assert ray.get(Worker.remote().look.remote()) == "untouched"
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "ray.kill"])
+@pytest.mark.parametrize("how", ["SIGKILL", pytest.param("ray.kill", marks=pytest.mark.exhaustive)])
 def test_an_actor_that_restarts_is_patched_again(connect, base, how):
     with connect(runtime_env(base)):
         worker = Worker.options(max_restarts=1, max_task_retries=-1).remote()

@@ -86,6 +86,13 @@ def skyrl_dispatch() -> None:
     skyrl_on_cpu.worker_dispatch()
 
 
+def skyrl_workers() -> None:
+    """On SkyRL's Megatron modules, its workers."""
+    from tests.harness import skyrl_on_cpu
+
+    skyrl_on_cpu.megatron_worker()
+
+
 def swift_kto() -> None:
     """ms-swift 3's KTO trainer."""
     importlib.import_module("tests.patches.swift.kto_sequence_parallel_ranks")
@@ -96,7 +103,7 @@ def swift_megatron() -> None:
     from tests.patches.swift import null_ref_context_ranks
 
     null_ref_context_ranks.load_megatron()
-    for module in ("gkd_trainer", "grpo_trainer"):
+    for module in ("dpo_trainer", "gkd_trainer", "grpo_trainer"):
         with contextlib.suppress(ModuleNotFoundError):  # before 3.12 not there, and with vLLM only
             importlib.import_module(f"swift.megatron.trainers.{module}")
 

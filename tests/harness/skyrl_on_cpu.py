@@ -99,6 +99,15 @@ def worker_dispatch() -> Any:
     return importlib.import_module(f"{_TRAIN}.workers.worker_dispatch")
 
 
+def megatron_worker() -> Any:
+    """The module with Megatron's workers, which imports the one with FSDP's."""
+    from tests.harness import absent_packages
+
+    absent_packages.install()
+    worker_dispatch()
+    return importlib.import_module(f"{_TRAIN}.workers.megatron.megatron_worker")
+
+
 def tinker_backend() -> Any:
     """The module that answers the Tinker API with a `WorkerDispatch`; the API's types are empty classes."""
     worker_dispatch()

@@ -46,6 +46,8 @@ class Level:
 Levels = tuple[Level, ...]
 TORCH: Levels = (Level("tests.harness.loading:torch"),)
 MEGATRON: Levels = (*TORCH, Level("tests.harness.loading:megatron"))
+SKYRL_WORKERS = Level("tests.harness.loading:skyrl_workers")
+"""On `skyrl`."""
 TRL: Levels = (*TORCH, Level("tests.harness.loading:trl"))
 
 

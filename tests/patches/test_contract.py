@@ -219,7 +219,8 @@ def levels(case: Case) -> Levels:
         return warm.transformer_engine(str(case.beside).removeprefix("transformer-engine-"))
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
-        return warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
+        found = warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
+        return (*found, warm.SKYRL_WORKERS) if module.endswith(".worker") else found
     if module.startswith("verl.") and case.patch.name == "verl-logprob-entropy":
         return warm.verl(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("swift.megatron.") and folder is not None:

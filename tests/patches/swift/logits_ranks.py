@@ -51,17 +51,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["functions"])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    null_ref_context_ranks.load_megatron()
-    # What ms-swift 3 reads everywhere with `get_args()`.
-    null_ref_context_ranks.Args.current = SimpleNamespace(distributed_timeout_minutes=2, context_parallel_size=1)
-    torch.distributed.init_process_group("gloo")
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
-    ranks = torch.distributed.get_world_size()
-    context = 2 if "context" in options.parts else 1
-    parallel_state.initialize_model_parallel(ranks // context, context_parallel_size=context)
-    model_parallel_cuda_manual_seed(0)
+    start(context=2 if "context" in options.parts else 1)
     report: dict[str, Any] = {}
     for state in ("released", "patched", "reverted"):
         if state == "patched":
@@ -72,6 +62,20 @@ def main() -> None:
             report["row"] = rlhf_patches.report()[options.patch].to_dict()
             rlhf_patches.revert()
     (options.out / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(report))
+
+
+def start(context: int) -> None:
+    """Load ms-swift's Megatron trainers, and make groups of so many context-parallel ranks, tensor-parallel within."""
+    null_ref_context_ranks.load_megatron()
+    # What ms-swift 3 reads everywhere with `get_args()`.
+    null_ref_context_ranks.Args.current = SimpleNamespace(distributed_timeout_minutes=2, context_parallel_size=1)
+    torch.distributed.init_process_group("gloo")
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    ranks = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(ranks // context, context_parallel_size=context)
+    model_parallel_cuda_manual_seed(0)
 
 
 # -- the function ----------------------------------------------------------------------------------------------------

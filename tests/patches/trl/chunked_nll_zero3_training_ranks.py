@@ -22,12 +22,11 @@ import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import SFTConfig, SFTTrainer
 from trl.trainer import sft_trainer
 
 import rlhf_patches
+from tests.harness import trl_on_cpu
 
 NAME = "trl-chunked-nll-zero3"
 CHUNK, EXAMPLES = 4, 8
@@ -40,13 +39,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True},
     "compiled-lora": {"compiled": True, "lora": True},
 }
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(96))]
-    plain = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def examples() -> Dataset:
@@ -62,19 +54,7 @@ def examples() -> Dataset:
 def train(out: Path, lora: bool = False, tied: bool = False, compiled: bool = False) -> dict[str, Any]:
     """Train a tiny model from the same start; numbers as hexadecimal, so that equal means bit for bit."""
     forget_earlier_runs()
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=99,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=tied,
-        )
-    )
+    model = trl_on_cpu.model(tied)
     config = SFTConfig(
         output_dir=str(out / "trainer"),
         loss_type="chunked_nll",
@@ -101,7 +81,11 @@ def train(out: Path, lora: bool = False, tied: bool = False, compiled: bool = Fa
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False) if lora else None
     with COMMUNICATION.during() as seen:
         trainer = SFTTrainer(
-            model=model, args=config, train_dataset=examples(), processing_class=tokenizer(), peft_config=adapter
+            model=model,
+            args=config,
+            train_dataset=examples(),
+            processing_class=trl_on_cpu.tokenizer(),
+            peft_config=adapter,
         )
         trainer.train()
     final = digest(trainer)

@@ -1,0 +1,98 @@
+"""Outputs of the loss function in the order of the samples, where micro-batches are packed by tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+
+def in_order_of_samples(outputs: Sequence[Sequence[Any]], iterator: Any) -> list[Any]:
+    """Each sample's output once, in the order of the batch that the iterator was made of.
+
+    Args:
+        outputs: of each micro-batch, those of its samples and then, with Megatron, those of the rows that fill it up;
+            empty where the rank has none (a pipeline stage before the last). Those of micro-batches that are padding
+            throughout come last.
+        iterator: SkyRL's `TokenBasedBatchIterator`, whose `_microbatches` are the samples of each micro-batch; or
+            another, or None, of micro-batches in the order of samples.
+
+    Raises:
+        RuntimeError: a sample has no output.
+    """
+    packed: list[list[int]] | None = getattr(iterator, "_microbatches", None)
+    if packed is None or not any(outputs):
+        return [output for micro_batch in outputs for output in micro_batch]
+    of_sample = {
+        sample: output
+        for samples, micro_batch in zip(packed, outputs, strict=False)
+        for sample, output in zip(samples, micro_batch, strict=False)
+    }
+    expected = sum(map(len, packed))
+    if len(of_sample) != expected:
+        raise RuntimeError(
+            f"the loss function has outputs of {len(of_sample)} samples, expected {expected}: micro-batches of "
+            f"{[len(samples) for samples in packed]} samples have {[len(found) for found in outputs]} outputs, which "
+            "cannot be put in order. RLHF_PATCHES_DISABLE=skyrl-loss-outputs-packed leaves them as they come"
+        )
+    return [of_sample[sample] for sample in range(expected)]
+
+
+_WORKERS = "skyrl.backends.skyrl_train.workers"
+
+
+def _rewrites(target: str, result: str) -> tuple[Rewrite, ...]:
+    """Collect by micro-batch, and put together at the end."""
+    return (
+        Rewrite(
+            target=target,
+            pattern='all_loss_fn_outputs.extend(metrics.pop("loss_fn_outputs"))',
+            replacement='all_loss_fn_outputs.append(metrics.pop("loss_fn_outputs"))',
+            alongside=("microbatch_iterator = get_microbatch_iterator($$$ARGUMENTS)",),
+            unless=("$ITERATOR.reorder_and_combine_items($$$ARGUMENTS)",),
+        ),
+        Rewrite(
+            target=target,
+            pattern=f"WorkerOutput(loss_fn_outputs=all_loss_fn_outputs, metrics={result})",
+            replacement=(
+                f"WorkerOutput(loss_fn_outputs=$IN_ORDER(all_loss_fn_outputs, microbatch_iterator), metrics={result})"
+            ),
+            uses={"IN_ORDER": f"{__name__}:{in_order_of_samples.__name__}"},
+        ),
+    )
+
+
+PATCH = Patch(
+    name="skyrl-loss-outputs-packed",
+    summary="with max_tokens_per_microbatch, loss_fn_outputs come in the order of the samples",
+    symptom="""\
+With `trainer.max_tokens_per_microbatch`, nothing fails, and a client of the Tinker API that calls `forward_backward`
+gets the log-probabilities and elementwise losses of other samples: the KL between sampler and trainer, and losses and
+weights that the client computes from them, are wrong. Where lengths differ, arrays do not fit the client's masks.""",
+    cause="""\
+Samples are packed into micro-batches by their number of tokens, and `forward_backward` returns the outputs of one
+micro-batch after another. `WorkerOutput.loss_fn_outputs` are looked up by position. With Megatron, the rows that fill
+micro-batches up to the largest come in between as well, and with both backends the micro-batches of padding that a
+data-parallel rank runs because another has more; these shift all samples of the ranks that follow. What is trained is
+right: loss and gradients do not depend on the order.""",
+    repair="""\
+Outputs are collected by micro-batch, and put in order by the indices that the iterator packed; padding is dropped, as
+in 0.4.0. Without `max_tokens_per_microbatch` they are what they were. A sample without an output is an error.""",
+    references=(
+        "https://github.com/NovaSky-AI/SkyRL/issues/1865",
+        "https://github.com/NovaSky-AI/SkyRL/pull/1882",
+        "https://github.com/NovaSky-AI/SkyRL/pull/2043",
+    ),
+    variants=(
+        Variant(
+            Guard("skyrl", "==0.3.0"),
+            (
+                *_rewrites(f"{_WORKERS}.worker:PolicyWorkerBase.forward_backward", "result"),
+                *_rewrites(f"{_WORKERS}.megatron.megatron_worker:MegatronPolicyWorkerBase.forward_backward", "status"),
+            ),
+            independent=True,  # a run with FSDP imports the first only
+        ),
+    ),
+    retire="when the oldest SkyRL in use is 0.4.0",
+)

@@ -1,0 +1,73 @@
+"""GRPO's losses over a whole accumulation window in ms-swift's trainer without Megatron: divided twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+
+def divided_once(trainer: Any, loss: Any) -> Any:
+    """A part of the window's mean, for a Trainer that will divide it by the window's number of micro-batches.
+
+    Args:
+        trainer: a GRPOTrainer.
+        loss: this micro-batch's sum over tokens, divided by the tokens of the whole window.
+    """
+    # What transformers' Trainer.training_step divides by, and when.
+    if not trainer.model.training or trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None:
+        return loss
+    steps = getattr(trainer, "current_gradient_accumulation_steps", trainer.args.gradient_accumulation_steps)
+    return loss * steps
+
+
+def _change(trainer: str) -> tuple[Rewrite, ...]:
+    return (
+        Rewrite(
+            target=f"{trainer}:GRPOTrainer._compute_loss_and_metrics",
+            pattern="loss = (per_token_loss * completion_mask).sum() / normalizer",
+            alongside=("normalizer = $TOKENS / self.accelerator.num_processes",),
+            unless=("self._undo_gradient_accumulation_scaling(loss)",),
+            replacement="loss = $DIVIDED_ONCE(self, (per_token_loss * completion_mask).sum() / normalizer)",
+            uses={"DIVIDED_ONCE": f"{__name__}:{divided_once.__name__}"},
+        ),
+    )
+
+
+PATCH = Patch(
+    name="swift-grpo-loss-scale",
+    summary="DAPO's, CISPO's and FIPO's losses are divided by the accumulation steps once",
+    symptom="""\
+GRPO without Megatron (`swift rlhf --rlhf_type grpo`) with `--loss_type dapo`, `cispo` or `fipo`: loss and `grad_norm`
+are as many times too small as `--gradient_accumulation_steps` says, and gradient clipping hardly ever acts. The same
+run with more accumulation on fewer GPUs learns less from each step. Where CHORD or SDAR adds a loss of its own, that
+one has as many times too much weight.""",
+    cause="""\
+These losses are a sum over a micro-batch's tokens, divided by the tokens of all micro-batches on all ranks: the
+micro-batches of a step add up to the mean. transformers' Trainer divides each of them by the number of accumulation
+steps once more, as is right for losses that are means of a micro-batch.""",
+    repair="""\
+The loss is multiplied by what the Trainer divides by, before CHORD's and SDAR's losses are added, which are means of a
+micro-batch; in training only, as in 4.6.0. Then a step follows the gradient of
+`sum_i sum_t min(r A, clip(r, 1 - low, 1 + high) A) / sum_i |o_i|` (Yu et al. 2025, DAPO,
+[arXiv 2503.14476](https://arxiv.org/abs/2503.14476), eq. 8), of CISPO with `sg(min(r, high)) A log p` under the sums
+(MiniMax 2025, [arXiv 2506.13585](https://arxiv.org/abs/2506.13585), eq. 4).
+
+Not repaired, as in 4.6.0: the tokens are those of a whole generation. Where `--steps_per_generation` is another number
+than `--gradient_accumulation_steps`, a step's loss is their quotient away from the mean.""",
+    changes_numbers="""\
+since ms-swift 3.11.0 loss and gradient of `dapo`, `cispo` and `fipo` were too small by the number of accumulation
+steps. With Adam alone that changes little; gradient clipping, the weight of CHORD's and SDAR's losses, weight decay
+coupled to the gradient, and optimizers that are not scale-free do change. A run whose `max_grad_norm`,
+`chord_mu_*` or `sdar_loss_coef` was tuned with it wants the norm multiplied, and the weight of the other loss divided,
+by the number of accumulation steps to go on as before. Runs without accumulation do not change.""",
+    references=(
+        "https://github.com/modelscope/ms-swift/issues/10117",
+        "https://github.com/modelscope/ms-swift/pull/10116",
+    ),
+    variants=(
+        Variant(Guard("ms-swift", ">=3.11.0,<4.0.0"), _change("swift.trainers.rlhf_trainer.grpo_trainer")),
+        Variant(Guard("ms-swift", ">=4.0.0,<4.6.0"), _change("swift.rlhf_trainers.grpo_trainer")),
+    ),
+    retire="when the oldest ms-swift in use is 4.6.0",
+)

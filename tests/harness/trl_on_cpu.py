@@ -1,0 +1,77 @@
+"""A small model and tokenizer for TRL's trainers, on CPU ranks without DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+PROMPTS = ("w1 w2", "w3 w4 w5", "w6", "w7 w8 w9 w10")
+
+
+def tokenizer() -> Any:
+    """99 words, of which three are special."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(96))]
+    plain = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def model(tied: bool = False) -> Any:
+    """One layer of Qwen 2 with the same weights every time."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=99,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def rollouts(kind: str, out: Path, rewards: Sequence[Callable[..., Any]], **settings: Any) -> Any:
+    """A trainer that generates itself, two completions of four tokens for each prompt.
+
+    Args:
+        kind: ``GRPO`` or ``RLOO``.
+        out: a folder that stays empty.
+        rewards: the reward functions.
+        settings: of the trainer's configuration.
+    """
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    import trl
+    from datasets import Dataset
+
+    defaults = {
+        "output_dir": str(out / "trainer"),
+        "per_device_train_batch_size": 2,
+        "num_generations": 2,
+        "beta": 0.0,  # no reference model
+        "max_completion_length": 4,
+        "max_steps": 1,
+        "logging_steps": 1,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    return getattr(trl, f"{kind}Trainer")(
+        model=model(),
+        args=getattr(trl, f"{kind}Config")(**{**defaults, **settings}),
+        reward_funcs=list(rewards),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+        processing_class=tokenizer(),
+    )

@@ -1,0 +1,66 @@
+"""``swift-grpo-loss-scale``: a step of ms-swift's GRPO trainer against the published objectives in float64.
+
+What is observed is in grpo_loss_scale_ranks.py: as released, patched and reverted, in one process on each rank.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import swift
+
+WORKER = "tests.patches.swift.grpo_loss_scale_ranks"
+STEPS = 3
+# float32 through two layers, against float64 from the same weights; seen: up to 1e-6.
+ROUNDING = 1e-5
+exhaustive = pytest.mark.exhaustive
+
+
+@pytest.fixture(scope="module")
+def observe(run_ranks):
+    def run(folder, ranks=1):
+        return run_ranks(WORKER, levels=swift(folder, "swift_transformers"), ranks=ranks)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("folder", "ranks"),
+    [
+        ("swift-4.3", 1),
+        *(pytest.param(*each, marks=exhaustive) for each in (("swift-4.3", 2), ("swift-4.5", 2), ("swift-3.12", 2))),
+    ],
+)
+def test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches(observe, folder, ranks):
+    for report in observe(folder, ranks):
+        assert report["status"] == "applied"
+        for loss_type in ("dapo", "cispo"):
+            for state in ("before", "reverted"):
+                assert report[state][loss_type]["loss"] == pytest.approx(1 / STEPS, rel=ROUNDING)
+                assert report[state][loss_type]["gradient"] == pytest.approx(1 / STEPS, rel=ROUNDING)
+            after = report["after"][loss_type]
+            assert after["loss"] == pytest.approx(1, rel=ROUNDING)
+            assert after["off"] <= ROUNDING
+
+
+def test_a_loss_that_is_a_mean_of_its_micro_batch_keeps_its_weight(observe):
+    """CHORD's: the sum is right only if the other part alone is multiplied."""
+    (report,) = observe("swift-4.3")
+    assert report["before"]["with CHORD"]["off"] > 0.1
+    assert report["after"]["with CHORD"]["off"] <= ROUNDING
+    assert report["after"]["with CHORD"]["loss"] == pytest.approx(1, rel=ROUNDING)
+
+
+def test_in_evaluation_nothing_divides_and_nothing_is_multiplied(observe):
+    (report,) = observe("swift-4.3")
+    for loss_type in ("dapo", "cispo"):
+        for state in ("before", "after"):
+            assert report[state][loss_type]["in evaluation"] == pytest.approx(1, rel=ROUNDING)
+
+
+def test_the_release_that_has_the_repair_agrees_and_is_left_alone(observe):
+    (report,) = observe(None)
+    assert report["status"] == "unaffected"
+    for name, before in report["before"].items():
+        assert before["off"] <= ROUNDING, name
+        assert report["after"][name] == before
