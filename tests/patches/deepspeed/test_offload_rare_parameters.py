@@ -12,8 +12,7 @@ CASES = sorted(offload_rare_parameters_ranks.CASES)
 # Of gradient norms and of the parameters' way, float32 against float64: seen up to 2e-7. What is wrong is off by 0.18
 # and more.
 TOLERANCE = 1e-5
-WRONG = {"not in the first", "not in the last", "in the first of two", "in the second of two", "by hand"}
-WRONG |= {"bfloat16", "bfloat16 in float32"}
+WRONG = {"not in the first", "not in the last", "in the first of two", "bfloat16"}
 RIGHT = [case for case in CASES if case.startswith(("ZeRO-1", "without offload"))]
 LOST = ("in the first of two", "not in the last")
 
