@@ -25,6 +25,9 @@ LISTED = (
     Listed('deepspeed-zero2-accumulation', 'rlhf_patches.patches.deepspeed.zero2_accumulation:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.18.3', modules=('deepspeed.runtime.zero.stage_1_and_2',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "DeepSpeed 0.17.6 to 0.18.2 trained ZeRO-2 on the last of a step's N micro-batches, divided by N. With the patch gradient\nnorms rise (by a factor of N where micro-batches agree) to what ZeRO-3 and other releases log. A run that was tuned with\nit should have its learning rate and its clipping threshold looked at again; Adam mostly sees less noise. A checkpoint\nis as good as what it was trained on, and can be trained on."),
+    Listed('math-verify-thread', 'rlhf_patches.patches.math_verify.thread:PATCH', (
+        ListedVariant(distribution='math-verify', versions='>=0.6.1,<=0.9.0', modules=('math_verify.utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+    ), None),
     Listed('megatron-bridge-disable-adapter', 'rlhf_patches.patches.megatron_bridge.disable_adapter:PATCH', (
         ListedVariant(distribution='megatron-bridge', versions='>=0.3.0,<=0.6.2', modules=('megatron.bridge.peft.base',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'Since 0.3.0 what was computed in a context of `disable_adapter` after an inner one was left had the adapter in it. A run\nwhose reference pass did that was held to itself in place of its reference: its KL divergence was too small.'),
@@ -46,6 +49,9 @@ LISTED = (
     Listed('peft-adapter-freeze', 'rlhf_patches.patches.peft.adapter_freeze:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),
+    Listed('peft-disable-adapter-fsdp', 'rlhf_patches.patches.peft.disable_adapter_fsdp:PATCH', (
+        ListedVariant(distribution='peft', versions='>=0.6.0,<0.19.0', modules=('peft.tuners.tuners_utils', 'peft.utils.other'), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+    ), None),
     Listed('peft-disable-adapter-restore', 'rlhf_patches.patches.peft.disable_adapter_restore:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.11.0,<=0.21.2', modules=('peft.peft_model',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first\nreference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as it\nwas.'),
@@ -55,6 +61,10 @@ LISTED = (
     Listed('peft-save-adapter-prefix', 'rlhf_patches.patches.peft.save_adapter_prefix:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.7.0,<0.20.0', modules=('peft.utils.save_and_load',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('skyrl-advantage-padding', 'rlhf_patches.patches.skyrl.advantage_padding:PATCH', (
+        ListedVariant(distribution='skyrl', versions='==0.1.0', modules=('skyrl.backends.skyrl_train.utils.ppo_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='skyrl', versions='>=0.2.0,<=0.4.0', modules=('skyrl.train.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'All releases of SkyRL from 0.1.0 on subtract too small a mean with `advantage_batch_normalize=true`, by the share of\npadding in the batch, so all tokens of a step were pushed up or down together by what was left, most where long\nresponses are better or worse than short ones. With the patch such a run sees other advantages from the next step on. A\ncheckpoint can be trained on; a learning rate or a clipping range that was chosen for it may want another look. Runs\nwithout that setting, which is off by default, are as they were.'),
     Listed('skyrl-bf16-logits', 'rlhf_patches.patches.skyrl.bf16_logits:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.2.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper', 'skyrl.backends.skyrl_train.distributed.megatron.megatron_utils'), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
@@ -130,6 +140,9 @@ LISTED = (
     ), None),
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+    ), None),
+    Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('verl-logprob-entropy', 'rlhf_patches.patches.verl.logprob_entropy:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.1rc0,<=0.2.0.post2', modules=('verl.utils.megatron.tensor_parallel',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),

@@ -22,6 +22,7 @@ WATCHED = (
     "torch",
     "accelerate",
     "deepspeed",
+    "math_verify",
     "megatron",
     "nemo_rl",
     "peft",

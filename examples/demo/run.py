@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import deepspeed_cases
 import megatron_core_cases
 import peft_cases
+import reward_cases
 import rollout_cases
 import skyrl_cases
 import swift_cases
@@ -34,6 +35,7 @@ SESSIONS = {
         *swift_cases.GROUPS,
         *skyrl_cases.GROUPS,
         *transformer_engine_cases.GROUPS,
+        *reward_cases.GROUPS,
     ),
     "demo-trl": (*trl_cases.GROUPS, *peft_cases.GROUPS, *deepspeed_cases.GROUPS),
 }
@@ -48,6 +50,7 @@ NOTES = {
     "deepspeed": "Gradient norms as DeepSpeed logs them, held against float64 without DeepSpeed.",
     "transformer-engine": "Its kernels, interpreted; norms of the gradient of a loss per token.",
     "peft": "LoRA: norm of the gradient after a frozen adapter was loaded; mean change of weights, of their mean size.",
+    "math-verify": "Rewards, held against those that the same function gives on the main thread.",
     "trl": "DeepSpeed ZeRO-3, held against the same without partitioning; gathers in forward + backward.",
 }
 

@@ -93,6 +93,14 @@ def skyrl_workers() -> None:
     skyrl_on_cpu.megatron_worker()
 
 
+def skyrl_trainer() -> None:
+    """SkyRL's trainer, without workers."""
+    from tests.harness import skyrl_on_cpu
+
+    skyrl_on_cpu.install()
+    skyrl_on_cpu.trainer()
+
+
 def swift_kto() -> None:
     """ms-swift 3's KTO trainer."""
     importlib.import_module("tests.patches.swift.kto_sequence_parallel_ranks")
@@ -150,6 +158,20 @@ def deepspeed() -> None:
 def peft() -> None:
     """PEFT."""
     importlib.import_module("peft")
+
+
+def math_verify() -> None:
+    """Math-Verify alone."""
+    importlib.import_module("math_verify")
+
+
+def rewards() -> None:
+    """What uses Math-Verify: verl's reward loop and TRL's rewards."""
+    for module in (
+        *("verl.experimental.reward_loop.reward_manager.naive", "verl.utils.reward_score.math_verify"),
+        "trl.rewards",
+    ):
+        importlib.import_module(module)
 
 
 def torch_and_interpreter() -> None:

@@ -108,6 +108,29 @@ def megatron_worker() -> Any:
     return importlib.import_module(f"{_TRAIN}.workers.megatron.megatron_worker")
 
 
+def trainer() -> Any:
+    """The module with the trainer, to be the first of SkyRL's: what is around advantages and losses is names only."""
+    root = Path(sys.modules["skyrl"].__path__[0]).parent
+    for name in (
+        *(f"{_TRAIN}.inference_engines.{part}" for part in ("inference_engine_client", "utils")),
+        f"{_TRAIN}.inference_engines",
+        *(f"{_TRAIN}.inference_servers.{part}" for part in ("base", "engine_utils")),
+        f"{_TRAIN}.inference_servers",
+        f"{_TRAIN}.utils.io",
+        *(f"{_TRAIN}.workers.{part}" for part in ("worker", "worker_dispatch", "worker_utils")),
+        *(f"skyrl.train.{part}" for part in ("dataset", "evaluate", "generators", "utils")),
+        *(f"skyrl.train.generators.{part}" for part in ("base", "utils")),
+        *(
+            f"skyrl.train.utils.{part}"
+            for part in ("callbacks", "logging_utils", "ray_gpu_monitor", "tracking", "trainer_utils")
+        ),
+        *(f"skyrl.train.utils.{part}" for part in ("trajectory_logging", "utils", "vllm_metrics_scraper")),
+    ):
+        sys.modules[name] = _Names(name)
+    vars(sys.modules["skyrl.train.dataset"])["__path__"] = [str(root.joinpath("skyrl", "train", "dataset"))]
+    return importlib.import_module("skyrl.train.trainer")
+
+
 def tinker_backend() -> Any:
     """The module that answers the Tinker API with a `WorkerDispatch`; the API's types are empty classes."""
     worker_dispatch()

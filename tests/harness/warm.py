@@ -73,6 +73,12 @@ def skyrl(release: str, *more: str) -> Levels:
     return (*MEGATRON, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
 
 
+def skyrl_trainer(release: str) -> Levels:
+    """A release of SkyRL's trainer, without Megatron; 0.4 lies there without loguru, which 0.3 has."""
+    folders = [str(side_by_side.folder(f"skyrl-{name}")) for name in (release, "0.3")]
+    return (*TORCH, Level("tests.harness.loading:skyrl_trainer", os.pathsep.join(dict.fromkeys(folders))))
+
+
 def verl(release: str | None = None) -> Levels:
     """A release of verl beside the environment's own frameworks, ``0.4`` say; None for the environment's own."""
     folder = str(side_by_side.folder(f"verl-{release}")) if release else None
@@ -83,6 +89,12 @@ def beside(release: str | None, load: str) -> Levels:
     """A function of loading.py on torch, with a release's folder, such as ``deepspeed-0.18.9``, or without one."""
     folder = str(side_by_side.folder(release)) if release else None
     return (*TORCH, Level(f"tests.harness.loading:{load}", folder))
+
+
+def with_rewards(math_verify: str, verl: str) -> Levels:
+    """A release of Math-Verify, then what uses it: a release of verl, ``0.7`` say, and the environment's TRL."""
+    users = Level("tests.harness.loading:rewards", str(side_by_side.folder(f"verl-{verl}")))
+    return (*beside(f"math-verify-{math_verify}", "math_verify"), users)
 
 
 def swift(release: str | None, trainer: str) -> Levels:

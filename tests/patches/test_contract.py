@@ -207,7 +207,7 @@ def levels(case: Case) -> Levels:
     folder = str(side_by_side.folder(case.beside)) if case.beside else None
     if stands_in(case):
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
-    if module.startswith(("accelerate.", "deepspeed.")):
+    if module.startswith(("accelerate.", "deepspeed.", "math_verify.")):
         return warm.beside(case.beside, module.partition(".")[0])
     if module.startswith("trl."):
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
@@ -219,6 +219,8 @@ def levels(case: Case) -> Levels:
         return warm.transformer_engine(str(case.beside).removeprefix("transformer-engine-"))
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
+        if module.endswith((".trainer", ".ppo_utils")):
+            return warm.skyrl_trainer(release)
         found = warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
         return (*found, warm.SKYRL_WORKERS) if module.endswith(".worker") else found
     if module.startswith("verl.") and case.patch.name == "verl-logprob-entropy":

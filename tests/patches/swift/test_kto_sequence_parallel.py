@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 SILENT = "flash,middle,sequence,kl,shorter"
 
 
-@pytest.fixture(scope="module", params=RELEASES)
+@pytest.fixture(scope="module", params=[pytest.param("swift-3.9", marks=pytest.mark.exhaustive), "swift-3.12"])
 def reports(request, run_ranks):
     """Of both ranks: each case without the patch, with it, and after it was reverted."""
     version, cases = RELEASES[request.param]

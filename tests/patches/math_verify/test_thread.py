@@ -1,0 +1,85 @@
+"""``math-verify-thread``: what the main thread finds is found in other threads, too (thread_ranks.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.logs import diagnosed
+from tests.harness.warm import beside, with_rewards
+
+WORKER = "tests.patches.math_verify.thread_ranks"
+NAME = "math-verify-thread"
+RIGHT = [1, 1, 1, 0, 0, 1]
+"""By hand: 2/4 is 0.5; 3; {1, 2}; 1/3 is not 0.5; no answer; the root of 8."""
+THREADED = "doesn't support threaded environment due to usage of signal.alarm()"
+
+
+@pytest.fixture(scope="module")
+def report(run_ranks):
+    (report,) = run_ranks(WORKER, levels=with_rewards("0.9", "0.7"), ranks=1)
+    assert report["status"] == "applied"
+    return report
+
+
+@pytest.mark.parametrize("who", ["math-verify", "verl", "trl"])
+def test_the_main_thread_finds_the_same_as_before(report, who):
+    for state in ("before", "after", "reverted"):
+        assert report[state][who]["main"] == RIGHT
+
+
+def test_without_it_every_reward_of_verl_is_0(report):
+    assert report["before"]["verl"]["thread"] == [0] * len(RIGHT)
+    assert report["before"]["reward loop"] == [0] * len(RIGHT)
+
+
+def test_without_it_trl_raises(report):
+    for who in ("trl", "math-verify"):
+        failed = report["before"][who]["thread"]
+        assert THREADED in failed["error"]
+        assert (NAME, True) in diagnosed(failed["log"])
+
+
+@pytest.mark.parametrize("who", ["math-verify", "verl", "trl"])
+def test_with_it_a_thread_finds_what_the_main_thread_does(report, who):
+    assert report["after"][who]["thread"] == RIGHT
+
+
+def test_with_it_verl_s_reward_loop_has_the_rewards(report):
+    assert report["after"]["reward loop"] == RIGHT
+
+
+def test_timeouts_hold_in_a_thread(report):
+    """Without one this parse takes minutes: each pair of brackets doubles it."""
+    found = report["after"]["endless"]
+    assert found["thread"]["parsed"] == found["main"]["parsed"] == []
+    assert 0.9 < found["thread"]["seconds"] < 8, "one second, and what a machine with other work needs"
+
+
+def test_a_timeout_that_comes_late_disturbs_nothing_else(report):
+    found = report["after"]["disturbed"]
+    assert found["late"] == 0
+    assert min(found["ended"], found["expired"]) > 0, "else the two have never been close"
+    assert found["ended"] + found["expired"] == 300
+
+
+def test_one_thread_at_a_time_so_that_each_has_its_seconds(report):
+    assert report["after"]["at once"] == {"most": 1, "found": [0, 1, 2, 3]}
+
+
+def test_reverted_it_is_math_verify_s_own_again(report):
+    assert report["reverted"]["verl"]["thread"] == [0] * len(RIGHT)
+    assert THREADED in report["reverted"]["trl"]["thread"]["error"]
+
+
+@pytest.mark.exhaustive
+def test_an_older_release(run_ranks):
+    (report,) = run_ranks(WORKER, "alone", levels=beside("math-verify-0.7", "math_verify"), ranks=1)
+    assert (report["version"], report["status"]) == ("0.7.0", "applied")
+    assert not any(report["before"]["math-verify"]["thread"]), "it finds nothing, and says nothing"
+    for state in ("before", "after", "reverted"):
+        assert report[state]["math-verify"]["main"] == RIGHT
+    assert report["after"]["math-verify"]["thread"] == RIGHT
+    found = report["after"]["endless"]
+    assert found["thread"]["parsed"] == found["main"]["parsed"]
+    assert found["thread"]["seconds"] < 20
+    assert report["after"]["disturbed"]["late"] == 0

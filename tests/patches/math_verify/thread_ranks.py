@@ -1,0 +1,161 @@
+"""Answers compared on the main thread and in other threads, by Math-Verify, verl and TRL: ``--out FOLDER [alone]``.
+
+Each before apply() of math-verify-thread, after it, and after revert(); ``alone`` without verl and TRL.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import math_verify
+import torch
+from math_verify import utils
+from math_verify.errors import TimeoutException
+
+from tests.harness import states
+
+NAME = "math-verify-thread"
+ANSWERS = [
+    (r"so it is \boxed{\frac{2}{4}}", "0.5"),
+    (r"I get \boxed{x = 3}", "3"),
+    (r"the set is \boxed{\{2, 1\}}", r"\{1,2\}"),
+    (r"thus \boxed{\frac{1}{3}}", "0.5"),
+    ("no idea", "4"),
+    (r"\boxed{\sqrt{8}}", r"2\sqrt{2}"),
+]
+ENDLESS = r"\boxed{" + "(" * 24 + "x" + ")" * 24 + "}"
+"""Math-Verify's grammar takes twice as long for each pair of brackets."""
+
+
+def in_a_thread(function: Callable[[], Any]) -> Any:
+    """What it returns there, or the error's last line; and the log of an error."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            return pool.submit(function).result()
+        except BaseException as error:
+            return {"error": repr(error), "log": traceback.format_exc()}
+
+
+def compared() -> list[bool]:
+    """By Math-Verify itself, with its own timeouts."""
+    return [math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(answer)) for answer, gold in ANSWERS]
+
+
+def by_verl() -> list[float]:
+    from verl.utils.reward_score.math_verify import compute_score
+
+    return [float(compute_score(answer, gold)) for answer, gold in ANSWERS]
+
+
+def by_verl_s_reward_loop() -> list[float]:
+    """Through the manager that a Ray actor of 0.7.1 runs, with a reward function as a user writes it."""
+    from tensordict import TensorDict
+    from verl import DataProto
+    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+    from verl.utils.reward_score.math_verify import compute_score
+
+    class Tokenizer:
+        def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
+            return "".join(map(chr, ids.tolist()))
+
+    def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any, **more: Any) -> float:
+        return float(compute_score(solution_str, ground_truth))
+
+    manager = NaiveRewardManager(None, Tokenizer(), reward)
+    found = []
+    for answer, gold in ANSWERS:
+        ids = torch.tensor([list(map(ord, answer))])
+        item = DataProto.from_dict(
+            tensors={"responses": ids, "attention_mask": torch.ones_like(ids)},
+            non_tensors={"data_source": ["math"], "reward_model": [{"ground_truth": gold}], "extra_info": [{}]},
+        )
+        assert isinstance(item.batch, TensorDict)
+        found.append(manager.loop.run_until_complete(manager.run_single(item))["reward_score"])
+    return found
+
+
+def by_trl() -> list[float]:
+    from trl.rewards import accuracy_reward
+
+    completions = [[{"role": "assistant", "content": answer}] for answer, _ in ANSWERS]
+    rewards: list[float] = accuracy_reward(completions, [f"${gold}$" for _, gold in ANSWERS])
+    return rewards
+
+
+def endless() -> dict[str, Any]:
+    """A parse that takes minutes, with a second of time."""
+    started = time.monotonic()
+    found = math_verify.parse(ENDLESS, parsing_timeout=1)
+    return {"parsed": [str(item) for item in found], "seconds": time.monotonic() - started}
+
+
+def disturbed(times: int = 300) -> dict[str, int]:
+    """Functions that end at about the time that they have: how many did, how many did not, and what came later."""
+    counted = {"ended": 0, "expired": 0, "late": 0}
+    for number in range(times):
+        until = time.perf_counter() + 0.002
+
+        def work(until: float = until) -> None:
+            while time.perf_counter() < until:
+                math.sqrt(2.0)
+
+        seconds = 0.002 + (number % 21 - 10) * 5e-5
+        try:
+            try:
+                utils.timeout(seconds)(work)()
+                counted["ended"] += 1
+            except TimeoutException:
+                counted["expired"] += 1
+            for _ in range(200):
+                math.sqrt(2.0)
+        except TimeoutException:
+            counted["late"] += 1
+    return counted
+
+
+def at_once(threads: int = 4) -> dict[str, Any]:
+    """Threads whose seconds would not last if they had to share them: the most at a time, and what they return."""
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def work(number: int) -> int:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.05)
+        with lock:
+            inside -= 1
+        return number
+
+    with ThreadPoolExecutor(threads) as pool:
+        results = [pool.submit(utils.timeout(10)(work), number) for number in range(threads)]
+        found = [repr(result.exception()) if result.exception() else result.result() for result in results]
+    return {"most": most, "found": found}
+
+
+def observe() -> dict[str, Any]:
+    users = {} if "alone" in sys.argv else {"verl": by_verl, "trl": by_trl}
+    found: dict[str, Any] = {
+        name: {"main": function(), "thread": in_a_thread(function)}
+        for name, function in {"math-verify": compared, **users}.items()
+    }
+    if users:
+        found["reward loop"] = by_verl_s_reward_loop()
+    found["at once"] = at_once()
+    if found["at once"]["most"]:  # only where timeouts work in threads
+        found["endless"] = {"main": endless(), "thread": in_a_thread(endless)}
+        found["disturbed"] = in_a_thread(disturbed)
+    return found
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("alone", nargs="?")
+    states.report(NAME, observe, parser.parse_args().out)

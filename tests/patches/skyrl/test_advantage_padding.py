@@ -1,0 +1,82 @@
+"""SkyRL's normalised advantages, through its own estimators and policy loss, against the formulas in float64."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+
+from tests.harness.warm import skyrl_trainer
+
+NAME = "skyrl-advantage-padding"
+CASES = ["grpo, 9", "grpo, 30", "gae, 9", "gae, 30"]
+# Sums of 21 float32 numbers of size 1 and less, divided by 21.
+ROUNDING = 2e-7
+RELEASES = ["0.1", "0.4", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("0.2", "0.3"))]
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def report(run_ranks, request):
+    """The gradients as released, with the patch, and after a revert."""
+    worker = "tests.patches.skyrl.advantage_padding_ranks"
+    (found,) = run_ranks(worker, levels=skyrl_trainer(request.param), ranks=1, TORCHDYNAMO_DISABLE="1")
+    assert (found["version"], found["status"]) == (f"{request.param}.0", "applied")
+    return found
+
+
+def grpo(given):
+    """Shao et al., arXiv:2402.03300, section 4.1.2: each token has the response's reward within its group."""
+    advantages = []
+    for group, reward, row in zip(given["groups"], given["rewards"], given["values"], strict=True):
+        of_group = [other for name, other in zip(given["groups"], given["rewards"], strict=True) if name == group]
+        advantages.append([(reward - statistics.fmean(of_group)) / statistics.stdev(of_group)] * len(row))
+    return advantages
+
+
+def gae(given, length):
+    """Schulman et al., arXiv:1506.02438, equation 16, where SkyRL bootstraps: from what is on the padding, too."""
+    advantages = []
+    for reward, row in zip(given["rewards"], given["values"], strict=True):
+        values = row + [given["on padding"]] * (length - len(row)) + [0.0]
+        deltas = [given["gamma"] * values[t + 1] - values[t] + reward * (t == len(row) - 1) for t in range(length)]
+        decay = given["gamma"] * given["lambda"]
+        advantages.append([sum(decay**step * delta for step, delta in enumerate(deltas[t:])) for t in range(len(row))])
+    return advantages
+
+
+def expected(given, case):
+    """PPO's clipped objective (arXiv:1707.06347, equation 7), of advantages of mean 0 and variance 1 over tokens."""
+    estimator, _, length = case.partition(", ")
+    advantages = grpo(given) if estimator == "grpo" else gae(given, int(length))
+    tokens = [value for row in advantages for value in row]
+    mean, deviation = statistics.fmean(tokens), statistics.pstdev(tokens)
+    gradients = []
+    for row, new, old in zip(advantages, given["log_probs"], given["old_log_probs"], strict=True):
+        gradient = []
+        for value, log_prob, old_log_prob in zip(row, new, old, strict=True):
+            advantage, ratio = (value - mean) / deviation, math.exp(log_prob - old_log_prob)
+            clipped = ratio > 1 + given["clip"] if advantage > 0 else ratio < 1 - given["clip"]
+            gradient.append(0.0 if clipped else -advantage * ratio / len(tokens))
+        gradients.append(gradient + [0.0] * (int(length) - len(row)))
+    return gradients
+
+
+def deviation(found, wanted):
+    return max(abs(a - b) for row, other in zip(found, wanted, strict=True) for a, b in zip(row, other, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_that_of_the_formula(report, case):
+    wanted = expected(report["after"]["given"], case)
+    assert deviation(report["after"][case], wanted) < ROUNDING
+    assert deviation(report["before"][case], wanted) > 1e4 * ROUNDING
+    assert report["reverted"][case] == report["before"][case]
+
+
+def test_with_grpo_the_length_of_the_padding_makes_no_difference(report):
+    def tokens(state, length):
+        return [value for row in report[state][f"grpo, {length}"] for value in row[:9]]
+
+    assert tokens("after", 30) == pytest.approx(tokens("after", 9), abs=ROUNDING)
+    assert tokens("before", 30) != pytest.approx(tokens("before", 9), abs=1e4 * ROUNDING)
