@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..definitions.patch import Rewrite, Shape
+from ..definitions.patch import DefinitionError, Rewrite, Shape
 from . import sources
 from .sources import Source
 
@@ -50,6 +50,9 @@ def load() -> None:
 def is_loaded() -> bool:
     """Whether `load` has been called."""
     return _ast_grep is not None or _without_ast_grep is not None
+
+
+_MOST_LINES = 5  # named where a pattern is found too often
 
 
 class Unrecognised(Exception):
@@ -96,21 +99,44 @@ def find(shape: Rewrite | Shape, source: Source, node: sources.FunctionNode) -> 
     """
     function = _function_node(source, node)
     for pattern in shape.alongside:
-        if not function.find_all(pattern=pattern):
+        if not _find_all(function, pattern):
             raise Unrecognised(f"{shape.target} does not contain {pattern!r}")
     for pattern in shape.unless:
-        if function.find_all(pattern=pattern):
+        if _find_all(function, pattern):
             raise Unrecognised(f"{shape.target} contains {pattern!r}, which repairs it already")
-    rule: Rule = {"pattern": shape.pattern}
-    if shape.inside is not None:
-        rule["inside"] = {"pattern": shape.inside}
-    matches = function.find_all(_ast_grep.Config(rule=rule))
+    matches = _find_all(function, shape.pattern, shape.inside)
     if len(matches) != shape.matches:
         where = f" inside {shape.inside!r}" if shape.inside is not None else ""
+        lines = ", ".join(str(match.range().start.line + 1) for match in matches[:_MOST_LINES])
         raise Unrecognised(
             f"{shape.target} contains {shape.pattern!r}{where} {len(matches)} times, expected {shape.matches}"
+            f"{f' (at line {lines})' if lines else ''}"
         )
     return matches
+
+
+def lines_of_matches(
+    source: Source, node: sources.FunctionNode, pattern: str, inside: str | None = None
+) -> list[tuple[int, int]]:
+    """First and last line of each place where a pattern occurs in a function.
+
+    Raises:
+        DefinitionError: ast-grep does not take the pattern.
+    """
+    found = [match.range() for match in _find_all(_function_node(source, node), pattern, inside)]
+    return [(place.start.line + 1, place.end.line + 1) for place in found]
+
+
+def _find_all(function: SgNode, pattern: str, inside: str | None = None) -> list[SgNode]:
+    rule: Rule = {"pattern": pattern}
+    if inside is not None:
+        rule["inside"] = {"pattern": inside}
+    try:
+        return function.find_all(_ast_grep.Config(rule=rule))
+    except RuntimeError as error:  # its text goes on with the stack of ast-grep, and of Python below it
+        why = str(error).partition("Stack backtrace")[0].strip().rpartition("\n")[2].strip()
+        why = why.partition(": ")[2].replace("\N{MICRO SIGN}", "$")  # which stands for a dollar sign there
+        raise DefinitionError(f"ast-grep does not take the pattern {pattern!r}: {why}") from error
 
 
 def check_ast_grep() -> None:

@@ -143,6 +143,21 @@ def trl() -> None:
         importlib.import_module(module)
 
 
+def transformers_trainer() -> None:
+    """transformers' Trainer, PEFT and DeepSpeed, whose collectives are counted."""
+    from tests.harness import zero3_on_cpu
+
+    zero3_on_cpu.communication()
+    for module in (
+        "accelerate",
+        "deepspeed",
+        "peft",
+        "transformers.models.qwen2.modeling_qwen2",
+        "transformers.trainer",
+    ):
+        importlib.import_module(module)
+
+
 def accelerate() -> None:
     """accelerate alone."""
     for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
