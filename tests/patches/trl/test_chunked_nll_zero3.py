@@ -230,6 +230,7 @@ def test_a_head_that_deepspeed_discovers_trains_as_before(reports):
         assert len(set(report["engines"]["discovered"]["losses"])) == 2, "it has learned something"
 
 
+@pytest.mark.exhaustive
 def test_a_cold_run_is_the_same_bit_for_bit(reports, run_cold, installed):
     """torchrun, fresh interpreters and the built wheel: losses, gradients, parameters, collectives."""
     cold = run_cold(WORKER, "engines", python=installed.python)
