@@ -69,6 +69,15 @@ def verl() -> None:
             importlib.import_module(module)
 
 
+def verl_critic() -> None:
+    """On the above, verl's engine for FSDP, and what a small critic is made of."""
+    for module in (
+        *("verl.workers.engine.fsdp.transformer_impl", "torch.distributed.fsdp"),
+        "transformers.models.qwen2.modeling_qwen2",
+    ):
+        importlib.import_module(module)
+
+
 def skyrl() -> None:
     """SkyRL's Megatron modules."""
     from tests.harness import skyrl_on_cpu
