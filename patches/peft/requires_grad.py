@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 
 class Remembered:
@@ -72,3 +75,41 @@ def _adapter_layers() -> Any:
 
     # PEFT before 0.16 has only the one that newer ones derive from the other.
     return BaseTunerLayer, getattr(other, "AuxiliaryTrainingWrapper", other.ModulesToSaveWrapper)
+
+
+def of_leaves(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Around ``enable_adapters``: what FSDP shows in place of parameters, views of its own, is left as it is.
+
+    The call finds other parameters there. When adapters are enabled, it is those that were frozen when they were
+    disabled, so that they do not stay frozen behind the views; else empty ones, at whose flags nobody looks.
+    """
+    enabled = bool(args[0] if args else kwargs["enabled"])
+    parameters, views = {}, {}
+    for path, owner in layer.named_modules():
+        for name, tensor in owner._parameters.items():
+            if isinstance(tensor, torch.nn.Parameter):
+                parameters[path, name] = weakref.ref(tensor)
+            elif tensor is not None:
+                views[path, name] = owner, tensor
+    if not enabled and not layer.disable_adapters:
+        _frozen[layer] = parameters
+    frozen = _frozen.get(layer, {}) if enabled else {}
+    try:
+        for place, (owner, _) in views.items():
+            behind = frozen[place]() if place in frozen else None
+            _show(owner, place[-1], torch.nn.Parameter(torch.empty(0)) if behind is None else behind)
+        return wrapped(*args, **kwargs)
+    finally:
+        for place, (owner, view) in views.items():
+            _show(owner, place[-1], view)
+
+
+def _show(owner: Any, name: str, tensor: Any) -> None:
+    """As FSDP does it: among the parameters, and as an attribute, which is found first."""
+    owner._parameters[name] = tensor
+    if name in vars(owner):
+        vars(owner)[name] = tensor
+
+
+_frozen: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+"""Of layers that were disabled: the parameters that were frozen then, by the module's path in the layer and name."""

@@ -1,0 +1,56 @@
+"""PEFT: ``disable_adapter()`` raises where FSDP shows views in place of parameters."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Signature, Variant, Wrap
+
+PATCH = Patch(
+    name="peft-disable-adapter-fsdp",
+    summary="adapters can be disabled and enabled while FSDP has a model's parameters gathered",
+    symptom="""\
+The policy without its adapter is the reference, `with model.disable_adapter():`, and the model is in FSDP (the first,
+with `use_orig_params=True`). "you can only change requires_grad flags of leaf variables" is raised where this happens
+between the policy's forward and its backward pass (DPO and others that compute the reference second, with
+`SHARD_GRAD_OP` or `_HYBRID_SHARD_ZERO2`), and within the forward pass of a module that FSDP has wrapped (with any
+strategy).""",
+    cause="""\
+`enable_adapters` switches `requires_grad` of whatever is registered as parameters. While FSDP has them gathered these
+are views of its flat parameter, which cannot be switched.""",
+    repair="""\
+Views are left as they are, as in 0.19.0: they are gone after the backward pass, and the parameters behind them have not
+been switched. Where the parameters were frozen on the way in and are views on the way out, those behind the views are
+made trainable again; 0.19.0 leaves them frozen.
+
+Not repaired: `set_adapter`, called by itself on views, raises as before, since the adapter could not become trainable;
+and LN tuning, which has an `enable_adapters` of its own. FSDP2 and `use_orig_params=False` show no views.""",
+    references=(
+        "https://github.com/huggingface/peft/issues/1442",
+        "https://github.com/huggingface/peft/issues/2977",
+        "https://github.com/huggingface/peft/pull/3001",
+    ),
+    variants=(
+        Variant(
+            Guard("peft", ">=0.6.0,<0.19.0"),
+            (
+                Wrap(
+                    target="peft.tuners.tuners_utils:BaseTunerLayer.enable_adapters",
+                    implementation=f"{__package__}.requires_grad:of_leaves",
+                    fingerprints={"09fece30f4ad1e70": "0.6.0 to 0.18.1"},
+                ),
+                Wrap(
+                    target="peft.utils.other:ModulesToSaveWrapper.enable_adapters",
+                    implementation=f"{__package__}.requires_grad:of_leaves",
+                    fingerprints={
+                        "fc16b170707bafb0": "0.6.0 to 0.14.0",
+                        "09a0859a9a73b9db": "0.15.0 to 0.17.1",
+                        "a5acc78407dd7ec6": "0.18.0rc0 to 0.18.1",
+                    },
+                ),
+            ),
+        ),
+    ),
+    signatures=(
+        Signature("RuntimeError", "you can only change requires_grad flags of leaf variables", specific=False),
+    ),
+    retire="when the oldest PEFT in use is 0.19.0",
+)
