@@ -27,7 +27,7 @@ from tests.harness.look_alikes import row_of, write_metadata
 from tests.harness.warm import MEGATRON, TORCH, TRL, Level, Levels
 
 ROOT = Path(__file__).parents[2]
-PATCHES = [item.patch for item in registry.load()[0]]
+PATCHES = [item.patch for item in registry.load()[0] if isinstance(item.patch, Patch)]
 STANDINS = ROOT / "tests" / "harness" / "standins"
 
 
@@ -207,7 +207,7 @@ def levels(case: Case) -> Levels:
     folder = str(side_by_side.folder(case.beside)) if case.beside else None
     if stands_in(case):
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
-    if module.startswith(("accelerate.", "deepspeed.", "math_verify.")):
+    if module.startswith(("accelerate.", "deepspeed.", "math_verify.", "openrlhf.")):
         return warm.beside(case.beside, module.partition(".")[0])
     if module.startswith("trl."):
         if importlib.util.find_spec("deepspeed") is None:  # beside ms-swift
