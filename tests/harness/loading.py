@@ -177,6 +177,12 @@ def transformers_trainer() -> None:
         importlib.import_module(module)
 
 
+def trl_dpo() -> None:
+    """TRL's DPO trainer, without DeepSpeed."""
+    for module in ("tokenizers", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.dpo_trainer"):
+        importlib.import_module(module)
+
+
 def accelerate() -> None:
     """accelerate alone."""
     for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
