@@ -180,6 +180,10 @@ LISTED = (
     Listed('verl-no-sync-reentry', 'rlhf_patches.patches.verl.no_sync_reentry:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('verl-padding-only-micro-batch', 'rlhf_patches.patches.verl.padding_only_micro_batch:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.distillation.losses',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.distillation.losses',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "verl 0.8.0 alone: of each process the first micro-batch's distillation loss was averaged over that micro-batch, and of\neach further mini-batch the first one's with the token count of the mini-batch before. With the patch all are averaged\nover their own mini-batch. Where mini-batches have much the same numbers of tokens, that is one too large step at the\nstart; a run can be trained on. 0.9.0 and 0.9.1 change in their metrics only."),
     Listed('verl-reinforce-plus-plus-turns', 'rlhf_patches.patches.verl.reinforce_plus_plus_turns:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "with verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns gave the outcome's reward to the last\nturn only, and whitened over all. With the patch every turn has it, and advantages of the last turn change as well,\nsince mean and variance do. A run that was trained with it learned its last turns: it can be trained on, and its\nlearning rate and KL coefficient were tuned for another signal. Trajectories of one turn are as before."),

@@ -69,6 +69,11 @@ def verl() -> None:
             importlib.import_module(module)
 
 
+def verl_distillation() -> None:
+    """On the above, verl's loss for distillation."""
+    importlib.import_module("verl.trainer.distillation.losses")
+
+
 def verl_critic() -> None:
     """On the above, verl's engine for FSDP, and what a small critic is made of."""
     for module in (
