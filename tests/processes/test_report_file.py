@@ -204,6 +204,7 @@ def test_a_process_that_becomes_another_program_counts_once(slime, file):
     assert [process.ended for process in summary.processes] == ["exit"]
 
 
+@pytest.mark.exhaustive
 def test_hundreds_of_processes_at_once(slime, file):
     """Each appends at the same moment, then rewrites its line many times; they end in all sorts of ways."""
     number_of_children = 200 // SHARE
