@@ -89,7 +89,7 @@ def test_it_reaches_a_ray_actor(start):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_put_in(name):
+def test_what_is_put_in_for_the_statistics(name):
     """In one process, without slime."""
     torch = pytest.importorskip("torch")
 
