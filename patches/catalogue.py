@@ -49,6 +49,16 @@ LISTED = (
     Listed('nemo-rl-logprob-backward', 'rlhf_patches.patches.nemo_rl.logprob_backward:PATCH', (
         ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('openrlhf-masked-nan', 'rlhf_patches.patches.openrlhf.masked_nan:PATCH', (
+        ListedVariant(distribution='openrlhf', versions='>=0.3.6.post1,<0.8.9', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.8.9,<0.8.10', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.8.10,<0.9.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.1,<0.9.3', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.3,<0.10.3', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.10.3,<0.11.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='==0.11.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='==0.11.2', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), None),
     Listed('peft-adapter-freeze', 'rlhf_patches.patches.peft.adapter_freeze:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),
@@ -91,6 +101,10 @@ LISTED = (
     Listed('skyrl-sequence-parallel-logits', 'rlhf_patches.patches.skyrl.sequence_parallel_logits:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('slime-eps-clip-c', 'rlhf_patches.patches.slime.eps_clip_c:PATCH', (
+        ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "Every release up to 0.3.1 has ignored --eps-clip-c. A run that was started with it has been trained on PPO's loss\nwithout that bound, and with the patch is trained on the one it asked for; to go on as before, leave the option out.\nCheckpoints can be trained on."),
     Listed('slime-logprob-entropy', 'rlhf_patches.patches.slime.logprob_entropy:PATCH', (
         ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.utils.ppo_utils', 'slime.backends.megatron_utils.loss'), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='slime', versions='>=0.2.0,<=0.2.1', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
@@ -100,6 +114,9 @@ LISTED = (
     Listed('slime-no-sync-reentry', 'rlhf_patches.patches.slime.no_sync_reentry:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.0.1,<=0.3.1', modules=('slime.backends.megatron_utils.model',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('slime-uneven-groups', 'rlhf_patches.patches.slime.uneven_groups:PATCH', (
+        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.ray.rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'Since 0.2.0 slime has normalised rewards over the whole batch wherever prompts had different numbers of samples: easy\nprompts were reinforced as such, hard ones discouraged, and advantages had the scale of the spread between prompts. With\nthe patch they are relative to their own prompt. A run of that kind should have its learning rate looked at again; its\ncheckpoints can be trained on.'),
     Listed('swift-grpo-loss-scale', 'rlhf_patches.patches.swift.grpo_loss_scale:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.11.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
@@ -127,6 +144,11 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=4.0.3,<4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.dpo_trainer'), independent=True, rewrites=False, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='ms-swift', versions='>=4.4.0,<=4.6.0', modules=('swift.rlhf_trainers.rlhf_mixin',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('swift-sampler-tail', 'rlhf_patches.patches.swift.sampler_tail:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.3.0,<3.12.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=3.12.0,<4.0.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.dataloader.shard',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'since ms-swift 3.3.0 the last samples of a data set, less than the number of data-parallel ranks, were never trained\non. With the patch, and where the ranks do not divide the data set, an epoch has another order, a sample more for each\nrank, and so perhaps a step more, to which learning rate schedules are fitted. A run that is resumed within an epoch\nskips as many batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume\nfrom a checkpoint at the end of an epoch. Nothing else that was trained before has to be repeated.'),
     Listed('swift-vocab-parallel-logprob-gradient', 'rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH', (
         ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.5.3', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
@@ -141,6 +163,9 @@ LISTED = (
     Listed('trl-chunked-nll-zero3', 'rlhf_patches.patches.trl.chunked_nll_zero3:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.4.0,<1.15.0', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`\nother than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold multiplied by S / A, and with SGD its learning\nrate by A / S; Adam sees the factor in clipping and in its epsilon only.'),
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
@@ -165,6 +190,10 @@ LISTED = (
     Listed('verl-no-sync-reentry', 'rlhf_patches.patches.verl.no_sync_reentry:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('verl-padding-only-micro-batch', 'rlhf_patches.patches.verl.padding_only_micro_batch:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.distillation.losses',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.distillation.losses',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "verl 0.8.0 alone: of each process the first micro-batch's distillation loss was averaged over that micro-batch, and of\neach further mini-batch the first one's with the token count of the mini-batch before. With the patch all are averaged\nover their own mini-batch. Where mini-batches have much the same numbers of tokens, that is one too large step at the\nstart; a run can be trained on. 0.9.0 and 0.9.1 change in their metrics only."),
     Listed('verl-reinforce-plus-plus-turns', 'rlhf_patches.patches.verl.reinforce_plus_plus_turns:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "with verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns gave the outcome's reward to the last\nturn only, and whitened over all. With the patch every turn has it, and advantages of the last turn change as well,\nsince mean and variance do. A run that was trained with it learned its last turns: it can be trained on, and its\nlearning rate and KL coefficient were tuned for another signal. Trajectories of one turn are as before."),

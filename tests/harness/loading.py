@@ -69,6 +69,11 @@ def verl() -> None:
             importlib.import_module(module)
 
 
+def verl_distillation() -> None:
+    """On the above, verl's loss for distillation."""
+    importlib.import_module("verl.trainer.distillation.losses")
+
+
 def verl_critic() -> None:
     """On the above, verl's engine for FSDP, and what a small critic is made of."""
     for module in (
@@ -136,7 +141,7 @@ def swift_transformers() -> None:
         *("swift.rlhf_trainers.dpo_trainer", "swift.rlhf_trainers.grpo_trainer"),
         "swift.trainers.rlhf_trainer.grpo_trainer",
     ):
-        with contextlib.suppress(ModuleNotFoundError):
+        with contextlib.suppress(ModuleNotFoundError, AssertionError):  # 3.8 asserts a package that GRPO's rewards want
             importlib.import_module(module)
 
 
@@ -150,6 +155,11 @@ def trl() -> None:
         *("trl.trainer.sft_trainer", "torch.distributed.fsdp"),
     ):
         importlib.import_module(module)
+
+
+def trl_grpo() -> None:
+    """TRL's GRPO trainer, without DeepSpeed."""
+    importlib.import_module("trl.trainer.grpo_trainer")
 
 
 def transformers_trainer() -> None:
@@ -177,6 +187,15 @@ def deepspeed() -> None:
     """DeepSpeed alone."""
     importlib.import_module("tests.harness.deepspeed_on_cpu")
     importlib.import_module("deepspeed")
+
+
+def openrlhf() -> None:
+    """OpenRLHF's models and losses, on DeepSpeed."""
+    deepspeed()
+    for module in ("transformers", "peft"):  # they look for flash-attention, and do not find it
+        importlib.import_module(module)
+    absent_packages.install(("flash_attn",))
+    importlib.import_module("openrlhf.models.loss")
 
 
 def peft() -> None:
