@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..definitions.patch import DefinitionError, Rewrite
+from ..definitions.patch import DefinitionError, Rewrite, Shape
 from . import sources
 from .sources import Source
 
@@ -85,25 +85,34 @@ def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> 
     Raises:
         Unrecognised: the pattern does not occur exactly as often as expected, or not where expected.
     """
-    function = _function_node(source, node)
-    for pattern in rewrite.alongside:
-        if not _find_all(function, pattern):
-            raise Unrecognised(f"{rewrite.target} does not contain {pattern!r}")
-    for pattern in rewrite.unless:
-        if _find_all(function, pattern):
-            raise Unrecognised(f"{rewrite.target} contains {pattern!r}, which repairs it already")
-    matches = _find_all(function, rewrite.pattern, rewrite.inside)
-    if len(matches) != rewrite.matches:
-        where = f" inside {rewrite.inside!r}" if rewrite.inside is not None else ""
-        lines = ", ".join(str(match.range().start.line + 1) for match in matches[:_MOST_LINES])
-        raise Unrecognised(
-            f"{rewrite.target} contains {rewrite.pattern!r}{where} {len(matches)} times, expected {rewrite.matches}"
-            f"{f' (at line {lines})' if lines else ''}"
-        )
-    edits = sorted(_edit(rewrite, match, source.text) for match in matches)
+    edits = sorted(_edit(rewrite, match, source.text) for match in find(rewrite, source, node))
     if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
         raise Unrecognised(f"matches of {rewrite.pattern!r} in {rewrite.target} overlap")
     return edits
+
+
+def find(shape: Rewrite | Shape, source: Source, node: sources.FunctionNode) -> list[SgNode]:
+    """Where the pattern is in the function ``node`` of ``source``.
+
+    Raises:
+        Unrecognised: not exactly as often as expected, or not where expected.
+    """
+    function = _function_node(source, node)
+    for pattern in shape.alongside:
+        if not _find_all(function, pattern):
+            raise Unrecognised(f"{shape.target} does not contain {pattern!r}")
+    for pattern in shape.unless:
+        if _find_all(function, pattern):
+            raise Unrecognised(f"{shape.target} contains {pattern!r}, which repairs it already")
+    matches = _find_all(function, shape.pattern, shape.inside)
+    if len(matches) != shape.matches:
+        where = f" inside {shape.inside!r}" if shape.inside is not None else ""
+        lines = ", ".join(str(match.range().start.line + 1) for match in matches[:_MOST_LINES])
+        raise Unrecognised(
+            f"{shape.target} contains {shape.pattern!r}{where} {len(matches)} times, expected {shape.matches}"
+            f"{f' (at line {lines})' if lines else ''}"
+        )
+    return matches
 
 
 def lines_of_matches(

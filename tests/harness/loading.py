@@ -69,6 +69,20 @@ def verl() -> None:
             importlib.import_module(module)
 
 
+def verl_distillation() -> None:
+    """On the above, verl's loss for distillation."""
+    importlib.import_module("verl.trainer.distillation.losses")
+
+
+def verl_critic() -> None:
+    """On the above, verl's engine for FSDP, and what a small critic is made of."""
+    for module in (
+        *("verl.workers.engine.fsdp.transformer_impl", "torch.distributed.fsdp"),
+        "transformers.models.qwen2.modeling_qwen2",
+    ):
+        importlib.import_module(module)
+
+
 def skyrl() -> None:
     """SkyRL's Megatron modules."""
     from tests.harness import skyrl_on_cpu
@@ -127,7 +141,7 @@ def swift_transformers() -> None:
         *("swift.rlhf_trainers.dpo_trainer", "swift.rlhf_trainers.grpo_trainer"),
         "swift.trainers.rlhf_trainer.grpo_trainer",
     ):
-        with contextlib.suppress(ModuleNotFoundError):
+        with contextlib.suppress(ModuleNotFoundError, AssertionError):  # 3.8 asserts a package that GRPO's rewards want
             importlib.import_module(module)
 
 
@@ -174,6 +188,15 @@ def deepspeed() -> None:
     """DeepSpeed alone."""
     importlib.import_module("tests.harness.deepspeed_on_cpu")
     importlib.import_module("deepspeed")
+
+
+def openrlhf() -> None:
+    """OpenRLHF's models and losses, on DeepSpeed."""
+    deepspeed()
+    for module in ("transformers", "peft"):  # they look for flash-attention, and do not find it
+        importlib.import_module(module)
+    absent_packages.install(("flash_attn",))
+    importlib.import_module("openrlhf.models.loss")
 
 
 def peft() -> None:

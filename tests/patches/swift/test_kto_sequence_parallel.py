@@ -14,6 +14,7 @@ from rlhf_patches import Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.offline import evaluate
 from tests.harness import look_alikes, side_by_side
+from tests.harness.logs import diagnosed
 from tests.harness.warm import swift
 
 NAME = "swift-kto-sequence-parallel"
@@ -63,6 +64,7 @@ def test_without_it_a_slice_is_empty_or_wrong(reports):
                 (only,) = passes
                 assert only[1][0] == 0
                 assert "cannot reshape tensor of 0 elements" in result["failure"]
+                assert diagnosed(result["log"]) == [(NAME, True)]
             else:
                 assert passes[0] != right_passes(case, result)[0]
                 assert (result["failure"] is None) == (case == SILENT)
