@@ -157,6 +157,11 @@ def trl() -> None:
         importlib.import_module(module)
 
 
+def trl_grpo() -> None:
+    """TRL's GRPO trainer, without DeepSpeed."""
+    importlib.import_module("trl.trainer.grpo_trainer")
+
+
 def transformers_trainer() -> None:
     """transformers' Trainer, PEFT and DeepSpeed, whose collectives are counted."""
     from tests.harness import zero3_on_cpu
