@@ -7,6 +7,9 @@ from __future__ import annotations
 from rlhf_patches import Listed, ListedVariant
 
 LISTED = (
+    Listed('accelerate-fsdp2-load-by-position', 'rlhf_patches.patches.accelerate.fsdp2_load_by_position:PATCH', (
+        ListedVariant(distribution='accelerate', versions='>=1.6.0,<1.14.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), None),
     Listed('accelerate-fsdp2-upcast', 'rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH', (
         ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small\nlearning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory\nfor what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost\nnothing but those updates, and can be trained on.'),
@@ -48,6 +51,11 @@ LISTED = (
     ), None),
     Listed('nemo-rl-logprob-backward', 'rlhf_patches.patches.nemo_rl.logprob_backward:PATCH', (
         ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+    ), None),
+    Listed('openrlhf-k3-gradient', 'rlhf_patches.patches.openrlhf.k3_gradient:PATCH', (
+        ListedVariant(distribution='openrlhf', versions='>=0.8.6,<0.9.9', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.9,<0.11.1', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='==0.11.1', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('openrlhf-masked-nan', 'rlhf_patches.patches.openrlhf.masked_nan:PATCH', (
         ListedVariant(distribution='openrlhf', versions='>=0.3.6.post1,<0.8.9', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
@@ -101,6 +109,10 @@ LISTED = (
     Listed('skyrl-sequence-parallel-logits', 'rlhf_patches.patches.skyrl.sequence_parallel_logits:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('slime-eps-clip-c', 'rlhf_patches.patches.slime.eps_clip_c:PATCH', (
+        ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "Every release up to 0.3.1 has ignored --eps-clip-c. A run that was started with it has been trained on PPO's loss\nwithout that bound, and with the patch is trained on the one it asked for; to go on as before, leave the option out.\nCheckpoints can be trained on."),
     Listed('slime-logprob-entropy', 'rlhf_patches.patches.slime.logprob_entropy:PATCH', (
         ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.utils.ppo_utils', 'slime.backends.megatron_utils.loss'), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='slime', versions='>=0.2.0,<=0.2.1', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
@@ -110,6 +122,9 @@ LISTED = (
     Listed('slime-no-sync-reentry', 'rlhf_patches.patches.slime.no_sync_reentry:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.0.1,<=0.3.1', modules=('slime.backends.megatron_utils.model',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('slime-uneven-groups', 'rlhf_patches.patches.slime.uneven_groups:PATCH', (
+        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.ray.rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'Since 0.2.0 slime has normalised rewards over the whole batch wherever prompts had different numbers of samples: easy\nprompts were reinforced as such, hard ones discouraged, and advantages had the scale of the spread between prompts. With\nthe patch they are relative to their own prompt. A run of that kind should have its learning rate looked at again; its\ncheckpoints can be trained on.'),
     Listed('swift-grpo-loss-scale', 'rlhf_patches.patches.swift.grpo_loss_scale:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.11.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
