@@ -30,6 +30,7 @@ WATCHED = (
     "slime",
     "swift",
     "transformer_engine",
+    "transformers",
     "trl",
     "verl",
 )

@@ -211,6 +211,8 @@ def levels(case: Case) -> Levels:
         return warm.beside(case.beside, module.partition(".")[0])
     if module.startswith("trl."):
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
+    if module.startswith("transformers."):
+        return warm.beside(case.beside, "trainer")
     if module.startswith("peft."):
         return warm.peft(case.beside)
     if module.endswith(".worker_dispatch"):
