@@ -1,4 +1,4 @@
-"""Every built-in patch. Written by tools/derive.py (``make docs``); a test compares."""
+"""Every built-in patch and advice. Written by tools/derive.py (``make docs``); a test compares."""
 
 from __future__ import annotations
 
@@ -8,149 +8,170 @@ from rlhf_patches import Listed, ListedVariant
 
 LISTED = (
     Listed('accelerate-fsdp2-upcast', 'rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH', (
-        ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small\nlearning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory\nfor what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost\nnothing but those updates, and can be trained on.'),
+    Listed('deepspeed-empty-groups', 'rlhf_patches.patches.deepspeed.empty_groups:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.3.13,<=0.19.8', modules=('deepspeed.runtime.engine',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "Since DeepSpeed 0.3.13, without torch 2.10's check, groups behind an empty one were trained at another group's learning\nrate. It matters where the rates differ: with PEFT's LoRA+ the B matrices had the rate of the embeddings, and the ratio\nthat was set had no effect. With the patch each group has the rate that it was given. A run that was tuned with another\none should have its learning rates looked at again; checkpoints can be trained on."),
     Listed('deepspeed-group-learning-rates', 'rlhf_patches.patches.deepspeed.group_learning_rates:PATCH', (
-        ListedVariant(distribution='deepspeed', versions='>=0.17.2,<0.19.4', modules=('deepspeed.runtime.lr_schedules',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='deepspeed', versions='>=0.17.2,<0.19.4', modules=('deepspeed.runtime.lr_schedules',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch each has its\nown, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again."),
     Listed('deepspeed-offload-accumulation', 'rlhf_patches.patches.deepspeed.offload_accumulation:PATCH', (
-        ListedVariant(distribution='deepspeed', versions='>=0.15.2,<0.19.0', modules=('deepspeed.runtime.zero.stage_1_and_2',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='deepspeed', versions='>=0.15.2,<0.19.0', modules=('deepspeed.runtime.zero.stage_1_and_2',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'Since DeepSpeed 0.15.2, ZeRO-2 with an offloaded optimizer and an accumulation of N micro-batches, 3 or more, trained on\nthe first and the last of them, divided by N: the gradient was as if of 2 N-ths of its size and of noisier batches. With\nthe patch gradient norms rise (by a factor of N / 2 where micro-batches agree) to what a run without offload logs. A run\nthat was tuned with it should have its learning rate and its clipping threshold looked at again; SGD and clipping see\nthe factor, Adam mostly the noise. A checkpoint is as good as what it was trained on, and can be trained on.'),
+    Listed('deepspeed-offload-rare-parameters', 'rlhf_patches.patches.deepspeed.offload_rare_parameters:ADVICE', (
+        ListedVariant(distribution='deepspeed', versions='>=0.5.9,<=0.19.8', modules=('deepspeed.runtime.zero.stage_1_and_2',), independent=False, rewrites=True, may_be_missing=None, is_advice=True),
+    ), None),
     Listed('deepspeed-zero1-last-micro-batch', 'rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH', (
-        ListedVariant(distribution='deepspeed', versions='>=0.18.3,<0.19.0', modules=('deepspeed.runtime.engine',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='deepspeed', versions='>=0.18.3,<0.19.0', modules=('deepspeed.runtime.engine',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation took the last micro-batch of each step\nfrom one rank in place of the mean over all. With the patch gradients are less noisy and their norms lower: of one\nmicro-batch a step on N ranks, as from N times the data. A run that was tuned with it should have its learning rate\nlooked at again; checkpoints are as good as what they were trained on, and can be trained on.'),
     Listed('deepspeed-zero2-accumulation', 'rlhf_patches.patches.deepspeed.zero2_accumulation:PATCH', (
-        ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.18.3', modules=('deepspeed.runtime.zero.stage_1_and_2',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.18.3', modules=('deepspeed.runtime.zero.stage_1_and_2',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "DeepSpeed 0.17.6 to 0.18.2 trained ZeRO-2 on the last of a step's N micro-batches, divided by N. With the patch gradient\nnorms rise (by a factor of N where micro-batches agree) to what ZeRO-3 and other releases log. A run that was tuned with\nit should have its learning rate and its clipping threshold looked at again; Adam mostly sees less noise. A checkpoint\nis as good as what it was trained on, and can be trained on."),
     Listed('math-verify-thread', 'rlhf_patches.patches.math_verify.thread:PATCH', (
-        ListedVariant(distribution='math-verify', versions='>=0.6.1,<=0.9.0', modules=('math_verify.utils',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='math-verify', versions='>=0.6.1,<=0.9.0', modules=('math_verify.utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('megatron-bridge-disable-adapter', 'rlhf_patches.patches.megatron_bridge.disable_adapter:PATCH', (
-        ListedVariant(distribution='megatron-bridge', versions='>=0.3.0,<=0.6.2', modules=('megatron.bridge.peft.base',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='megatron-bridge', versions='>=0.3.0,<=0.6.2', modules=('megatron.bridge.peft.base',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'Since 0.3.0 what was computed in a context of `disable_adapter` after an inner one was left had the adapter in it. A run\nwhose reference pass did that was held to itself in place of its reference: its KL divergence was too small.'),
     Listed('megatron-bridge-no-sync-reentry', 'rlhf_patches.patches.megatron_bridge.no_sync_reentry:PATCH', (
-        ListedVariant(distribution='megatron-bridge', versions='>=0.1.0a0,<=0.6.2', modules=('megatron.bridge.training.setup',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='megatron-bridge', versions='>=0.1.0a0,<=0.6.2', modules=('megatron.bridge.training.setup',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('megatron-core-cross-entropy-in-place', 'rlhf_patches.patches.megatron_core.cross_entropy_in_place:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.8.0,<=0.20.0', modules=('megatron.core.tensor_parallel.cross_entropy', 'megatron.core.fusions.fused_cross_entropy'), independent=True, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.8.0,<=0.20.0', modules=('megatron.core.tensor_parallel.cross_entropy', 'megatron.core.fusions.fused_cross_entropy'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('megatron-forward-pre-hook-reentry', 'rlhf_patches.patches.megatron_core.forward_pre_hook_reentry:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.9.0,<=0.20.0', modules=('megatron.core.distributed.distributed_data_parallel',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.9.0,<=0.20.0', modules=('megatron.core.distributed.distributed_data_parallel',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('megatron-lm-no-sync-reentry', 'rlhf_patches.patches.megatron_lm.no_sync_reentry:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.6.0,<=0.20.0', modules=('megatron.training.training',), independent=False, rewrites=True, may_be_missing='before 0.17 megatron.training is in git only; a checkout that is installed calls itself megatron-core'),
+        ListedVariant(distribution='megatron-core', versions='>=0.6.0,<=0.20.0', modules=('megatron.training.training',), independent=False, rewrites=True, may_be_missing='before 0.17 megatron.training is in git only; a checkout that is installed calls itself megatron-core', is_advice=False),
     ), None),
     Listed('nemo-rl-logprob-backward', 'rlhf_patches.patches.nemo_rl.logprob_backward:PATCH', (
-        ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('peft-adapter-freeze', 'rlhf_patches.patches.peft.adapter_freeze:PATCH', (
-        ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),
     Listed('peft-disable-adapter-fsdp', 'rlhf_patches.patches.peft.disable_adapter_fsdp:PATCH', (
-        ListedVariant(distribution='peft', versions='>=0.6.0,<0.19.0', modules=('peft.tuners.tuners_utils', 'peft.utils.other'), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='peft', versions='>=0.6.0,<0.19.0', modules=('peft.tuners.tuners_utils', 'peft.utils.other'), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('peft-disable-adapter-restore', 'rlhf_patches.patches.peft.disable_adapter_restore:PATCH', (
-        ListedVariant(distribution='peft', versions='>=0.11.0,<=0.21.2', modules=('peft.peft_model',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='peft', versions='>=0.11.0,<=0.21.2', modules=('peft.peft_model',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first\nreference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as it\nwas.'),
     Listed('peft-lora-merge-drift', 'rlhf_patches.patches.peft.lora_merge_drift:PATCH', (
-        ListedVariant(distribution='peft', versions='>=0.7.0,<=0.21.2', modules=('peft.tuners.lora.layer',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='peft', versions='>=0.7.0,<=0.21.2', modules=('peft.tuners.lora.layer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'In every release since 0.6 each weight synchronisation has moved half-precision base weights at random. An adapter from\nsuch a run was trained on weights that no longer exist: loaded onto the original model it computes something else than\nin training, so evaluate it anew, and train it on if that is worse.'),
     Listed('peft-save-adapter-prefix', 'rlhf_patches.patches.peft.save_adapter_prefix:PATCH', (
-        ListedVariant(distribution='peft', versions='>=0.7.0,<0.20.0', modules=('peft.utils.save_and_load',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='peft', versions='>=0.7.0,<0.20.0', modules=('peft.utils.save_and_load',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('skyrl-advantage-padding', 'rlhf_patches.patches.skyrl.advantage_padding:PATCH', (
-        ListedVariant(distribution='skyrl', versions='==0.1.0', modules=('skyrl.backends.skyrl_train.utils.ppo_utils',), independent=False, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='skyrl', versions='>=0.2.0,<=0.4.0', modules=('skyrl.train.trainer',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='==0.1.0', modules=('skyrl.backends.skyrl_train.utils.ppo_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='skyrl', versions='>=0.2.0,<=0.4.0', modules=('skyrl.train.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'All releases of SkyRL from 0.1.0 on subtract too small a mean with `advantage_batch_normalize=true`, by the share of\npadding in the batch, so all tokens of a step were pushed up or down together by what was left, most where long\nresponses are better or worse than short ones. With the patch such a run sees other advantages from the next step on. A\ncheckpoint can be trained on; a learning rate or a clipping range that was chosen for it may want another look. Runs\nwithout that setting, which is off by default, are as they were.'),
     Listed('skyrl-bf16-logits', 'rlhf_patches.patches.skyrl.bf16_logits:PATCH', (
-        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.2.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper', 'skyrl.backends.skyrl_train.distributed.megatron.megatron_utils'), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.2.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper', 'skyrl.backends.skyrl_train.distributed.megatron.megatron_utils'), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('skyrl-entropy-backward', 'rlhf_patches.patches.skyrl.entropy_backward:PATCH', (
-        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.3.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.model_utils',), independent=False, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='skyrl', versions='==0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.model_utils',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.3.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='skyrl', versions='==0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('skyrl-fp8-alignment', 'rlhf_patches.patches.skyrl.fp8_alignment:PATCH', (
-        ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.2.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper',), independent=False, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='skyrl', versions='>=0.2.0,<0.3.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.2.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='skyrl', versions='>=0.2.0,<0.3.0', modules=('skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('skyrl-logprob-backward', 'rlhf_patches.patches.skyrl.logprob_backward:PATCH', (
-        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.model_utils',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.model_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('skyrl-loss-outputs-once', 'rlhf_patches.patches.skyrl.loss_outputs_once:PATCH', (
-        ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.3.0', modules=('skyrl.backends.skyrl_train.workers.worker_dispatch',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.3.0', modules=('skyrl.backends.skyrl_train.workers.worker_dispatch',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('skyrl-loss-outputs-packed', 'rlhf_patches.patches.skyrl.loss_outputs_packed:PATCH', (
-        ListedVariant(distribution='skyrl', versions='==0.3.0', modules=('skyrl.backends.skyrl_train.workers.worker', 'skyrl.backends.skyrl_train.workers.megatron.megatron_worker'), independent=True, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='==0.3.0', modules=('skyrl.backends.skyrl_train.workers.worker', 'skyrl.backends.skyrl_train.workers.megatron.megatron_worker'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('skyrl-sequence-parallel-logits', 'rlhf_patches.patches.skyrl.sequence_parallel_logits:PATCH', (
-        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.megatron_utils',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('slime-logprob-entropy', 'rlhf_patches.patches.slime.logprob_entropy:PATCH', (
-        ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.utils.ppo_utils', 'slime.backends.megatron_utils.loss'), independent=False, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.2.1', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='slime', versions='>=0.2.2,<=0.3.0', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='slime', versions='==0.3.1', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.utils.ppo_utils', 'slime.backends.megatron_utils.loss'), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.2.1', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='slime', versions='>=0.2.2,<=0.3.0', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='slime', versions='==0.3.1', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('slime-no-sync-reentry', 'rlhf_patches.patches.slime.no_sync_reentry:PATCH', (
-        ListedVariant(distribution='slime', versions='>=0.0.1,<=0.3.1', modules=('slime.backends.megatron_utils.model',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='slime', versions='>=0.0.1,<=0.3.1', modules=('slime.backends.megatron_utils.model',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('swift-grpo-loss-scale', 'rlhf_patches.patches.swift.grpo_loss_scale:PATCH', (
-        ListedVariant(distribution='ms-swift', versions='>=3.11.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.11.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "since ms-swift 3.11.0 loss and gradient of `dapo`, `cispo` and `fipo` were too small by the number of accumulation\nsteps. With Adam alone that changes little; gradient clipping, the weight of CHORD's and SDAR's losses, weight decay\ncoupled to the gradient, and optimizers that are not scale-free do change. A run whose `max_grad_norm`,\n`chord_mu_*` or `sdar_loss_coef` was tuned with it wants the norm multiplied, and the weight of the other loss divided,\nby the number of accumulation steps to go on as before. Runs without accumulation do not change."),
     Listed('swift-kto-sequence-parallel', 'rlhf_patches.patches.swift.kto_sequence_parallel:PATCH', (
-        ListedVariant(distribution='ms-swift', versions='>=3.9.0,<3.12.3', modules=('swift.megatron.trainers.kto_trainer',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.9.0,<3.12.3', modules=('swift.megatron.trainers.kto_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('swift-logprob-entropy', 'rlhf_patches.patches.swift.logprob_entropy:PATCH', (
-        ListedVariant(distribution='ms-swift', versions='>=4.5.3,<=4.6.0', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.5.3,<=4.6.0', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('swift-megatron-dpo-loss-type', 'rlhf_patches.patches.swift.megatron_dpo_loss_type:PATCH', (
-        ListedVariant(distribution='ms-swift', versions='>=3.7.0,<=4.6.0', modules=('swift.megatron.trainers.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.7.0,<=4.6.0', modules=('swift.megatron.trainers.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "Megatron DPO has minimised the sigmoid loss whatever `--loss_type` said, since ms-swift 3.7.0. A run with another loss\nwas a run with `sigmoid`: its checkpoint is DPO's, and a `beta` or learning rate that was tuned with it belongs to that\nloss (IPO and hinge want others). To go on as before, set `--loss_type sigmoid`. Runs with `sigmoid` do not change."),
     Listed('swift-no-sync-reentry', 'rlhf_patches.patches.swift.no_sync_reentry:PATCH', (
-        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.3.0', modules=('swift.megatron.trainers.base',), independent=False, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='ms-swift', versions='>=4.3.0,<=4.6.0', modules=('swift.megatron.trainers.base',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.3.0', modules=('swift.megatron.trainers.base',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=4.3.0,<=4.6.0', modules=('swift.megatron.trainers.base',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('swift-null-ref-context', 'rlhf_patches.patches.swift.null_ref_context:PATCH', (
-        ListedVariant(distribution='ms-swift', versions='>=3.7.0,<3.9.0', modules=('swift.megatron.trainers.dpo_trainer',), independent=False, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='ms-swift', versions='>=3.9.0,<=4.6.0', modules=('swift.megatron.trainers.rlhf_mixin',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.7.0,<3.9.0', modules=('swift.megatron.trainers.dpo_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=3.9.0,<=4.6.0', modules=('swift.megatron.trainers.rlhf_mixin',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('swift-null-ref-context-hf', 'rlhf_patches.patches.swift.null_ref_context:PATCH_HF', (
-        ListedVariant(distribution='ms-swift', versions='>=3.8.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.0.3', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='ms-swift', versions='>=4.0.3,<4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.dpo_trainer'), independent=True, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='ms-swift', versions='>=4.4.0,<=4.6.0', modules=('swift.rlhf_trainers.rlhf_mixin',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.8.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.0.3', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.3,<4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.dpo_trainer'), independent=True, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=4.4.0,<=4.6.0', modules=('swift.rlhf_trainers.rlhf_mixin',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('swift-vocab-parallel-logprob-gradient', 'rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH', (
-        ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.5.3', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.5.3', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'the gradient of GRPO and GKD under tensor parallelism was wrong, by about half of its norm on two ranks, while losses\nand log-probabilities were right: GKD since ms-swift 3.12.0, GRPO since 3.12.1 with entropies and since 4.0.3 always.\nA run that was trained with it followed another direction with another norm: take its learning rate, clipping and KL\ncoefficient as untuned, and rather start again from the checkpoint before RL than go on from it. Runs without tensor\nparallelism, DPO, KTO and SFT were right.'),
     Listed('transformer-engine-cross-entropy-backward', 'rlhf_patches.patches.transformer_engine.cross_entropy_backward:PATCH', (
-        ListedVariant(distribution='transformer-engine', versions='>=2.2.0,<2.8.0', modules=('transformer_engine.pytorch.triton.cross_entropy',), independent=False, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='transformer-engine', versions='>=2.8.0,<2.11.0', modules=('transformer_engine.pytorch.triton.cross_entropy',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='transformer-engine', versions='>=2.2.0,<2.8.0', modules=('transformer_engine.pytorch.triton.cross_entropy',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='transformer-engine', versions='>=2.8.0,<2.11.0', modules=('transformer_engine.pytorch.triton.cross_entropy',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'TransformerEngine 2.2.0 to 2.7.0 gave every token the weight of the first one in its gradient, and 2.8.0 to 2.10.0 those\nof other tokens where a micro batch had more than one sequence. A run trained so with the fused cross-entropy of\nTransformerEngine has seen another loss than the one it logged, or none: start it again, or at least look for the norm\nof its gradients, and choose the learning rate and the clipping anew.'),
     Listed('transformers-moe-aux-loss', 'rlhf_patches.patches.transformers.moe_aux_loss:PATCH', (
-        ListedVariant(distribution='transformers', versions='>=4.46.2,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='transformers', versions='>=4.46.2,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), "Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many\ntimes as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance\nwith `router_aux_loss_coef` multiplied by its number of ranks."),
     Listed('trl-chunked-divergence-zero3', 'rlhf_patches.patches.trl.chunked_divergence_zero3:PATCH', (
-        ListedVariant(distribution='trl', versions='>=1.10.0,<1.15.0', modules=('trl.trainer.distillation_trainer',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='trl', versions='>=1.10.0,<1.15.0', modules=('trl.trainer.distillation_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('trl-chunked-nll-zero3', 'rlhf_patches.patches.trl.chunked_nll_zero3:PATCH', (
-        ListedVariant(distribution='trl', versions='>=1.4.0,<1.15.0', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=False, may_be_missing=None),
+        ListedVariant(distribution='trl', versions='>=1.4.0,<1.15.0', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
-        ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), None),
+    Listed('verl-critic-loss-scale', 'rlhf_patches.patches.verl.critic_loss_scale:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.7.0,<0.9.0', modules=('verl.workers.utils.losses', 'verl.trainer.ppo.core_algos'), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "with verl 0.8.0 (and 0.7.0, 0.7.1 with `trainer.use_legacy_worker_impl=disable`) the critic's gradient was multiplied by\nthe number of micro-batches per mini-batch and rank. With the patch it is smaller by that factor, and does not change\nwith the micro-batch size any more. Adam hides most of a constant factor, except where `critic.optim.clip_grad`, 1.0 by\ndefault, cut the larger gradient off: a run that was tuned with it should have the critic's clipping threshold and\nlearning rate looked at again. Checkpoints can be trained on."),
+    Listed('verl-gdpo-whitening', 'rlhf_patches.patches.verl.gdpo_whitening:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.7.1,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "with verl 0.7.1 to 0.9.1, GDPO's advantages were normalised with each response counted as often as it is long. With the\npatch each counts once: advantages are shifted and scaled, the more, the more rewards and lengths go together; where all\nare of one length, only by the difference between n and n - 1 responses. A run that was tuned with it can be trained on;\nits learning rate and clipping were tuned for the other scale."),
     Listed('verl-logprob-entropy', 'rlhf_patches.patches.verl.logprob_entropy:PATCH', (
-        ListedVariant(distribution='verl', versions='>=0.1rc0,<=0.2.0.post2', modules=('verl.utils.megatron.tensor_parallel',), independent=False, rewrites=False, may_be_missing=None),
-        ListedVariant(distribution='verl', versions='>=0.3.0.post0,<=0.3.0.post1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor'), independent=True, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='verl', versions='>=0.4.0,<=0.5.0', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor'), independent=True, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='verl', versions='>=0.6.0,<=0.6.1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='verl', versions='>=0.7.0,<=0.7.1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.8.0', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None),
-        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='verl', versions='>=0.1rc0,<=0.2.0.post2', modules=('verl.utils.megatron.tensor_parallel',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.3.0.post0,<=0.3.0.post1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.4.0,<=0.5.0', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.6.0,<=0.6.1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.7.0,<=0.7.1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.actor.megatron_actor', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.8.0', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('verl-no-sync-reentry', 'rlhf_patches.patches.verl.no_sync_reentry:PATCH', (
-        ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None),
+        ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('verl-reinforce-plus-plus-turns', 'rlhf_patches.patches.verl.reinforce_plus_plus_turns:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "with verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns gave the outcome's reward to the last\nturn only, and whitened over all. With the patch every turn has it, and advantages of the last turn change as well,\nsince mean and variance do. A run that was trained with it learned its last turns: it can be trained on, and its\nlearning rate and KL coefficient were tuned for another signal. Trajectories of one turn are as before."),
+    Listed('verl-rloo-singletons', 'rlhf_patches.patches.verl.rloo_singletons:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.6.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'with verl 0.6.0 to 0.9.1, `rloo_vectorized` gave the advantage 0 to every response that was alone in its group. With the\npatch these have their reward, as with `rloo`. A run with `rollout.n=1` was not trained by its rewards at all; one that\nfilters responses gets larger gradients, by the responses that were left alone, and can be trained on.'),
 )

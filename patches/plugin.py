@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Listed, Patch, hookimpl
+from rlhf_patches import Advice, Listed, Patch, hookimpl
 
 from .catalogue import LISTED
 
 
 @hookimpl(specname="rlhf_patches")
 def listed() -> tuple[Listed, ...]:
-    """Every built-in patch, each to be imported together with what it patches."""
+    """Every built-in patch and advice, each to be imported together with what it is for."""
     return LISTED
 
 
-def rlhf_patches() -> list[Patch]:
-    """Every built-in patch."""
-    return [patch.load() for patch in LISTED]
+def rlhf_patches() -> list[Patch | Advice]:
+    """Every built-in patch and advice."""
+    return [each.load() for each in LISTED]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import record
 from record import Entry, Record
 
-from rlhf_patches.definitions.patch import Patch
+from rlhf_patches.definitions.patch import Advice, KnownBug
 
 _HEAD = """\
 # Compatibility
@@ -24,12 +24,13 @@ A patch with several variants repairs the bug in several shapes of upstream's co
 | state | meaning |
 | --- | --- |
 | affected | has the bug; the patch repairs it |
+| advice | has the bug; nothing here repairs it, and the page says what to do |
 | not there | the code that has the bug does not exist yet, or not in this package |
 | fixed | newer than the bug, and without it; the note says where it went |
 """
 
 
-def page(records: Iterable[Record], patches: Iterable[Patch]) -> str:
+def page(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
     """The whole page, as Markdown."""
     records, patches = list(records), list(patches)
     parts = [_HEAD]
@@ -41,7 +42,7 @@ def page(records: Iterable[Record], patches: Iterable[Patch]) -> str:
         parts.append(f"## {item.name}\n\n{len(item.entries)} releases read ({source}).\n")
         if not item.in_git and (oldest := record.reviewed().oldest.get(item.name)):
             parts.append(f"None before {oldest['version']}: {oldest['why']}.\n")
-        rows = ["| versions | state | patch | note |", "| --- | --- | --- | --- |"]
+        rows = ["| versions | state | patch or advice | note |", "| --- | --- | --- | --- |"]
         for patch in own:
             link = f"[{patch.name}](patches/{patch.name}.md)"
             notes = record.reviewed().harmless.get(patch.name, {})
@@ -52,7 +53,7 @@ def page(records: Iterable[Record], patches: Iterable[Patch]) -> str:
     return "\n".join(parts)
 
 
-def stretches(item: Record, patch: Patch) -> list[tuple[list[Entry], str]]:
+def stretches(item: Record, patch: KnownBug) -> list[tuple[list[Entry], str]]:
     """Neighbouring releases in the same state and of the same variant's shape, oldest first, and that state."""
     entries = sorted(item.entries, key=lambda entry: entry.order)
     seen = False
@@ -61,7 +62,8 @@ def stretches(item: Record, patch: Patch) -> list[tuple[list[Entry], str]]:
         shapes = record.recognised(patch, entry)
         seen = seen or bool(shapes)
         which = f", variant {shapes[0] + 1}" if shapes and len(patch.variants) > 1 else ""
-        states.append(f"affected{which}" if shapes else "fixed" if seen else "not there")
+        there = "advice" if patch.kind == Advice.kind else "affected"
+        states.append(f"{there}{which}" if shapes else "fixed" if seen else "not there")
     groups = itertools.groupby(zip(entries, states, strict=True), key=lambda pair: pair[1])
     return [([entry for entry, _ in group], state) for state, group in groups]
 
@@ -75,7 +77,7 @@ def _name(item: Record, entry: Entry) -> str:
     return entry.file if item.in_git else entry.version
 
 
-def _notes(members: list[Entry], patch: Patch, notes: dict[str, str]) -> list[str]:
+def _notes(members: list[Entry], patch: KnownBug, notes: dict[str, str]) -> list[str]:
     found = []
     for entry in members:
         if record.recognised(patch, entry):
@@ -86,7 +88,7 @@ def _notes(members: list[Entry], patch: Patch, notes: dict[str, str]) -> list[st
     return list(dict.fromkeys(found))
 
 
-def figures(records: Iterable[Record], patches: Iterable[Patch]) -> str:
+def figures(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
     """Releases and decisions of each kind, per framework and patch."""
     patches = list(patches)
     lines = []
@@ -99,11 +101,13 @@ def figures(records: Iterable[Record], patches: Iterable[Patch]) -> str:
     return "\n".join(lines)
 
 
-def decision(patch: Patch, entry: Entry) -> str:
+def decision(patch: KnownBug, entry: Entry) -> str:
     """What `rlhf-patches check` says of a release."""
     number = record.claimed(patch, entry)
     if number is None:
         return "absent" if record.code(patch, entry).state == record.NO_MODULE else "unaffected"
     if record.may_lack(patch, entry):
         return "absent"
+    if patch.kind == Advice.kind:
+        return "advice"
     return "applies" if entry.patches[patch.name][number].state == record.DEFECT else "refused"

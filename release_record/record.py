@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import Change, Patch, Rewrite, Variant
+from rlhf_patches.definitions.patch import Change, KnownBug, Replace, Variant, Wrap
 from rlhf_patches.guards import decision, shapes, sources, versions
 from rlhf_patches.guards.rewriting import Unrecognised
 from rlhf_patches.guards.sources import NotFound, Source, Unreadable
@@ -102,7 +102,7 @@ class Record:
     digests: dict[str, str]
     entries: list[Entry]
 
-    def has_module(self, patch: Patch) -> bool:
+    def has_module(self, patch: KnownBug) -> bool:
         """Whether any release has the patch's modules."""
         return any(code(patch, entry).state != NO_MODULE for entry in self.entries)
 
@@ -112,7 +112,7 @@ class Record:
         return HERE / "record" / ("git" if self.in_git else "") / f"{self.name}.json"
 
 
-def built_in() -> list[Patch]:
+def built_in() -> list[KnownBug]:
     """The patches of this project."""
     registered, failures = registry.load()
     if failures:
@@ -120,18 +120,18 @@ def built_in() -> list[Patch]:
     return [item.patch for item in registered if item.plugin == registry.BUILT_IN]
 
 
-def patches_of(distribution: str, patches: Iterable[Patch]) -> list[Patch]:
+def patches_of(distribution: str, patches: Iterable[KnownBug]) -> list[KnownBug]:
     """Those whose guard names this distribution."""
     wanted = canonicalize_name(distribution)
     return [patch for patch in patches if canonicalize_name(patch.distribution) == wanted]
 
 
-def records_of(patch: Patch, records: Iterable[Record]) -> list[Record]:
+def records_of(patch: KnownBug, records: Iterable[Record]) -> list[Record]:
     """Those of the distribution that a patch's guard names."""
     return [record for record in records if patches_of(record.distribution, [patch])]
 
 
-def digest(patch: Patch) -> str:
+def digest(patch: KnownBug) -> str:
     """Changes when the changes of any variant do, or their order; notes on fingerprints do not count."""
     changes = [[_without_notes(change) for change in variant.changes] for variant in patch.variants]
     return hashlib.sha256(repr(changes).encode()).hexdigest()[:16]
@@ -145,7 +145,7 @@ def _without_notes(change: Change) -> tuple[Any, ...]:
 # ------------------------------------------------------------------------------------- finding the facts
 
 
-def examine(release: Release, patch: Patch) -> tuple[Code, ...]:
+def examine(release: Release, patch: KnownBug) -> tuple[Code, ...]:
     """What the shape guard of each variant of a patch finds in a release."""
     return tuple(_examine(release, variant) for variant in patch.variants)
 
@@ -232,14 +232,14 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- what the facts mean
 
 
-def recognised(patch: Patch, entry: Entry) -> list[int]:
+def recognised(patch: KnownBug, entry: Entry) -> list[int]:
     """Which variants have their shape in a release, by number; more than one is never right."""
     codes = entry.patches[patch.name]
     there = [variant for variant, one in zip(patch.variants, codes, strict=True) if one.state == DEFECT]
     return [patch.variants.index(variant) for variant in decision.widest(there)]
 
 
-def code(patch: Patch, entry: Entry) -> Code:
+def code(patch: KnownBug, entry: Entry) -> Code:
     """What counts of a release: the variant that is recognised, or else the one that has come furthest."""
     codes = entry.patches[patch.name]
     for number in recognised(patch, entry):
@@ -248,7 +248,7 @@ def code(patch: Patch, entry: Entry) -> Code:
     return min(codes, key=lambda one: order.index(one.state))
 
 
-def claimed(patch: Patch, entry: Entry) -> int | None:
+def claimed(patch: KnownBug, entry: Entry) -> int | None:
     """The variant whose version guard says that a release is affected, by number."""
     for number, variant in enumerate(patch.variants):
         if versions.judge(variant.guard, entry.version).verdict is Verdict.AFFECTED:
@@ -256,7 +256,7 @@ def claimed(patch: Patch, entry: Entry) -> int | None:
     return None
 
 
-def may_lack(patch: Patch, entry: Entry) -> bool:
+def may_lack(patch: KnownBug, entry: Entry) -> bool:
     """Whether an affected release has no module to patch, and its variant's guard says why that may be."""
     number = claimed(patch, entry)
     if number is None or patch.variants[number].guard.may_be_missing is None:
@@ -309,7 +309,7 @@ class Disagreement:
         return f"{self.patch}: {self.name} {self.version} ({self.file}) is {says} by its version, its code: {code}"
 
 
-def disagreements(records: Iterable[Record], patches: Iterable[Patch]) -> list[Disagreement]:
+def disagreements(records: Iterable[Record], patches: Iterable[KnownBug]) -> list[Disagreement]:
     """Every release that a range claims wrongly, or fails to claim, or that another variant's range has to claim."""
     patches = list(patches)
     found = []
@@ -324,7 +324,7 @@ def disagreements(records: Iterable[Record], patches: Iterable[Patch]) -> list[D
     return found
 
 
-def loose_bounds(records: Iterable[Record], patches: Iterable[Patch]) -> list[str]:
+def loose_bounds(records: Iterable[Record], patches: Iterable[KnownBug]) -> list[str]:
     """Guards that claim more than was read: each bound must be a release that was read and is as the bound says."""
     records = list(records)
     complaints = []
@@ -336,7 +336,7 @@ def loose_bounds(records: Iterable[Record], patches: Iterable[Patch]) -> list[st
     return complaints
 
 
-def _loose(records: list[Record], patch: Patch, number: int, variant: Variant) -> Iterator[str]:
+def _loose(records: list[Record], patch: KnownBug, number: int, variant: Variant) -> Iterator[str]:
     there: dict[Version, bool] = {}
     for record in records:
         for entry in record.entries:
@@ -352,7 +352,7 @@ def _loose(records: list[Record], patch: Patch, number: int, variant: Variant) -
             yield f"{pin} names a release whose code is {'' if there[version] else 'not '}of this shape"
 
 
-def unreviewed(records: Iterable[Record], patches: Iterable[Patch], notes: Reviewed) -> list[str]:
+def unreviewed(records: Iterable[Record], patches: Iterable[KnownBug], notes: Reviewed) -> list[str]:
     """Target functions that a patch does not recognise and that were not reviewed, and notes that nothing needs."""
     records, patches = list(records), list(patches)
     complaints: list[str] = []
@@ -383,7 +383,7 @@ def unreviewed(records: Iterable[Record], patches: Iterable[Patch], notes: Revie
     return complaints
 
 
-def outdated(records: Iterable[Record], patches: Iterable[Patch]) -> list[str]:
+def outdated(records: Iterable[Record], patches: Iterable[KnownBug]) -> list[str]:
     """Patches whose changes are not those that the record was made with."""
     records = list(records)
     complaints = []
@@ -404,7 +404,7 @@ def outdated(records: Iterable[Record], patches: Iterable[Patch]) -> list[str]:
 _SPAN = re.compile(r"(\S+)(?: to (\S+))?")
 
 
-def mistaken_fingerprints(records: Iterable[Record], patches: Iterable[Patch]) -> list[str]:
+def mistaken_fingerprints(records: Iterable[Record], patches: Iterable[KnownBug]) -> list[str]:
     """Fingerprints whose releases are not those of the record.
 
     The text is ``SPAN, SPAN ...: NOTE``, the note optional; a span is a release, ``FIRST to LAST``, or ``main``.
@@ -428,17 +428,17 @@ def mistaken_fingerprints(records: Iterable[Record], patches: Iterable[Patch]) -
     return complaints
 
 
-def _fingerprint_texts(patch: Patch) -> dict[tuple[str, str], str]:
+def _fingerprint_texts(patch: KnownBug) -> dict[tuple[str, str], str]:
     return {
         (change.target, fingerprint): text
         for variant in patch.variants
         for change in variant.changes
-        if not isinstance(change, Rewrite)
+        if isinstance(change, (Replace, Wrap))
         for fingerprint, text in change.fingerprints.items()
     }
 
 
-def _found(patch: Patch, entry: Entry, target: str) -> set[str]:
+def _found(patch: KnownBug, entry: Entry, target: str) -> set[str]:
     return {
         fingerprint
         for variant, one in zip(patch.variants, entry.patches[patch.name], strict=True)

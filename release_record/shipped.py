@@ -11,12 +11,12 @@ from typing import Any
 import record
 from record import NO_MODULE, Entry, Record
 
-from rlhf_patches.definitions.patch import Patch
+from rlhf_patches.definitions.patch import KnownBug
 
 PATH = Path(__file__).parents[1] / "rlhf_patches" / "offline" / "releases.json"
 
 
-def text(records: Iterable[Record], patches: Iterable[Patch]) -> str:
+def text(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
     """The file's text, one patch a line, so that a diff shows which changed."""
     records = list(records)
     lines = []
@@ -33,7 +33,7 @@ def text(records: Iterable[Record], patches: Iterable[Patch]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def facts(item: Record, patch: Patch) -> dict[str, Any]:
+def facts(item: Record, patch: KnownBug) -> dict[str, Any]:
     """What was read of one patch's distribution.
 
     Returns:
@@ -53,10 +53,10 @@ def facts(item: Record, patch: Patch) -> dict[str, Any]:
     }
 
 
-def _has(item: Record, patch: Patch) -> bool:
+def _has(item: Record, patch: KnownBug) -> bool:
     return any(record.recognised(patch, entry) for entry in item.entries)
 
 
-def _lacks(patch: Patch, entry: Entry) -> bool:
+def _lacks(patch: KnownBug, entry: Entry) -> bool:
     number = record.claimed(patch, entry)
     return number is not None and entry.patches[patch.name][number].state == NO_MODULE

@@ -32,7 +32,7 @@ from record import Code, Entry, Record
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlhf_patches.definitions.patch import Patch
+from rlhf_patches.definitions.patch import KnownBug
 from rlhf_patches.offline import archive
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +85,7 @@ def main() -> int:
 # ----------------------------------------------------------------------------------------- from an index
 
 
-def survey_index(name: str, url: str, patches: list[Patch], console: Console) -> None:
+def survey_index(name: str, url: str, patches: list[KnownBug], console: Console) -> None:
     """Bring the record of one distribution up to date."""
     own = record.patches_of(name, patches)
     with PyPISimple(url) as index:
@@ -121,7 +121,7 @@ def _best(packages: list[DistributionPackage]) -> DistributionPackage:
     return min(packages, key=lambda package: (ranks[package.filename], package.filename))
 
 
-def _look_up(package: DistributionPackage, patches: list[Patch]) -> Entry:
+def _look_up(package: DistributionPackage, patches: list[KnownBug]) -> Entry:
     file = CACHE / canonicalize_name(package.project or "unknown") / package.filename
     sha256 = package.digests.get("sha256", "")
     if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
@@ -183,7 +183,7 @@ REPOSITORIES = {
 }
 
 
-def survey_git(name: str, folder: str, patches: list[Patch], console: Console) -> None:
+def survey_git(name: str, folder: str, patches: list[KnownBug], console: Console) -> None:
     """Bring the record of a repository up to date, from a clone."""
     repository = REPOSITORIES[name]
     own = record.patches_of(repository.distribution, patches)
@@ -207,7 +207,7 @@ def _commits(folder: str, repository: Repository) -> Iterator[tuple[str, str]]:
     yield "main", _git(folder, "rev-parse", "HEAD").strip()
 
 
-def _look_up_tag(folder: str, ref: str, commit: str, repository: Repository, patches: list[Patch]) -> Entry:
+def _look_up_tag(folder: str, ref: str, commit: str, repository: Repository, patches: list[KnownBug]) -> Entry:
     modules = sorted({module for patch in patches for module in patch.modules})
     with tempfile.TemporaryDirectory() as tree:
         for path in [f"{module.replace('.', '/')}.py" for module in modules]:
@@ -232,7 +232,7 @@ def _git(folder: str, *arguments: str) -> str:
 
 def _survey(
     fresh: Record,
-    patches: list[Patch],
+    patches: list[KnownBug],
     sums: dict[str, str],
     job: Callable[[str], tuple[Any, ...]],
     console: Console,
@@ -282,7 +282,7 @@ def _attempt(file: str, look_up: Callable[..., Entry], *arguments: Any) -> Entry
         return f"{file}: {type(error).__name__}: {error}"
 
 
-def changes(old: Record | None, new: Record, patches: list[Patch]) -> Iterator[str]:
+def changes(old: Record | None, new: Record, patches: list[KnownBug]) -> Iterator[str]:
     """What is new upstream since the last survey, patch by patch, for people."""
     known = {entry.file for entry in old.entries} if old else set()
     entries = sorted(new.entries, key=lambda entry: entry.order)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
     from .definitions.patch import (
+        Advice,
         DefinitionError,
         Guard,
         Listed,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         Patch,
         Replace,
         Rewrite,
+        Shape,
         Signature,
         Variant,
         Wrap,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from .settings import SettingsError
 
 __all__ = [
+    "Advice",
     "DefinitionError",
     "Guard",
     "Listed",
@@ -45,6 +48,7 @@ __all__ = [
     "Report",
     "Rewrite",
     "SettingsError",
+    "Shape",
     "Signature",
     "Status",
     "Variant",
@@ -75,6 +79,7 @@ _HOME = {
     "verify": "runs.process_group",
     **dict.fromkeys(
         (
+            "Advice",
             "DefinitionError",
             "Guard",
             "Listed",
@@ -82,6 +87,7 @@ _HOME = {
             "Patch",
             "Replace",
             "Rewrite",
+            "Shape",
             "Signature",
             "Variant",
             "Wrap",

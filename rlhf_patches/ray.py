@@ -8,6 +8,7 @@ Ray is imported by `verify` only: a runtime environment can be made where there 
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -39,7 +40,8 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     It carries RLHF_PATCHES_AUTOLOAD=1, every other RLHF_PATCHES_* variable of this process, and what was chosen with
     ``apply(only=..., exclude=..., strict=...)``, so call it after `apply`. It also has a ``worker_process_setup_hook``,
     which runs before one that ``base`` has: for workers without a site hook, and so that one without this package
-    dies instead of going on unpatched. This function can itself be the RAY_RUNTIME_ENV_HOOK.
+    dies instead of going on unpatched. Not with Ray before 2.55 where this environment has a site hook: engines that
+    start Ray once more within a worker would fail. This function can itself be the RAY_RUNTIME_ENV_HOOK.
 
     Args:
         base: the rest of the runtime environment, a dictionary or a `ray.runtime_env.RuntimeEnv`; it stays as it is.
@@ -87,9 +89,24 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
     if any(made.get(field) for field in _ALONE):
         logger.info("the runtime environment names a container, so its workers need the site hook in the image")
+    elif _nested_init_fails() and autoload.hook_file() and made.get(_HOOK) in (None, _OURS):
+        made.pop(_HOOK, None)
     else:
         made[_HOOK] = _chained(made.get(_HOOK))
     return made
+
+
+def _nested_init_fails() -> bool:
+    """Whether this Ray refuses the environment of a worker with a setup hook, when that worker starts Ray with it.
+
+    vLLM's engines do. Seen up to Ray 2.54.1, not from 2.55.0 on (ray #61473).
+    """
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(importlib.metadata.version("ray")) < Version("2.55.0.dev0")
+    except (importlib.metadata.PackageNotFoundError, InvalidVersion):
+        return False
 
 
 def verify(

@@ -20,18 +20,18 @@ from pathlib import Path
 
 from rlhf_patches import autoload, site_hook
 from rlhf_patches.definitions import pages
-from rlhf_patches.definitions.patch import Listed, Patch
+from rlhf_patches.definitions.patch import KnownBug, Listed
 
 ROOT = Path(__file__).parents[1]
 _HEAD = '''\
-"""Every built-in patch. Written by tools/derive.py (``make docs``); a test compares."""
+"""Every built-in patch and advice. Written by tools/derive.py (``make docs``); a test compares."""
 
 from __future__ import annotations
 
 # fmt: off
 # ruff: noqa: E501, Q
 from rlhf_patches import Listed, ListedVariant'''
-_NAME = re.compile(r"PATCH(_[A-Z0-9_]+)?")
+_NAME = re.compile(r"(PATCH|ADVICE)(_[A-Z0-9_]+)?")
 _WATCHED = re.compile(r"^WATCHED = \(.*?\)$", re.MULTILINE | re.DOTALL)
 
 
@@ -56,7 +56,8 @@ def main() -> None:
 def paths(folder: Path) -> list[str]:
     """Every patch, as ``module:NAME`` relative to the package of patches, sorted by module.
 
-    A patch is what a module calls ``PATCH`` or ``PATCH_SOMETHING`` at its top level. Nothing is imported.
+    A patch is what a module calls ``PATCH`` or ``PATCH_SOMETHING`` at its top level, and an advice ``ADVICE`` or
+    ``ADVICE_SOMETHING``. Nothing is imported.
     """
     return [
         f"{'.'.join(file.relative_to(folder).with_suffix('').parts)}:{name}"
@@ -84,7 +85,7 @@ def _entry(path: str) -> str:
     return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ), {listed.changes_numbers!r}),\n"
 
 
-def watched(patches: Iterable[Patch]) -> tuple[str, ...]:
+def watched(patches: Iterable[KnownBug]) -> tuple[str, ...]:
     """What the site hook waits for: torch, and every package that a patch changes."""
     return "torch", *sorted({module.partition(".")[0] for patch in patches for module in patch.modules})
 

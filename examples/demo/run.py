@@ -23,6 +23,7 @@ import skyrl_cases
 import swift_cases
 import transformer_engine_cases
 import trl_cases
+import verl_cases
 from cases import Row, Runner
 
 from tests.harness.warm import serving
@@ -35,6 +36,7 @@ SESSIONS = {
         *swift_cases.GROUPS,
         *skyrl_cases.GROUPS,
         *transformer_engine_cases.GROUPS,
+        *verl_cases.GROUPS,
         *reward_cases.GROUPS,
     ),
     "demo-trl": (*trl_cases.GROUPS, *peft_cases.GROUPS, *deepspeed_cases.GROUPS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace, Rewrite, Variant
+from rlhf_patches import Guard, Patch, Replace, Rewrite, Signature, Variant
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
 _PADDING = f"{__package__}.padding"
@@ -27,6 +27,14 @@ Logits that are split on the sequence are refused with an error that says so. No
 Megatron-Bridge 0.3.1 makes them: the output layer gathers its input. They are not gathered as upstream's pull request
 does it: each rank would have some tokens with another rank's part of the vocabulary, and wrong log-probabilities
 without any error. [Why, and what to do instead](../skyrl-split-logits.md).""",
+    signatures=(
+        Signature(
+            "IndexError",
+            "does not match the shape of the indexed tensor",
+            frames=(f"{_MODULE}:recover_left_padding",),
+            specific=False,
+        ),
+    ),
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
     variants=(
         Variant(

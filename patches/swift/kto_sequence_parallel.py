@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
 
 
 def length_on_this_rank(length: Any, args: Any) -> Any:
@@ -36,6 +36,7 @@ of the whole part.""",
 The length that `forward_step` slices by is divided by the tensor-parallel size when `args.sequence_parallel` is set,
 as 3.12.3 does. The loss, which slices the last stage's output (whole sequences), is left alone. 3.9.0 to 3.11.3 have
 the defect of 3.12.0 in another form. Not repaired: 3.9.0 to 3.10.0 forget context parallelism in this line too.""",
+    signatures=(Signature("RuntimeError", "cannot reshape tensor of 0 elements", specific=False),),
     references=("https://github.com/modelscope/ms-swift/pull/7882",),
     variants=(
         Variant(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Variant, Wrap
+from rlhf_patches import Guard, Patch, Signature, Variant, Wrap
 
 TARGET = "trl.trainer.sft_trainer:_chunked_cross_entropy_loss"
 
@@ -34,6 +34,8 @@ release's too, so results are the same bit for bit, but for one case: on a rank 
 that are NaN or infinite give 0, where TRL's loss is NaN (1.5.1), or its entropy and its gradient are (1.14.2). In
 backward the head stays gathered until its gradient is accumulated, and DeepSpeed reduces that gradient as it does all
 others. Without ZeRO-3 (DDP, FSDP2, one process) the original function runs.""",
+    # What 1.6.0 and later raise in backward comes from autograd, without a frame of TRL's.
+    signatures=(Signature("RuntimeError", "size mismatch, got input", frames=(TARGET,), specific=False),),
     references=(
         "https://github.com/huggingface/trl/issues/6696",
         "https://github.com/huggingface/trl/pull/5873",

@@ -17,7 +17,7 @@ from .. import autoload, settings
 from .._version import __version__
 from ..offline import pins
 from ..runs import report_summary
-from . import audit, catalogue, diagnose, environment, judge, output, run
+from . import audit, author, catalogue, diagnose, environment, judge, output, run
 from .command_line import Commands, UsageError
 
 _WRONG = (
@@ -62,11 +62,12 @@ def _parser() -> argparse.ArgumentParser:
         "  rlhf-patches diagnose train.log                     which known bug an error is\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
         "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"
-        "  rlhf-patches autoload on                            patch every process of this environment (images)\n",
+        "  rlhf-patches autoload on                            patch every process of this environment (images)\n"
+        "  rlhf-patches try trl.trainer.utils:pad 'len($A)'    for a patch of your own: where its code is\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
     commands = Commands(parser)
-    for group in (catalogue, judge, audit, diagnose, run, environment):
+    for group in (catalogue, judge, audit, diagnose, run, environment, author):
         group.add(commands)
     return parser

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from ..definitions import registry
+from ..definitions import pages, registry
+from ..definitions.patch import Advice
 from ..definitions.status import printable
 from ..offline import audit, pins
 from ..offline.audit import Audited, Bug
@@ -68,17 +69,23 @@ def _say(audited: list[Audited], count: int, quiet: bool) -> None:
                 (each.pin.name, printable(each.pin.version or ""), bug.patch.name, _fixed(bug), _where(each))
                 for each, bug in rows
             ],
-            [(printable(bug.patch.summary + registry.credit(bug.plugin)),) for _, bug in rows],
+            [(printable(pages.summary(bug.patch) + registry.credit(bug.plugin)),) for _, bug in rows],
         )
         print()
     for each in audited:
         if each.bugs is None:
             print(printable(f"{each.pin.name} ({each.pin.place}) was not looked up: {each.reason}"))
     names = {each.pin.name for each, _ in rows}
+    repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}
+    advice = {bug.patch.name for _, bug in rows} - repaired
     frameworks = len({each.pin.name for each in audited})
     if rows:
-        print(f"Found {len({bug.patch.name for _, bug in rows})} known bugs in {_packages(len(names))}.")
-        print("rlhf-patches repairs them at run time where it is on: `explain BUG` says how, `doctor` whether.")
+        print(f"Found {len(repaired | advice)} known bugs in {_packages(len(names))}.")
+        if repaired:
+            which = f"{len(repaired)} of them" if advice else "them"
+            print(f"rlhf-patches repairs {which} at run time where it is on: `explain BUG` says how, `doctor` whether.")
+        for name in sorted(advice):
+            print(f"Nothing repairs {name}: `explain {name}` says what to do.")
     else:
         print(f"No known bugs found in {_packages(frameworks)} that patches are for, of {count} named.")
 
@@ -109,6 +116,7 @@ def _bug_as_json(bug: Bug) -> dict[str, Any]:
         "fix_versions": [bug.fixed] if bug.fixed else [],
         "aliases": list(bug.patch.references),
         "description": bug.patch.symptom,
-        "repaired_by": bug.plugin,
+        "repaired_by": bug.repaired_by,
+        **({"what_to_do": bug.patch.what_to_do} if isinstance(bug.patch, Advice) else {}),
         "newest_read": bug.read,
     }

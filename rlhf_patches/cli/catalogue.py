@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 
 from .. import settings
 from ..definitions import pages, registry
+from ..definitions.patch import Patch
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, printable
 from ..guards.rewriting import NoEffect, Unrecognised
@@ -22,11 +23,16 @@ from .command_line import Commands, UsageError
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    command = commands.add("list", _list, "all patches, built-in and from plugins", "rlhf-patches list --json")
+    command = commands.add(
+        "list", _list, "all patches and advice, built-in and from plugins", "rlhf-patches list --json"
+    )
     command.add_argument("--json", action="store_true", help="a JSON list of objects, see docs/cli.md")
     output.add_details(command, places=False)
     command = commands.add(
-        "explain", _explain, "a patch's page", "rlhf-patches explain megatron-forward-pre-hook-reentry"
+        "explain",
+        _explain,
+        "the page of a patch or an advice",
+        "rlhf-patches explain megatron-forward-pre-hook-reentry",
     )
     command.add_argument("name", metavar="NAME")
     command = commands.add(
@@ -66,6 +72,8 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _diff(options: argparse.Namespace) -> int:
     patch = _patch(options.name).patch
+    if not isinstance(patch, Patch):
+        raise UsageError(f"{patch.name} is an advice and changes nothing: `rlhf-patches explain {patch.name}`")
     try:
         text = evaluate.diff(patch)
     except NotFound as error:
@@ -93,7 +101,7 @@ def _patch(name: str) -> Registered:
 
 
 def find(name: str, registered: Sequence[Registered], failures: Sequence[PluginFailure]) -> Registered:
-    """The patch of a name that a user has typed.
+    """The patch or advice of a name that a user has typed.
 
     Raises:
         UsageError: there is none.

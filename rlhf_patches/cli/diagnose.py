@@ -8,6 +8,7 @@ import sys
 from typing import BinaryIO
 
 from ..definitions import registry
+from ..definitions.patch import Advice
 from ..definitions.status import printable
 from ..offline import diagnose, tracebacks
 from ..offline.diagnose import Diagnosis
@@ -66,7 +67,10 @@ def _say(found: list[Diagnosis], count: int) -> None:
         print(printable(f"{patch.name}{registry.credit(one.item.plugin)}: {_how_sure(one)}; first at {where}{times}"))
         print(printable(f"    {seen.exception}: {seen.message}"[:200]))
         print(printable(f"    affected: {patch.distribution} {patch.versions}"))
-        print(printable(f"    repair: {patch.summary}; `rlhf-patches explain {patch.name}`"))
+        what = "advice" if isinstance(patch, Advice) else "repair"
+        print(printable(f"    {what}: {patch.summary}; `rlhf-patches explain {patch.name}`"))
+    if all(isinstance(one.item.patch, Advice) for one in found):
+        return
     print("\nTo run with it: `rlhf-patches run -- COMMAND`, or RLHF_PATCHES_AUTOLOAD=1. `rlhf-patches doctor` says")
     print("whether it applies to what is installed where the log comes from.")
 

@@ -81,11 +81,7 @@ def _check(options: argparse.Namespace) -> int:
     bad, unreadable = bool(failures), False
     for source in options.source:
         try:
-            # What exists on disk is never looked for on an index.
-            path = (
-                source if os.path.lexists(source) or _looks_like_a_path(source) else str(download.fetch(source, cache))
-            )
-            checked = confined.check(path, registered, failures)
+            checked = confined.check(download.found(source, cache), registered, failures)
         except (download.DownloadError, archive.ReleaseError) as error:
             output.complain(str(error))
             unreadable = True
@@ -106,10 +102,6 @@ def _check(options: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
     output.complain_of_plugins(failures)
     return 2 if unreadable else int(bad)
-
-
-def _looks_like_a_path(source: str) -> bool:
-    return os.sep in source or source.endswith((".whl", ".zip", ".tar.gz", ".tgz"))
 
 
 def _others(count: int, absent: list[PatchReport]) -> list[str]:

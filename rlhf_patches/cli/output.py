@@ -19,6 +19,7 @@ _COLOURS = {
     Status.APPLIES: "green",
     Status.REFUSED: "bold red",
     Status.FAILED: "bold red",
+    Status.ADVICE: "bold yellow",
     Status.DISABLED: "yellow",
     Status.UNAFFECTED: "blue",
     Status.ABSENT: "dim",

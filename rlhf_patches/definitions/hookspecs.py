@@ -1,4 +1,4 @@
-"""The one pluggy hook through which patches come in: built-in ones and those of plugins alike."""
+"""The one pluggy hook through which patches and advice come in: built-in ones and those of plugins alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pluggy
 
-from .patch import Listed, Patch
+from .patch import KnownBug, Listed
 
 PROJECT = "rlhf_patches"
 ENTRY_POINT_GROUP = "rlhf_patches"
@@ -17,8 +17,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def rlhf_patches() -> Iterable[Patch | Listed]:  # type: ignore[empty-body]
-    """Return the patches that this distribution brings.
+def rlhf_patches() -> Iterable[KnownBug | Listed]:  # type: ignore[empty-body]
+    """Return the patches that this distribution brings, and the advice.
 
     Called once per process, when patches are first listed or applied. It must not import a framework. A distribution
     with many patches may return them as `Listed`: each is then imported with what it patches.

@@ -1,4 +1,4 @@
-"""The page of each patch, generated from its fields: ``docs/patches/*.md`` and ``rlhf-patches explain``.
+"""The page of each patch and advice, generated from its fields: ``docs/patches/*.md`` and ``rlhf-patches explain``.
 
 tools/derive.py writes them (``make docs``).
 """
@@ -10,18 +10,29 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from .patch import Change, Patch, Rewrite, Wrap
+from .patch import Advice, Change, KnownBug, Patch, Rewrite, Shape, Wrap
 from .registry import BUILT_IN
 
 _WIDTH = 120
 
 
-def page(patch: Patch, plugin: str = BUILT_IN) -> str:
-    """A patch's page as Markdown. It says who brings the patch where that is not this package."""
+def page(patch: KnownBug, plugin: str = BUILT_IN) -> str:
+    """The page of a patch or an advice as Markdown. It says who brings it where that is not this package."""
     parts = [
         f"# {patch.name}",
         patch.summary + ".",
         *([] if plugin == BUILT_IN else [f"Brought by the plugin {plugin}, not by rlhf-patches."]),
+        *(_of_patch(patch) if isinstance(patch, Patch) else _of_advice(patch) if isinstance(patch, Advice) else []),
+        "## When it can go",
+        _wrapped(patch.retire[0].upper() + patch.retire[1:] + "."),
+        "## References",
+        "\n".join(f"- <{reference}>" for reference in patch.references),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_patch(patch: Patch) -> list[str]:
+    return [
         "## What you see without it",
         _prose(patch.symptom),
         "## Why upstream does that",
@@ -33,12 +44,26 @@ def page(patch: Patch, plugin: str = BUILT_IN) -> str:
         "## Where it applies",
         _where(patch),
         f"Switch it off with `RLHF_PATCHES_DISABLE={patch.name}`.",
-        "## When it can go",
-        _wrapped(patch.retire[0].upper() + patch.retire[1:] + "."),
-        "## References",
-        "\n".join(f"- <{reference}>" for reference in patch.references),
     ]
-    return "\n\n".join(parts) + "\n"
+
+
+def _of_advice(advice: Advice) -> list[str]:
+    return [
+        "This is an advice: **nothing here repairs it**. `apply()` recognises the code and says so in a warning.",
+        "## What you see",
+        _prose(advice.symptom),
+        "## Why upstream does that",
+        _prose(advice.cause),
+        "## What to do",
+        _prose(advice.what_to_do),
+        "## Where it holds",
+        _wrapped(
+            f"Distribution `{advice.distribution}`, versions {_ranges(advice)}. A copy without metadata (a git "
+            "checkout) counts when the code is recognised."
+        ),
+        *_changes(advice),
+        f"Silence it with `RLHF_PATCHES_DISABLE={advice.name}`.",
+    ]
 
 
 def _where(patch: Patch) -> str:
@@ -48,11 +73,11 @@ def _where(patch: Patch) -> str:
     )
 
 
-def _ranges(patch: Patch) -> str:
+def _ranges(patch: KnownBug) -> str:
     return " or ".join(f"`{variant.guard.versions or 'all'}`" for variant in patch.variants)
 
 
-def _changes(patch: Patch) -> list[str]:
+def _changes(patch: KnownBug) -> list[str]:
     parts = []
     for number, variant in enumerate(patch.variants, 1):
         if len(patch.variants) > 1:
@@ -62,17 +87,28 @@ def _changes(patch: Patch) -> list[str]:
 
 
 def _change(change: Change) -> str:
+    if isinstance(change, Shape):
+        return _wrapped(f"In `{change.target}` it stands {_times(change.matches)}{_inside(change)}:") + _fenced(
+            "python", change.pattern.splitlines()
+        )
     if not isinstance(change, Rewrite):
         verb = "wrapped by" if isinstance(change, Wrap) else "replaced by"
         return _wrapped(f"`{change.target}` is {verb} `{change.implementation}`.")
-    place = f" inside `{change.inside}`" if change.inside else ""
-    lines = [_wrapped(f"In `{change.target}`, where it stands {_times(change.matches)}{place}:")]
+    text = _wrapped(f"In `{change.target}`, where it stands {_times(change.matches)}{_inside(change)}:")
     removed = (f"- {line}" for line in change.pattern.splitlines())
     added = (f"+ {line}" for line in change.replacement.splitlines())
-    lines += ["", "```diff", *removed, *added, "```"]
+    text += _fenced("diff", [*removed, *added])
     if change.uses:
-        lines += ["", *(f"`${name}` is `{path}`." for name, path in change.uses.items())]
-    return "\n".join(lines)
+        text += "\n\n" + "\n".join(f"`${name}` is `{path}`." for name, path in change.uses.items())
+    return text
+
+
+def _inside(change: Rewrite | Shape) -> str:
+    return f" inside `{change.inside}`" if change.inside else ""
+
+
+def _fenced(language: str, lines: Iterable[str]) -> str:
+    return "\n".join(["", "", f"```{language}", *lines, "```"])
 
 
 def _prose(text: str) -> str:
@@ -99,19 +135,33 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def summary(patch: Patch) -> str:
-    """What a patch repairs, in a line of a list."""
-    return patch.summary + (" (changes numbers)" if patch.changes_numbers else "")
+def summary(patch: KnownBug) -> str:
+    """What a patch repairs, or an advice is about, in a line of a list."""
+    if isinstance(patch, Patch) and patch.changes_numbers:
+        return f"{patch.summary} (changes numbers)"
+    return f"{patch.summary} (advice: not repaired)" if isinstance(patch, Advice) else patch.summary
 
 
-def index(patches: Iterable[Patch]) -> str:
+def index(patches: Iterable[KnownBug]) -> str:
     """The list of all pages, as Markdown."""
-    rows = [f"| [{p.name}]({p.name}.md) | {p.distribution} {_ranges(p)} | {summary(p)} |" for p in patches]
-    head = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n\n"
-    return head + "| patch | releases | what it repairs |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    patches = list(patches)
+    text = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n\n"
+    text += _table(("patch", "releases", "what it repairs"), (each for each in patches if isinstance(each, Patch)))
+    advice = [each for each in patches if isinstance(each, Advice)]
+    if advice:
+        text += "\n## Advice\n\nKnown bugs that nothing here repairs: how to recognise them, and what to do.\n\n"
+        text += _table(("advice", "releases", "what is wrong"), advice)
+    return text
 
 
-def write(patches: Iterable[Patch], folder: Path) -> None:
+def _table(heads: Iterable[str], entries: Iterable[KnownBug]) -> str:
+    rows = [
+        (f"[{each.name}]({each.name}.md)", f"{each.distribution} {_ranges(each)}", summary(each)) for each in entries
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [tuple(heads), ("---",) * 3, *rows])
+
+
+def write(patches: Iterable[KnownBug], folder: Path) -> None:
     """Write every page and the index, and remove pages of patches that are gone."""
     patches = list(patches)
     folder.mkdir(parents=True, exist_ok=True)

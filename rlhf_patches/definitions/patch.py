@@ -1,4 +1,4 @@
-"""What a patch is: immutable data, cheap to import, no behaviour beyond checking itself.
+"""What a patch is, and an advice: immutable data, cheap to import, no behaviour beyond checking itself.
 
 A patch names the code that it repairs as ``module:qualified.name`` and never imports it. Implementations
 are named the same way and are imported only when their target is patched, so that listing patches never
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, NamedTuple, Union
+from typing import Any, ClassVar, NamedTuple, Union
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -141,14 +141,7 @@ class Rewrite:
     uses: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _check_path(self.target, "Rewrite.target")
-        if not self.pattern.strip():
-            raise DefinitionError("Rewrite.pattern is empty: expected an ast-grep pattern")
-        for name in ("alongside", "unless"):
-            if isinstance(getattr(self, name), str):
-                raise DefinitionError(f"Rewrite.{name} is a string: expected a tuple of patterns")
-        if self.matches < 1:
-            raise DefinitionError(f"Rewrite.matches is {self.matches}: expected the number of occurrences, 1 or more")
+        _check_shape(self)
         for name, path in self.uses.items():
             if not _METAVARIABLE.fullmatch(name):
                 raise DefinitionError(f"Rewrite.uses has the name {name!r}: expected capitals, as in a metavariable")
@@ -224,24 +217,59 @@ class Wrap:
     __reduce__ = _reduce
 
 
-Change = Union[Rewrite, Replace, Wrap]
+@dataclass(frozen=True)
+class Shape:
+    """What one function's source looks like where it has the bug; of an `Advice`, which changes nothing.
+
+    Attributes:
+        target, pattern, matches, inside, alongside, unless: as those of `Rewrite`.
+    """
+
+    target: str
+    pattern: str
+    matches: int = 1
+    inside: str | None = None
+    alongside: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_shape(self)
+
+
+def _check_shape(change: Rewrite | Shape) -> None:
+    kind = type(change).__name__
+    _check_path(change.target, f"{kind}.target")
+    if not change.pattern.strip():
+        raise DefinitionError(f"{kind}.pattern is empty: expected an ast-grep pattern")
+    for name in ("alongside", "unless"):
+        if isinstance(getattr(change, name), str):
+            raise DefinitionError(f"{kind}.{name} is a string: expected a tuple of patterns")
+    if change.matches < 1:
+        raise DefinitionError(f"{kind}.matches is {change.matches}: expected the number of occurrences, 1 or more")
+
+
+Change = Union[Rewrite, Replace, Wrap, Shape]
 
 
 def put_to_use(changes: Iterable[Change]) -> tuple[str, ...]:
     """What changes put to use, as ``module:qualified.name``, in their order, each once."""
     paths: dict[str, None] = {}
     for change in changes:
-        paths |= dict.fromkeys(change.uses.values() if isinstance(change, Rewrite) else [change.implementation])
+        if isinstance(change, Rewrite):
+            paths |= dict.fromkeys(change.uses.values())
+        elif not isinstance(change, Shape):
+            paths[change.implementation] = None
     return tuple(paths)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The repair of the bug in one shape of upstream's code.
+    """One shape of upstream's code that has the bug, and its repair in it.
 
     Attributes:
         guard: the releases whose code has the bug in this shape.
-        changes: applied all or not at all, once all their modules have been imported.
+        changes: applied all or not at all, once all their modules have been imported. Of an `Advice` shapes alone, all
+            of which must be there.
         independent: whether the changes of each module do without those of the others. They are then applied when that
             module is imported, whichever others are or are not; no module's if any is not recognised.
     """
@@ -253,7 +281,14 @@ class Variant:
     def __post_init__(self) -> None:
         if not isinstance(self.guard, Guard):
             raise DefinitionError(f"Variant.guard is {self.guard!r}; expected a Guard")
-        _check_items("Variant", "changes", self.changes, (Rewrite, Replace, Wrap))
+        _check_items("Variant", "changes", self.changes, (Rewrite, Replace, Wrap, Shape))
+        if len({isinstance(change, Shape) for change in self.changes}) > 1:
+            raise DefinitionError("Variant.changes has a Shape beside other changes; expected shapes alone, or none")
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it changes nothing: that of an `Advice`."""
+        return isinstance(self.changes[0], Shape)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -262,14 +297,20 @@ class Variant:
 
     @property
     def rewrites(self) -> bool:
-        """Whether a change is a `Rewrite`."""
-        return any(isinstance(change, Rewrite) for change in self.changes)
+        """Whether a change is a pattern: a `Rewrite`, or a `Shape`."""
+        return any(isinstance(change, (Rewrite, Shape)) for change in self.changes)
 
     def listed(self) -> ListedVariant:
         """Its part of the patch's entry in a list."""
         guard = self.guard
         return ListedVariant(
-            guard.distribution, guard.versions, self.modules, self.independent, self.rewrites, guard.may_be_missing
+            distribution=guard.distribution,
+            versions=guard.versions,
+            modules=self.modules,
+            independent=self.independent,
+            rewrites=self.rewrites,
+            may_be_missing=guard.may_be_missing,
+            is_advice=self.is_advice,
         )
 
 
@@ -283,8 +324,7 @@ class ListedVariant(NamedTuple):
 
     Attributes:
         distribution, versions, may_be_missing: as those of its `Guard`.
-        modules, independent: as those of the `Variant`.
-        rewrites: whether a change of it is a `Rewrite`.
+        modules, independent, rewrites, is_advice: as those of the `Variant`.
     """
 
     distribution: str
@@ -293,6 +333,7 @@ class ListedVariant(NamedTuple):
     independent: bool = False
     rewrites: bool = False
     may_be_missing: str | None = None
+    is_advice: bool = False
 
     @property
     def guard(self) -> Guard:
@@ -301,7 +342,7 @@ class ListedVariant(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A patch that is not imported yet: what a process has to know of it that has not imported what it patches.
+    """A patch or an advice that is not imported yet: what a process has to know that has not imported what it is for.
 
     Attributes:
         name, changes_numbers: as those of the `Patch`.
@@ -313,6 +354,11 @@ class Listed(NamedTuple):
     path: str
     variants: tuple[ListedVariant, ...]
     changes_numbers: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a patch or an advice."""
+        return Advice.kind if self.variants[0].is_advice else Patch.kind
 
     @property
     def distribution(self) -> str:
@@ -329,7 +375,7 @@ class Listed(NamedTuple):
         """The modules of all variants."""
         return _modules(self.variants)
 
-    def load(self) -> Patch:
+    def load(self) -> Patch | Advice:
         """Import the patch.
 
         Raises:
@@ -337,7 +383,7 @@ class Listed(NamedTuple):
         """
         module, _, name = self.path.partition(":")
         found = getattr(importlib.import_module(module), name)
-        if not isinstance(found, Patch) or found.listed(self.path) != self:
+        if not isinstance(found, (Patch, Advice)) or found.listed(self.path) != self:
             raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
         return found
 
@@ -379,74 +425,68 @@ class Signature:
             object.__setattr__(self, "specific", False)
 
 
-@dataclass(frozen=True)
-class Patch:
-    """One known bug and its repair. Documentation pages and CLI texts are generated from these fields.
+class KnownBug:
+    """What a `Patch` and an `Advice` have in common. Documentation pages and CLI texts are generated from their fields.
 
     Attributes:
         name: kebab-case, framework first: ``megatron-forward-pre-hook-reentry``.
         summary: one line.
-        symptom: what a user sees, error message included, so that a search for it finds this patch.
+        symptom: what a user sees, error message included, so that a search for it finds this page.
         cause: why upstream does that (Markdown).
-        repair: what the patch changes, and what it leaves alone (Markdown).
         references: addresses of upstream issues and pull requests.
         variants: one for each shape of upstream's code that has the bug. All are for the same distribution, and no
             release is in the range of two.
-        retire: when this patch can be removed.
-        observations: ``module:function``, which says what the patch has done so far in this process, as a
-            dictionary of plain values (``{"backward in place": 3}``); reports show it. Called only if something
-            else has imported the module, so it belongs to the module of the implementation, or near it.
-        changes_numbers: for a repair of numbers that a user may have tuned to: what was wrong, since which release, and
-            what a run that was trained with it should do. One paragraph. The page has it as a section, ``doctor``,
-            ``check`` and reports beside the patch, and the log says it once when the patch is applied.
+        retire: when this entry can be removed.
         signatures: for a bug that raises: the exceptions by which ``rlhf-patches diagnose`` tells it in a log.
+        changes_numbers: of a `Patch`.
     """
 
+    kind: ClassVar[str]
     name: str
     summary: str
     symptom: str
     cause: str
-    repair: str
     references: tuple[str, ...]
     variants: tuple[Variant, ...]
     retire: str
-    observations: str | None = None
+    signatures: tuple[Signature, ...]
     changes_numbers: str | None = None
-    signatures: tuple[Signature, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DefinitionError(f"Patch.name is {self.name!r}: expected kebab-case, framework first ('trl-some-bug')")
-        for text in ("summary", "symptom", "cause", "repair", "retire"):
-            if not getattr(self, text).strip():
-                raise DefinitionError(f"Patch {self.name}: {text} is empty; users read it, so write it")
-        if "\n" in self.summary:
-            raise DefinitionError(f"Patch {self.name}: summary has several lines; expected one")
-        _check_items(f"Patch {self.name}", "references", self.references, str)
-        _check_items(f"Patch {self.name}", "variants", self.variants, Variant)
-        if self.signatures:
-            _check_items(f"Patch {self.name}", "signatures", self.signatures, Signature)
-        self._check_guards()
-        if self.observations is not None:
-            _check_path(self.observations, f"Patch {self.name}: observations")
-        if self.changes_numbers is not None and not self.changes_numbers.strip():
             raise DefinitionError(
-                f"Patch {self.name}: changes_numbers is empty; expected what was wrong, since which release, and "
-                "what a run that was trained with it should do, or None"
+                f"{type(self).__name__}.name is {self.name!r}: expected kebab-case, framework first ('trl-some-bug')"
             )
+        for text in self._texts():
+            if not getattr(self, text).strip():
+                raise DefinitionError(f"{self}: {text} is empty; users read it, so write it")
+        if "\n" in self.summary:
+            raise DefinitionError(f"{self}: summary has several lines; expected one")
+        _check_items(str(self), "references", self.references, str)
+        _check_items(str(self), "variants", self.variants, Variant)
+        if self.signatures:
+            _check_items(str(self), "signatures", self.signatures, Signature)
+        self._check_guards()
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.name}"
+
+    @classmethod
+    def _texts(cls) -> tuple[str, ...]:
+        return "summary", "symptom", "cause", "retire"
 
     def _check_guards(self) -> None:
         distributions = dict.fromkeys(variant.guard.distribution for variant in self.variants)
         if len(distributions) > 1:
             raise DefinitionError(
-                f"Patch {self.name}: its variants are for {', '.join(distributions)}; expected one distribution, "
+                f"{self}: its variants are for {', '.join(distributions)}; expected one distribution, "
                 "and a patch of its own for each other"
             )
         for one, other in itertools.combinations(self.variants, 2):
             version = one.guard.shares_a_version_with(other.guard)
             if version is not None:
                 raise DefinitionError(
-                    f"Patch {self.name}: version {version} is in the range of two variants, {one.guard.versions!r} and "
+                    f"{self}: version {version} is in the range of two variants, {one.guard.versions!r} and "
                     f"{other.guard.versions!r}; expected each release in one of them at most"
                 )
 
@@ -473,3 +513,77 @@ class Patch:
     def implementations(self) -> tuple[str, ...]:
         """What the changes of all variants put to use, as ``module:qualified.name``."""
         return put_to_use(change for variant in self.variants for change in variant.changes)
+
+
+@dataclass(frozen=True)
+class Patch(KnownBug):
+    """One known bug and its repair.
+
+    Attributes:
+        repair: what the patch changes, and what it leaves alone (Markdown).
+        observations: ``module:function``, which says what the patch has done so far in this process, as a
+            dictionary of plain values (``{"backward in place": 3}``); reports show it. Called only if something
+            else has imported the module, so it belongs to the module of the implementation, or near it.
+        changes_numbers: for a repair of numbers that a user may have tuned to: what was wrong, since which release, and
+            what a run that was trained with it should do. One paragraph. The page has it as a section, ``doctor``,
+            ``check`` and reports beside the patch, and the log says it once when the patch is applied.
+    """
+
+    kind = "patch"
+    name: str
+    summary: str
+    symptom: str
+    cause: str
+    repair: str
+    references: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    retire: str
+    observations: str | None = None
+    changes_numbers: str | None = None
+    signatures: tuple[Signature, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(variant.is_advice for variant in self.variants):
+            raise DefinitionError(f"{self}: a variant has shapes and no change; expected an Advice, or changes")
+        if self.observations is not None:
+            _check_path(self.observations, f"{self}: observations")
+        if self.changes_numbers is not None and not self.changes_numbers.strip():
+            raise DefinitionError(
+                f"{self}: changes_numbers is empty; expected what was wrong, since which release, and "
+                "what a run that was trained with it should do, or None"
+            )
+
+    @classmethod
+    def _texts(cls) -> tuple[str, ...]:
+        return *super()._texts(), "repair"
+
+
+@dataclass(frozen=True)
+class Advice(KnownBug):
+    """One known bug that nothing here repairs, and what to do about it. It is recognised and told, and changes nothing.
+
+    Attributes:
+        what_to_do: which release or which setting does not have it. One paragraph: ``doctor``, ``check`` and reports
+            show it below the entry, and the log says it as a warning, once per process that imports the code.
+    """
+
+    kind = "advice"
+    name: str
+    summary: str
+    symptom: str
+    cause: str
+    what_to_do: str
+    references: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    retire: str
+    signatures: tuple[Signature, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(variant.is_advice for variant in self.variants):
+            raise DefinitionError(f"{self}: a variant has changes, which an advice does not make; expected shapes")
+
+    @classmethod
+    def _texts(cls) -> tuple[str, ...]:
+        return *super()._texts(), "what_to_do"

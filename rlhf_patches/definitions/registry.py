@@ -17,7 +17,7 @@ import pluggy
 
 from .. import settings
 from . import hookspecs
-from .patch import Listed, Patch
+from .patch import KnownBug, Listed
 
 BUILT_IN = "rlhf-patches"
 _OWN = importlib.metadata.EntryPoint("built-in", f"{hookspecs.PROJECT}.patches.plugin", hookspecs.ENTRY_POINT_GROUP)
@@ -36,9 +36,9 @@ class PluginFailure(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """A patch together with the distribution that brought it: BUILT_IN, or what that of a plugin calls itself."""
+    """A patch or an advice with the distribution that brought it: BUILT_IN, or what that of a plugin calls itself."""
 
-    patch: Patch
+    patch: KnownBug
     plugin: str
 
 
@@ -65,7 +65,7 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
     return registered, failures
 
 
-def listed() -> tuple[list[tuple[Patch | Listed, str]], list[PluginFailure]]:
+def listed() -> tuple[list[tuple[KnownBug | Listed, str]], list[PluginFailure]]:
     """All patches of all plugins that are installed and allowed, built-in ones first, then by distribution name.
 
     The order decides which of two conflicting patches is applied, so it must be the same on every rank:
@@ -74,7 +74,7 @@ def listed() -> tuple[list[tuple[Patch | Listed, str]], list[PluginFailure]]:
     Raises:
         SettingsError: RLHF_PATCHES_PLUGINS names what is not installed.
     """
-    found: dict[str, tuple[Patch | Listed, str]] = {}
+    found: dict[str, tuple[KnownBug | Listed, str]] = {}
     failures: list[PluginFailure] = []
     for plugin, entry_point in _entry_points(failures):
         try:
@@ -84,7 +84,7 @@ def listed() -> tuple[list[tuple[Patch | Listed, str]], list[PluginFailure]]:
             failures.append(_not_loaded(plugin, entry_point.value, error))
             continue
         for patch in patches:
-            if not isinstance(patch, (Patch, Listed)):
+            if not isinstance(patch, (KnownBug, Listed)):
                 failures.append(
                     PluginFailure(plugin, f"returned a {type(patch).__name__}, expected a rlhf_patches.Patch")
                 )
@@ -178,7 +178,7 @@ def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:
     return name or entry_point.name
 
 
-def _patches_of(entry_point: importlib.metadata.EntryPoint, plugin: str) -> list[Patch | Listed]:
+def _patches_of(entry_point: importlib.metadata.EntryPoint, plugin: str) -> list[KnownBug | Listed]:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(entry_point.load(), name=plugin)

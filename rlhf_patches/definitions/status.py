@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .patch import Listed, Patch
+from .patch import Advice, KnownBug, Listed, Patch
 from .registry import PluginFailure, credit
 
 WIDTH = 130
@@ -38,6 +39,8 @@ class Status(str, enum.Enum):
     """A fault of the patch or an exception, and nothing was changed; or other code has undone the patch since."""
     APPLIES = "applies"
     """Only from static inspection: the installed source is affected and recognised."""
+    ADVICE = "advice"
+    """Of an advice, of which nothing is ever applied: the installed source is affected, and what to do is said."""
 
     def __str__(self) -> str:
         return self.value
@@ -79,6 +82,10 @@ class PatchReport:
     """``file:line`` of each function that runs with the patch, or would."""
     changes_numbers: str | None = None
     """What `Patch.changes_numbers` says, on one line, where the framework is there, applied or not."""
+    kind: str = "patch"
+    """Or ``advice``."""
+    what_to_do: str | None = None
+    """What `Advice.what_to_do` says, on one line, where the framework is there."""
 
     @property
     def needs_attention(self) -> bool:
@@ -92,7 +99,12 @@ class PatchReport:
 
     @property
     def notice(self) -> str:
-        """A line for people beside `why`, where the patch changes numbers and is applied or would be; else empty."""
+        """A line for people beside `why`; else empty.
+
+        Where a patch changes numbers and is applied or would be, and where an advice is for this release.
+        """
+        if self.what_to_do is not None and self.status is Status.ADVICE:
+            return printable(f"what to do: {self.what_to_do}")
         if self.changes_numbers is None or self.status not in _ACTING:
             return ""
         return printable(f"changes numbers: {self.changes_numbers}")
@@ -104,8 +116,11 @@ class PatchReport:
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
 
-        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers`` and ``places``.
+        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers`` and ``places``; of an advice
+        ``kind`` and ``what_to_do``.
         """
+        advice = {"kind": self.kind} if self.kind != Patch.kind else {}
+        advice |= {"what_to_do": self.what_to_do} if self.what_to_do else {}
         unreviewed = {"unreviewed": True} if self.unreviewed else {}
         observations = {"observations": dict(self.observations)} if self.observations else {}
         changes_numbers = {"changes_numbers": self.changes_numbers} if self.changes_numbers else {}
@@ -122,11 +137,12 @@ class PatchReport:
             **observations,
             **places,
             **changes_numbers,
+            **advice,
         }
 
 
 def patch_report(
-    patch: Patch | Listed,
+    patch: KnownBug | Listed,
     plugin: str,
     status: Status,
     reason: str,
@@ -135,7 +151,11 @@ def patch_report(
     places: tuple[str, ...] = (),
 ) -> PatchReport:
     """A patch's state together with what the patch says about itself."""
-    changes_numbers = None if status is Status.ABSENT else patch.changes_numbers
+    there = status is not Status.ABSENT
+    changes_numbers = patch.changes_numbers if there else None
+    what_to_do = patch.what_to_do if isinstance(patch, Advice) and there else None
+    if isinstance(patch, Advice) and status is Status.ADVICE:
+        reason = f"{reason}: {patch.summary}"
     return PatchReport(
         name=patch.name,
         status=status,
@@ -147,6 +167,8 @@ def patch_report(
         unreviewed=unreviewed,
         places=places,
         changes_numbers=changes_numbers and " ".join(changes_numbers.split()),
+        kind=patch.kind,
+        what_to_do=what_to_do and " ".join(what_to_do.split()),
     )
 
 
@@ -241,8 +263,16 @@ class Report:
 
 def folded(absent: Iterable[PatchReport]) -> list[str]:
     """A line for each thing that is not there: what, and how many patches are for it."""
-    counts = Counter(row.why for row in absent)
-    return [f"{why}: {count} {'patch' if count == 1 else 'patches'}" for why, count in counts.items()]
+    counts: dict[str, Counter[str]] = {}
+    for row in absent:
+        counts.setdefault(row.why, Counter())[row.kind] += 1
+    return [f"{why}: {', '.join(itertools.starmap(_counted, kinds.items()))}" for why, kinds in counts.items()]
+
+
+def _counted(kind: str, count: int) -> str:
+    if kind == Advice.kind:
+        return f"{count} piece{'' if count == 1 else 's'} of advice"
+    return f"{count} {kind}{'' if count == 1 else 'es'}"
 
 
 def layout(

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from .. import settings
 from ..definitions import registry
-from ..definitions.patch import Listed, ListedVariant, Patch, Rewrite, Variant, put_to_use
+from ..definitions.patch import KnownBug, Listed, ListedVariant, Patch, Replace, Variant, Wrap, put_to_use
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report
 from ..guards import decision, implementations, rewriting, sources
@@ -60,9 +60,9 @@ _FRESH = _Outcome(Status.INACTIVE, "apply() has not been called")
 
 @dataclass(eq=False)
 class _Entry:
-    """A registered patch and what has become of it."""
+    """A registered patch or advice and what has become of it."""
 
-    patch: Patch | Listed
+    patch: KnownBug | Listed
     plugin: str
     requested: bool = False
     outcome: _Outcome = _FRESH
@@ -82,7 +82,7 @@ class Engine:
     """The state of one process. Use the functions of `rlhf_patches`; there is one engine behind them."""
 
     def __init__(
-        self, load: Callable[[], tuple[Sequence[tuple[Patch | Listed, str]], list[PluginFailure]]] = registry.listed
+        self, load: Callable[[], tuple[Sequence[tuple[KnownBug | Listed, str]], list[PluginFailure]]] = registry.listed
     ) -> None:
         self._load = load
         self.on_change: Callable[[], None] = _ignore
@@ -176,7 +176,7 @@ class Engine:
         patch = self._known(name, "matched").patch
         patch = patch.load() if isinstance(patch, Listed) else patch
         changes = [change for variant in patch.variants for change in variant.changes]
-        targets = [change.target for change in changes if not isinstance(change, Rewrite) and change.fingerprints]
+        targets = [change.target for change in changes if isinstance(change, (Replace, Wrap)) and change.fingerprints]
         if target not in targets:
             raise settings.SettingsError(
                 f"matched names {target!r}, which is no target of {name} with fingerprints"
@@ -201,7 +201,7 @@ class Engine:
             chosen = tuple(name for name, entry in entries.items() if entry.requested) if self._called else None
             return Asked(tuple(entries), chosen, self._strict, self._hint())
 
-    def carried(self) -> list[tuple[Patch | Listed, PatchReport, dict[str, str]]]:
+    def carried(self) -> list[tuple[KnownBug | Listed, PatchReport, dict[str, str]]]:
         """Each patch, its row in the report, and the text of each module that it has been applied to.
 
         A patch stays listed where its framework is absent, and where it cannot be imported. No module of a framework is
@@ -379,7 +379,7 @@ class Engine:
             reason += f". Warning: torch.compile has already compiled {', '.join(compiled)}; call torch._dynamo.reset()"
         return _Outcome(Status.APPLIED, reason, waits=waits)
 
-    def _said(self, patch: Patch | Listed, found: Decision) -> _Outcome:
+    def _said(self, patch: KnownBug | Listed, found: Decision) -> _Outcome:
         """A decision against applying, and what that leaves."""
         stays = ""
         if found.status.is_problem:
@@ -457,9 +457,9 @@ def _row(entry: _Entry, places: tuple[str, ...] = ()) -> PatchReport:
     return patch_report(entry.patch, entry.plugin, status, reason, entry.version, unreviewed, places)
 
 
-def _with_observations(row: PatchReport, patch: Patch | Listed) -> PatchReport:
+def _with_observations(row: PatchReport, patch: KnownBug | Listed) -> PatchReport:
     """The row of an applied patch, with what the patch says it has done so far."""
-    if row.status is not Status.APPLIED or isinstance(patch, Listed):
+    if row.status is not Status.APPLIED or not isinstance(patch, Patch):
         return row
     module_name, _, function = (patch.observations or "").partition(":")
     module = sys.modules.get(module_name)

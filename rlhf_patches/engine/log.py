@@ -2,8 +2,9 @@
 
 While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
 processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
-else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. An applied patch that
-changes numbers which a user may have tuned to says so in a warning in either case.
+else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. In either case an
+applied patch that changes numbers which a user may have tuned to says so in a warning, and an advice is one: what was
+imported has the bug, and nothing repairs it.
 
 A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
 all, and Ray itself folds equal lines of its workers into one.
@@ -61,7 +62,7 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
     """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
 
     Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging, but for
-    notices of applied patches.
+    notices of applied patches and for advice.
     """
     global _warned
     if not speaks():
@@ -80,6 +81,7 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
             new = {text: level for text, level in new.items() if text not in problems}
         new = dict.fromkeys(new, logging.DEBUG)
     notices = {f"{row.name} {row.notice}" for row in rows if row.status is Status.APPLIED and row.notice}
+    notices |= {f"{row.name}: {row.why}; {row.notice}" for row in rows if row.status is Status.ADVICE}
     new |= dict.fromkeys(sorted(notices - _said), logging.WARNING)
     _said.update(notices)
     for text, level in new.items():

@@ -57,7 +57,10 @@ class Choice(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What becomes of a patch. With APPLIES, ``variant`` and where its changes are in the text."""
+    """What becomes of a patch. With APPLIES, ``variant`` and where its changes are in the text.
+
+    An advice, of which nothing is applied, is ADVICE where a patch is APPLIES or REFUSED.
+    """
 
     status: Status
     reason: str
@@ -108,7 +111,7 @@ def choose(found: Sequence[Found]) -> Choice | Decision:
             return Choice(affected.finding, (affected.variant,))
         if affected.variant.guard.may_be_missing is None:
             reason = f"{affected.finding.reason}, but {affected.missing}"
-            return Decision(Status.REFUSED, reason, affected.finding.version)
+            return _told(Decision(Status.REFUSED, reason, affected.finding.version), (affected.variant,))
         return Decision(Status.ABSENT, affected.absence, affected.finding.version)
     there = [one for one in found if one.missing is None]
     if not there:
@@ -138,13 +141,22 @@ def decide(choice: Choice, read: Callable[[str], Source]) -> Decision:
         return Decision(
             Status.UNAFFECTED, finding.reason + (UNREVIEWED if unreviewed else ""), version, unreviewed=unreviewed
         )
-    if len(recognised) > 1:
+    if len(recognised) > 1 and not choice.variants[0].is_advice:
         ranges = " and ".join(str(variant.guard) for variant in recognised)
         return Decision(Status.REFUSED, f"{finding.reason}, and the code is recognised as that of {ranges}", version)
     for variant, items in recognised.items():
         which = f", and the code is that of {variant.guard}" if choice.of_several else ""
+        if variant.is_advice:
+            return Decision(Status.ADVICE, f"{finding.reason}{which}, and nothing here repairs it", version)
         return Decision(Status.APPLIES, finding.reason + which, version, variant, tuple(items))
-    return refusal(finding, *errors)
+    return _told(refusal(finding, *errors), choice.variants)
+
+
+def _told(found: Decision, variants: Sequence[Variant | ListedVariant]) -> Decision:
+    """An advice changes nothing, so it cannot be refused: it is told with the doubt."""
+    if found.status is not Status.REFUSED or not variants[0].is_advice:
+        return found
+    return found._replace(status=Status.ADVICE, reason=f"{found.reason}; whether the bug is there is not known")
 
 
 def shapes_in(

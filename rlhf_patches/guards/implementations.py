@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
-from ..definitions.patch import Rewrite, Wrap
+from ..definitions.patch import Rewrite, Shape, Wrap
 from . import sources
 from .shapes import Recognised
 from .sources import FunctionNode, NotFound, Unreadable
@@ -62,7 +62,7 @@ def check_usable(recognised: Sequence[Recognised], describe: Describe) -> None:
                     describe(path)
                 except NotCallable:  # a rewrite may use a constant
                     continue
-        else:
+        elif not isinstance(item.change, Shape):
             _check_call(item, item.change.implementation, describe)
 
 

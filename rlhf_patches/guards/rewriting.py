@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..definitions.patch import Rewrite
+from ..definitions.patch import DefinitionError, Rewrite, Shape
 from . import sources
 from .sources import Source
 
@@ -52,6 +52,9 @@ def is_loaded() -> bool:
     return _ast_grep is not None or _without_ast_grep is not None
 
 
+_MOST_LINES = 5  # named where a pattern is found too often
+
+
 class Unrecognised(Exception):
     """The code is not what the patch was written for; the message says what is missing."""
 
@@ -82,26 +85,58 @@ def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> 
     Raises:
         Unrecognised: the pattern does not occur exactly as often as expected, or not where expected.
     """
-    function = _function_node(source, node)
-    for pattern in rewrite.alongside:
-        if not function.find_all(pattern=pattern):
-            raise Unrecognised(f"{rewrite.target} does not contain {pattern!r}")
-    for pattern in rewrite.unless:
-        if function.find_all(pattern=pattern):
-            raise Unrecognised(f"{rewrite.target} contains {pattern!r}, which repairs it already")
-    rule: Rule = {"pattern": rewrite.pattern}
-    if rewrite.inside is not None:
-        rule["inside"] = {"pattern": rewrite.inside}
-    matches = function.find_all(_ast_grep.Config(rule=rule))
-    if len(matches) != rewrite.matches:
-        where = f" inside {rewrite.inside!r}" if rewrite.inside is not None else ""
-        raise Unrecognised(
-            f"{rewrite.target} contains {rewrite.pattern!r}{where} {len(matches)} times, expected {rewrite.matches}"
-        )
-    edits = sorted(_edit(rewrite, match, source.text) for match in matches)
+    edits = sorted(_edit(rewrite, match, source.text) for match in find(rewrite, source, node))
     if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
         raise Unrecognised(f"matches of {rewrite.pattern!r} in {rewrite.target} overlap")
     return edits
+
+
+def find(shape: Rewrite | Shape, source: Source, node: sources.FunctionNode) -> list[SgNode]:
+    """Where the pattern is in the function ``node`` of ``source``.
+
+    Raises:
+        Unrecognised: not exactly as often as expected, or not where expected.
+    """
+    function = _function_node(source, node)
+    for pattern in shape.alongside:
+        if not _find_all(function, pattern):
+            raise Unrecognised(f"{shape.target} does not contain {pattern!r}")
+    for pattern in shape.unless:
+        if _find_all(function, pattern):
+            raise Unrecognised(f"{shape.target} contains {pattern!r}, which repairs it already")
+    matches = _find_all(function, shape.pattern, shape.inside)
+    if len(matches) != shape.matches:
+        where = f" inside {shape.inside!r}" if shape.inside is not None else ""
+        lines = ", ".join(str(match.range().start.line + 1) for match in matches[:_MOST_LINES])
+        raise Unrecognised(
+            f"{shape.target} contains {shape.pattern!r}{where} {len(matches)} times, expected {shape.matches}"
+            f"{f' (at line {lines})' if lines else ''}"
+        )
+    return matches
+
+
+def lines_of_matches(
+    source: Source, node: sources.FunctionNode, pattern: str, inside: str | None = None
+) -> list[tuple[int, int]]:
+    """First and last line of each place where a pattern occurs in a function.
+
+    Raises:
+        DefinitionError: ast-grep does not take the pattern.
+    """
+    found = [match.range() for match in _find_all(_function_node(source, node), pattern, inside)]
+    return [(place.start.line + 1, place.end.line + 1) for place in found]
+
+
+def _find_all(function: SgNode, pattern: str, inside: str | None = None) -> list[SgNode]:
+    rule: Rule = {"pattern": pattern}
+    if inside is not None:
+        rule["inside"] = {"pattern": inside}
+    try:
+        return function.find_all(_ast_grep.Config(rule=rule))
+    except RuntimeError as error:  # its text goes on with the stack of ast-grep, and of Python below it
+        why = str(error).partition("Stack backtrace")[0].strip().rpartition("\n")[2].strip()
+        why = why.partition(": ")[2].replace("\N{MICRO SIGN}", "$")  # which stands for a dollar sign there
+        raise DefinitionError(f"ast-grep does not take the pattern {pattern!r}: {why}") from error
 
 
 def check_ast_grep() -> None:

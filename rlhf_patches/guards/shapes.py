@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import NamedTuple
 
-from ..definitions.patch import Change, Rewrite, Variant, Wrap
+from ..definitions.patch import Change, Rewrite, Shape, Variant, Wrap
 from . import rewriting, sources
 from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import FunctionNode, NotFound, Source
@@ -49,6 +49,9 @@ def recognise(change: Change, source: Source) -> Recognised:
         raise Unrecognised(str(error)) from error
     if isinstance(change, Rewrite):
         return Recognised(change, source, node, tuple(rewriting.find_edits(change, source, node)))
+    if isinstance(change, Shape):
+        rewriting.find(change, source, node)
+        return Recognised(change, source, node, ())
     if isinstance(change, Wrap) and change.signature:
         found = sources.signature_of(node)
         if found != change.signature:

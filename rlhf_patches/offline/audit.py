@@ -12,7 +12,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from ..definitions.patch import Patch
+from ..definitions.patch import KnownBug, Patch
 from ..definitions.registry import Registered
 from ..guards import versions
 from ..guards.versions import Verdict
@@ -24,16 +24,21 @@ class Bug:
     """A known bug of one release.
 
     Attributes:
-        patch: what repairs it at run time.
-        plugin: what brings the patch.
+        patch: what repairs it at run time, or the advice where nothing does.
+        plugin: what brings the patch or advice.
         fixed: the first release without it, None where none was known when the record was made.
         read: the newest release that was read, None where the patch has no record (a plugin's).
     """
 
-    patch: Patch
+    patch: KnownBug
     plugin: str
     fixed: str | None
     read: str | None
+
+    @property
+    def repaired_by(self) -> str | None:
+        """What brings the patch; None for an advice."""
+        return self.plugin if isinstance(self.patch, Patch) else None
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def _audited(pin: Pin, items: list[Registered]) -> Audited:
     return Audited(pin, tuple(_bug(item) for item in items if _has(item.patch, version)))
 
 
-def _has(patch: Patch, version: Version) -> bool:
+def _has(patch: KnownBug, version: Version) -> bool:
     guards = [variant.guard for variant in patch.variants]
     if not any(versions.judge(guard, str(version)).verdict is Verdict.AFFECTED for guard in guards):
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..definitions.patch import Patch, Signature
+from ..definitions.patch import KnownBug, Signature
 from ..definitions.registry import Registered
 from .tracebacks import Frame, Raised
 
@@ -53,7 +53,7 @@ def diagnose(log: Iterable[Raised], registered: Sequence[Registered]) -> tuple[l
     return sorted(kept, key=lambda one: not one.sure), count
 
 
-def _fits(signature: Signature, patch: Patch, raised: Raised) -> bool | None:
+def _fits(signature: Signature, patch: KnownBug, raised: Raised) -> bool | None:
     """Whether it is the bug for sure, or likely; None where it is not."""
     if raised.exception != signature.exception or signature.message not in raised.message:
         return None

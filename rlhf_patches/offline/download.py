@@ -41,6 +41,18 @@ def default_cache() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "rlhf-patches"
 
 
+def found(text: str, cache: Path | None = None) -> str:
+    """The path of a release: ``text`` itself, or that of the wheel that it names (`fetch`).
+
+    What exists on disk, or looks like a path, is never looked for on an index.
+
+    Raises:
+        DownloadError: as `fetch`.
+    """
+    is_path = os.path.lexists(text) or os.sep in text or text.endswith((".whl", ".zip", ".tar.gz", ".tgz"))
+    return text if is_path else str(fetch(text, cache))
+
+
 def fetch(text: str, cache: Path | None = None) -> Path:
     """The wheel of ``NAME==VERSION``, from ``cache`` if it is there already.
 

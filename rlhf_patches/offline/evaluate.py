@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .. import settings
-from ..definitions.patch import Patch, Rewrite, Variant, Wrap
+from ..definitions.patch import KnownBug, Patch, Rewrite, Shape, Variant, Wrap
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status, patch_report
 from ..guards import decision, implementations, rewriting, shapes, sources
@@ -97,7 +97,7 @@ def _row(item: Registered, found: Decision) -> PatchReport:
 
 
 def _judge(
-    patch: Patch,
+    patch: KnownBug,
     look: Callable[[Variant], Found],
     read: Callable[[str], Source],
     beside: dict[str, Held],
@@ -192,7 +192,7 @@ def _file_diff(source: Source, recognised: list[shapes.Recognised]) -> str:
 
 def _note(item: shapes.Recognised) -> rewriting.Edit:
     """A comment above a function that is not edited but called through ours."""
-    assert not isinstance(item.change, Rewrite)
+    assert not isinstance(item.change, (Rewrite, Shape))
     lines = item.source.text.splitlines(keepends=True)
     first = sources.first_line(item.node)
     start = sum(len(line) for line in lines[: first - 1])

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from .._version import __version__
-from ..definitions.patch import Listed, Patch
+from ..definitions.patch import Advice, KnownBug, Listed
 from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
 from ..guards import sources
@@ -63,12 +63,13 @@ def from_dict(values: Mapping[str, Any]) -> Process:
 def effects(engine: Engine) -> dict[str, Effect]:
     """What every patch does in this process, or will do once its modules are imported, to be compared with others.
 
-    Nothing is imported or changed.
+    Nothing is imported or changed. An advice does nothing anywhere, so it makes no difference.
     """
-    return {patch.name: effect(patch, row, texts) for patch, row, texts in engine.carried()}
+    carried = (each for each in engine.carried() if each[0].kind != Advice.kind)
+    return {patch.name: effect(patch, row, texts) for patch, row, texts in carried}
 
 
-def effect(patch: Patch | Listed, row: PatchReport, texts: Mapping[str, str]) -> Effect:
+def effect(patch: KnownBug | Listed, row: PatchReport, texts: Mapping[str, str]) -> Effect:
     """What a patch does, or will do once its modules are imported. Nothing is imported, and nothing parsed.
 
     Args:
@@ -80,13 +81,13 @@ def effect(patch: Patch | Listed, row: PatchReport, texts: Mapping[str, str]) ->
     if row.status is Status.ABSENT and row.version is None:
         framework = f"no {row.distribution}"
     code = None
-    if isinstance(patch, Patch) and (row.status in _DECIDED_BY_CODE or row.status is Status.PENDING):
+    if isinstance(patch, KnownBug) and (row.status in _DECIDED_BY_CODE or row.status is Status.PENDING):
         code = _fingerprint(patch, texts)
     reason = "" if row.status in (Status.APPLIED, Status.PENDING) else row.reason[:_MOST_CHARACTERS]
     return Effect(row.status.value, framework, code, reason)
 
 
-def _fingerprint(patch: Patch, texts: Mapping[str, str]) -> str:
+def _fingerprint(patch: KnownBug, texts: Mapping[str, str]) -> str:
     """16 hex digits over the modules that are patched, the patch, and the modules of its implementations.
 
     Of text, not of code objects: a module that is not imported yet has none.

@@ -59,7 +59,7 @@ _BEGINNING = re.compile(rb'\{"host": "(?:[^"\\]|\\.)*", "pid": \d+, "')
 _HEAD = 16 * 1024  # bytes that are looked at
 # What a framework stands on; said when it is imported already, beside the versions of the frameworks themselves.
 _ALSO = ("torch", "transformers", "transformer_engine", "deepspeed", "ray", "vllm")
-_SETTLED = (Status.APPLIED, Status.UNAFFECTED, Status.REFUSED, Status.FAILED)
+_SETTLED = (Status.APPLIED, Status.UNAFFECTED, Status.REFUSED, Status.FAILED, Status.ADVICE)
 
 
 def keep(path: str, report: Callable[[], Report]) -> Callable[[], None]:

@@ -79,7 +79,7 @@ def test_a_difference_gets_out_of_each_library(installed, tmp_path, launcher):
     assert lines[3].endswith("): disabled (disabled by RLHF_PATCHES_DISABLE)")
 
 
-@pytest.mark.parametrize("way", ["site hook", "apply()"])
+@pytest.mark.parametrize("way", ["site hook", pytest.param("apply()", marks=pytest.mark.exhaustive)])
 def test_children_of_a_process(installed, tmp_path, way):
     """multiprocessing by spawn and fork, before and after the import, and DataLoader's workers."""
     settings = {**ENVIRONMENT, **(SITE_HOOK if way == "site hook" else {"APPLY": "1"})}

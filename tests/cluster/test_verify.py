@@ -215,7 +215,9 @@ def test_a_group_without_a_limit_of_its_own_gets_ours(monkeypatch, given):
 # ------------------------------------------------------------------------------------- RLHF_PATCHES_VERIFY
 
 
-@pytest.mark.parametrize("order", ["torch first", "apply first", "group first"])
+@pytest.mark.parametrize(
+    "order", [pytest.param("torch first", marks=pytest.mark.exhaustive), "apply first", "group first"]
+)
 def test_by_itself_after_every_initialisation(slime, order):
     for report in said(slime, "by_itself", order, settings=ON, own=ONE_SWITCHED_OFF):
         assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["apply" if order == "group first" else "init"]
@@ -226,7 +228,7 @@ def test_by_itself_after_every_initialisation(slime, order):
         assert report["signature"] == "(backend: str | None = None"
 
 
-@pytest.mark.parametrize("order", ["apply first", "group first"])
+@pytest.mark.parametrize("order", ["apply first", pytest.param("group first", marks=pytest.mark.exhaustive)])
 def test_by_itself_and_all_are_equal(slime, order):
     for report in said(slime, "by_itself", order, settings=ON):
         assert {report.get(what) for what in ("apply", "init", "init again", "init after revert()")} == {None}

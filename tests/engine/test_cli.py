@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches import Rewrite
+from rlhf_patches import Rewrite, Shape
 from rlhf_patches import cli as command_line
 from rlhf_patches.definitions import pages, registry
 from rlhf_patches.patches import plugin
@@ -54,6 +54,39 @@ def test_a_patch_that_changes_numbers_says_so(framework, monkeypatch, capsys, te
     page = "\n".join(lines("explain", patch.name))
     assert (f"## Your numbers change\n\n{text}\n\n## Where it applies" in page) is (text is not None)
     assert page == pages.page(patch, "tests").rstrip("\n")
+
+
+def test_an_advice_is_shown_as_such_and_is_no_repair(framework, monkeypatch, capsys, tmp_path):
+    framework.write("mod", "def f(x):\n    return x - 1\n")
+    advice = framework.advice(Shape(framework.path("mod:f"), "$A - 1"), versions="<2")
+    monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(advice, "tests")], []))
+
+    def said(*command, status=0):
+        assert command_line.main(list(command)) == status
+        return capsys.readouterr()
+
+    for command in (["doctor"], ["check", str(framework.site)]):
+        rows = said(*command).out.splitlines()
+        (row,) = [number for number, line in enumerate(rows) if line.startswith(advice.name)]
+        assert rows[row].split()[1] == "advice"
+        assert rows[row + 1].strip() == "what to do: Do something else."
+        (found,) = json.loads(said(*command, "--json").out)
+        assert (found["status"], found["kind"], found["what_to_do"]) == ("advice", "advice", "Do something else.")
+    assert "a bug (advice: not repaired) (plugin tests)" in said("list").out
+    page = said("explain", advice.name).out
+    assert page == pages.page(advice, "tests")
+    for part in ("**nothing here repairs it**", "## What to do\n\nDo\nsomething else.\n", "```python\n$A - 1\n```"):
+        assert part in page
+    assert "changes nothing" in said("diff", advice.name, status=2).err
+    pins = tmp_path / "requirements.txt"
+    pins.write_text(f"{framework.distribution}==1.0\n")
+    out = said("audit", str(pins), status=1).out
+    assert "Found 1 known bugs in 1 package." in out
+    assert f"Nothing repairs {advice.name}: `explain {advice.name}` says what to do." in out
+    assert "repairs them at run time" not in out
+    (dependency,) = json.loads(said("audit", "--json", str(pins), status=1).out)["dependencies"]
+    (bug,) = dependency["vulns"]
+    assert (bug["repaired_by"], bug["what_to_do"]) == (None, advice.what_to_do)
 
 
 def test_the_index_in_docs_lists_every_patch():

@@ -14,6 +14,24 @@ from rlhf_patches.ray import runtime_env, verify
 from tests.harness.ray_environment import BARE, HOOK
 
 
+@pytest.mark.parametrize(
+    ("version", "hook_file", "expected"),
+    [
+        ("2.54.1", "there.pth", None),
+        ("2.54.1", None, HOOK),
+        ("2.55.0rc1", "there.pth", HOOK),
+        ("2.60.0", "there.pth", HOOK),
+        ("unknown", "there.pth", HOOK),
+    ],
+)
+def test_a_setup_hook_is_left_out_where_ray_could_not_be_started_again(monkeypatch, version, hook_file, expected):
+    monkeypatch.setattr(ray.importlib.metadata, "version", {"ray": version}.__getitem__)
+    monkeypatch.setattr(ray.autoload, "hook_file", lambda: hook_file)
+    assert runtime_env().get("worker_process_setup_hook") == expected
+    assert runtime_env(runtime_env()) == runtime_env()
+    assert runtime_env({"worker_process_setup_hook": "os.getpid"})["worker_process_setup_hook"].runs_ours
+
+
 def _start_anew(monkeypatch):
     made = Engine()
     for module in (api, ray):

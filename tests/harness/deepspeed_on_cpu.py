@@ -43,13 +43,21 @@ def start() -> int:
     return dist.get_rank()
 
 
-def engine(model: torch.nn.Module, zero: dict[str, Any], **config: Any) -> Any:
-    """A DeepSpeed engine with SGD.
+def engine(
+    model: torch.nn.Module,
+    zero: dict[str, Any],
+    optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: Any = None,
+    **config: Any,
+) -> Any:
+    """A DeepSpeed engine.
 
     Args:
         model: whose parameters are trained.
         zero: the configuration's ``zero_optimization``.
-        config: the rest of it, such as ``gradient_accumulation_steps``.
+        optimizer: SGD over all parameters if None.
+        lr_scheduler: made or to be called, or None.
+        config: the rest of the configuration, such as ``gradient_accumulation_steps``.
     """
     import deepspeed
 
@@ -57,7 +65,8 @@ def engine(model: torch.nn.Module, zero: dict[str, Any], **config: Any) -> Any:
     buckets = {"reduce_bucket_size": 1000, "allgather_bucket_size": 1000, "overlap_comm": False}
     made, *_ = deepspeed.initialize(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+        lr_scheduler=lr_scheduler,
         config={
             "train_micro_batch_size_per_gpu": 1,
             "gradient_clipping": 0.0,

@@ -69,6 +69,15 @@ def verl() -> None:
             importlib.import_module(module)
 
 
+def verl_critic() -> None:
+    """On the above, verl's engine for FSDP, and what a small critic is made of."""
+    for module in (
+        *("verl.workers.engine.fsdp.transformer_impl", "torch.distributed.fsdp"),
+        "transformers.models.qwen2.modeling_qwen2",
+    ):
+        importlib.import_module(module)
+
+
 def skyrl() -> None:
     """SkyRL's Megatron modules."""
     from tests.harness import skyrl_on_cpu
@@ -139,6 +148,21 @@ def trl() -> None:
     for module in (
         *("accelerate", "deepspeed", "datasets", "peft", "tokenizers", "transformers.models.qwen2.modeling_qwen2"),
         *("trl.trainer.sft_trainer", "torch.distributed.fsdp"),
+    ):
+        importlib.import_module(module)
+
+
+def transformers_trainer() -> None:
+    """transformers' Trainer, PEFT and DeepSpeed, whose collectives are counted."""
+    from tests.harness import zero3_on_cpu
+
+    zero3_on_cpu.communication()
+    for module in (
+        "accelerate",
+        "deepspeed",
+        "peft",
+        "transformers.models.qwen2.modeling_qwen2",
+        "transformers.trainer",
     ):
         importlib.import_module(module)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import Patch, Variant
+from rlhf_patches.definitions.patch import KnownBug, Variant
 from rlhf_patches.guards import sources, versions
 from rlhf_patches.offline import archive, evaluate
 
@@ -66,7 +66,7 @@ def doctor_row(
     return row_of(folder, patch)
 
 
-def _installed(definition: Patch) -> Variant:
+def _installed(definition: KnownBug) -> Variant:
     """The variant of the installed release."""
     version = importlib.metadata.version(definition.distribution)
     return next(

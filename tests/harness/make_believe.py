@@ -13,11 +13,12 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from rlhf_patches import Guard, Patch, Variant
-from rlhf_patches.definitions.patch import Change
+from rlhf_patches import Advice, Guard, Patch, Shape, Variant
+from rlhf_patches.definitions.patch import Change, KnownBug
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.engine import log
 from rlhf_patches.engine.engine import Engine
@@ -70,16 +71,22 @@ class Framework:
 
     def patch(self, *changes: Change, name: str | None = None, versions: str = "") -> Patch:
         """A patch of this framework."""
-        return Patch(
-            name=name or f"{self.name}-bug",
-            summary="a bug",
-            symptom="it breaks",
-            cause="a mistake",
-            repair="a fix",
-            references=("https://example.invalid/1",),
-            variants=(Variant(Guard(self.distribution, versions), changes),),
-            retire="never",
-        )
+        return Patch(repair="a fix", **self._of_any(changes, name, versions))
+
+    def advice(self, *shapes: Shape, name: str | None = None, versions: str = "") -> Advice:
+        """An advice about this framework."""
+        return Advice(what_to_do="Do\nsomething else. ", **self._of_any(shapes, name, versions))
+
+    def _of_any(self, changes: tuple[Change, ...], name: str | None, versions: str) -> dict[str, Any]:
+        return {
+            "name": name or f"{self.name}-bug",
+            "summary": "a bug",
+            "symptom": "it breaks",
+            "cause": "a mistake",
+            "references": ("https://example.invalid/1",),
+            "variants": (Variant(Guard(self.distribution, versions), changes),),
+            "retire": "never",
+        }
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +120,7 @@ def engine() -> Iterator[Callable[..., Engine]]:
     """Makes engines that know the given patches only; each is reverted afterwards."""
     made: list[Engine] = []
 
-    def make(*patches: Patch) -> Engine:
+    def make(*patches: KnownBug) -> Engine:
         made.append(Engine(load=lambda: ([Registered(patch, "tests") for patch in patches], [])))
         return made[-1]
 

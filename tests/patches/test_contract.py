@@ -27,7 +27,7 @@ from tests.harness.look_alikes import row_of, write_metadata
 from tests.harness.warm import MEGATRON, TORCH, TRL, Level, Levels
 
 ROOT = Path(__file__).parents[2]
-PATCHES = [item.patch for item in registry.load()[0]]
+PATCHES = [item.patch for item in registry.load()[0] if isinstance(item.patch, Patch)]
 STANDINS = ROOT / "tests" / "harness" / "standins"
 
 
@@ -225,7 +225,7 @@ def levels(case: Case) -> Levels:
             return warm.skyrl_trainer(release)
         found = warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
         return (*found, warm.SKYRL_WORKERS) if module.endswith(".worker") else found
-    if module.startswith("verl.") and case.patch.name == "verl-logprob-entropy":
+    if module.startswith("verl.") and case.patch.name != "verl-no-sync-reentry":
         return warm.verl(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("swift.megatron.") and folder is not None:
         kto = module.endswith(".kto_trainer")

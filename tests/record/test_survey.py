@@ -163,9 +163,7 @@ def test_later_it_shows_what_changed_upstream(index, make_releases):
     assert f"look at this: toy-step: not reviewed: toy 1.2 (toy-1.2-py3-none-any.whl): {fingerprint}" in said
     assert {name for name in index.requests if name} == {"toy-1.1.post1-py3-none-any.whl", "toy-1.2-py3-none-any.whl"}
     # What a person does then.
-    wider = record.Patch(
-        **{**vars(PATCH), "variants": (Variant(Guard("toy", ">=1.0,<1.2"), PATCH.variants[0].changes),)}
-    )
+    wider = Patch(**{**vars(PATCH), "variants": (Variant(Guard("toy", ">=1.0,<1.2"), PATCH.variants[0].changes),)})
     (make_releases.home / "reviewed.toml").write_text(f'[harmless.toy-step]\n{fingerprint} = "fixed upstream"\n')
     status, said = make_releases(patch=wider)
     assert status == 0, said
@@ -209,7 +207,7 @@ def test_other_changes_are_looked_at_again_without_fetching(index, make_releases
     index.publish("1.0", DEFECT)
     index.publish("1.1", DEFECT)
     make_releases()
-    other = record.Patch(
+    other = Patch(
         **{
             **vars(PATCH),
             "variants": (Variant(PATCH.variants[0].guard, (Rewrite("toy.steps:step", "x * 5", "x * 3"),)),),
@@ -226,7 +224,7 @@ def test_other_changes_are_looked_at_again_without_fetching(index, make_releases
 def test_a_rewrite_that_does_not_compile_is_no_match(index, make_releases):
     index.publish("1.0", DEFECT)
     index.publish("1.1", DEFECT)
-    wrong = record.Patch(
+    wrong = Patch(
         **{**vars(PATCH), "variants": (Variant(PATCH.variants[0].guard, (Rewrite("toy.steps:step", "x * 2", "x *"),)),)}
     )
     make_releases(patch=wrong)

@@ -30,8 +30,10 @@ def derive(monkeypatch):
 def test_the_catalogue_has_every_patch(derive):
     found = derive.paths(ROOT / "patches")
     assert (ROOT / "patches" / "catalogue.py").read_text() == derive.catalogue(found), "run `make docs`"
-    # A module that makes a patch and gives it another name than PATCH would be missing.
-    makers = [path for path in (ROOT / "patches").glob("*/*.py") if re.search(r"= _?[Pp]atch\(", path.read_text())]
+    # A module that makes a patch and gives it another name than PATCH would be missing; so would an advice.
+    makers = [
+        path for path in (ROOT / "patches").glob("*/*.py") if re.search(r"= _?([Pp]atch|Advice)\(", path.read_text())
+    ]
     assert {path.relative_to(ROOT / "patches").with_suffix("") for path in makers} == {
         Path(*path.partition(":")[0].split(".")) for path in found
     }
@@ -40,9 +42,9 @@ def test_the_catalogue_has_every_patch(derive):
 
 def test_a_patch_is_found_by_its_name_and_nothing_is_imported(derive, tmp_path):
     (tmp_path / "some").mkdir()
-    (tmp_path / "some" / "bug.py").write_text("raise SystemExit\nPATCH = PATCH_OLD = f()\nPATCHES = ()\nx.PATCH = 1\n")
+    (tmp_path / "some" / "bug.py").write_text("raise SystemExit\nPATCH = ADVICE_OLD = f()\nPATCHES = ()\nx.PATCH = 1\n")
     (tmp_path / "some" / "helper.py").write_text("import torch\ndef f():\n    PATCH = 1\n")
-    assert derive.paths(tmp_path) == ["some.bug:PATCH", "some.bug:PATCH_OLD"]
+    assert derive.paths(tmp_path) == ["some.bug:PATCH", "some.bug:ADVICE_OLD"]
 
 
 def test_the_site_hook_waits_for_what_is_patched(derive):

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from rlhf_patches import Listed, Rewrite, Status
+from rlhf_patches import DefinitionError, Listed, Rewrite, Shape, Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.engine.engine import Engine
 from rlhf_patches.patches.catalogue import LISTED
@@ -171,6 +171,25 @@ def test_one_that_cannot_be_imported_is_failed_and_named(listing, listed, framew
     registered, (failure,) = registry.load()
     assert registered == []
     assert re.match(f"plugin a plugin could not be used: loading '{listed.name}' raised {said}", str(failure))
+
+
+def test_an_advice_is_listed_as_one(listing, framework, tmp_path, monkeypatch):
+    """Where its framework is not there, it does not count among the patches."""
+    made = framework.advice(Shape(framework.path("mod:f"), "return 1"), versions="<2")
+    module = f"advice_on_{framework.name}"
+    (tmp_path / f"{module}.py").write_text(f"from rlhf_patches import *\nADVICE = {made!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    listed = made.listed(f"{module}:ADVICE")
+    (variant,) = listed.variants
+    nowhere = listed._replace(variants=(variant._replace(distribution="dist-nowhere", modules=("nowhere.mod",)),))
+    assert str(listing(nowhere).apply()) == "dist-nowhere is not installed (plugin tests): 1 piece of advice"
+    _write(framework)
+    made = listing(listed)
+    assert (made.apply()[listed.name].status, _is_imported(listed)) == (Status.PENDING, False)
+    framework.load()
+    assert made.report()[listed.name].status is Status.ADVICE
+    with pytest.raises(DefinitionError, match="is not the patch that is listed as"):
+        listed._replace(variants=(variant._replace(is_advice=False),)).load()
 
 
 def test_every_built_in_patch_is_what_the_list_says():

@@ -11,22 +11,30 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import rlhf_patches
-from rlhf_patches import DefinitionError, Guard, Patch, Replace, Rewrite, Variant, Wrap, fingerprint
+from rlhf_patches import Advice, DefinitionError, Guard, Patch, Replace, Rewrite, Shape, Variant, Wrap, fingerprint
 from rlhf_patches.guards.sources import NotFound, Source, Unreadable, find_function, signature_of
 from tests.harness.texts import FUNCTION
 
+ABOUT = {
+    "name": "some-framework-bug",
+    "summary": "s",
+    "symptom": "s",
+    "cause": "c",
+    "references": ("https://example.invalid",),
+    "retire": "never",
+}
+REPAIRED = Variant(Guard("some-dist", ""), (Rewrite("a.b:c", "$A", "$A + 1"),))
+SEEN = Variant(Guard("some-dist", ""), (Shape("a.b:c", "$A"),))
 GOOD = {
     Guard: {"distribution": "some-dist", "versions": ">=1,<2"},
+    Shape: {"target": "a.b:C.d", "pattern": "$A - $B"},
+    Advice: {**ABOUT, "what_to_do": "use another", "variants": (SEEN,)},
     Rewrite: {"target": "a.b:C.d", "pattern": "$A - $B", "replacement": "$A + $B"},
     Replace: {"target": "a.b:c", "implementation": "x.y:z", "fingerprints": {"0" * 16: "1.0"}},
     Wrap: {"target": "a.b:c", "implementation": "x.y:z", "fingerprints": {"0" * 16: "1.0"}},
     Patch: {
-        "name": "some-framework-bug",
-        "summary": "s",
-        "symptom": "s",
-        "cause": "c",
+        **ABOUT,
         "repair": "r",
-        "references": ("https://example.invalid",),
         "variants": (
             Variant(
                 Guard("some-dist", ""),
@@ -37,9 +45,8 @@ GOOD = {
                 ),
             ),
         ),
-        "retire": "never",
     },
-    Variant: {"guard": Guard("some-dist", ""), "changes": (Rewrite("a.b:c", "$A", "$A + 1"),)},
+    Variant: {"guard": REPAIRED.guard, "changes": REPAIRED.changes},
 }
 
 
@@ -130,6 +137,15 @@ BAD_PATHS = [
         *((Variant, "changes", value, "changes is") for value in ((), [], ("x",), Rewrite("a:b", "$A", "1"))),
         *((Patch, "variants", value, "variants is") for value in ((), [], ("x",), GOOD[Variant])),
         (Variant, "guard", "some-dist>=1", "expected a Guard"),
+        (Variant, "changes", REPAIRED.changes + SEEN.changes, "a Shape beside other changes"),
+        (Shape, "target", "a.b", "Shape.target is 'a.b'"),
+        (Shape, "pattern", "", "Shape.pattern is empty"),
+        (Shape, "unless", "$A", "Shape.unless is a string"),
+        (Shape, "matches", 0, "Shape.matches is 0"),
+        (Advice, "name", "bug", "Advice.name is 'bug': expected kebab-case"),
+        (Advice, "what_to_do", " ", "Advice some-framework-bug: what_to_do is empty"),
+        (Advice, "variants", (REPAIRED,), "a variant has changes, which an advice does not make; expected shapes"),
+        (Patch, "variants", (SEEN,), "a variant has shapes and no change; expected an Advice, or changes"),
     ],
 )
 def test_definition_errors(kind, field, value, message):
@@ -287,7 +303,7 @@ def test_everything_that_is_promised_is_there():
         rlhf_patches.aply  # noqa: B018
 
 
-@pytest.mark.parametrize("kind", [Guard, Replace, Wrap])
+@pytest.mark.parametrize("kind", [Guard, Replace, Wrap, Shape, Advice])
 def test_data_can_be_pickled(kind):
     made = kind(**GOOD[kind])
     assert pickle.loads(pickle.dumps(made)) == made

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rlhf_patches import PatchReport, Report, Rewrite, Status
+from rlhf_patches import PatchReport, Report, Rewrite, Shape, Status
 from rlhf_patches.definitions.registry import PluginFailure
 from rlhf_patches.definitions.status import patch_report
 
@@ -110,6 +110,17 @@ def test_a_patch_that_changes_numbers_has_a_line_of_its_own(framework, status):
     assert lines[-1].startswith("a-bug")
 
 
+@pytest.mark.parametrize("status", Status)
+def test_an_advice_says_what_to_do(framework, status):
+    """Where it is for this release; JSON has the text wherever the framework is."""
+    row = patch_report(framework.advice(Shape("a:b", "$A")), "tests", status, "why", None)
+    found = row.to_dict()
+    assert (found["kind"], "kind" in ROWS[0].to_dict()) == ("advice", False)
+    assert found.get("what_to_do") == (None if status is Status.ABSENT else "Do something else.")
+    assert row.notice == ("what to do: Do something else." if status is Status.ADVICE else "")
+    assert not Report((row,)).problems or status.is_problem
+
+
 def test_a_narrow_table_keeps_words_whole():
     text = Report(ROWS).to_text(width=20)
     assert text.count("word") == 60
@@ -135,8 +146,12 @@ def test_what_is_not_there_is_one_line_per_reason():
         PatchReport(f"{n}-gone", Status.ABSENT, "ms-swift is not installed", "ms-swift", None, "", "rlhf-patches")
         for n in "xyz"
     ]
-    report = Report((*gone, ROWS[0], dataclasses.replace(gone[0], name="w-gone", reason="no module a.b")))
-    assert str(report).splitlines()[2:] == ["ms-swift is not installed: 3 patches", "no module a.b: 1 patch"]
+    advice = dataclasses.replace(gone[0], name="v-gone", kind="advice")
+    report = Report((*gone, advice, ROWS[0], dataclasses.replace(gone[0], name="w-gone", reason="no module a.b")))
+    assert str(report).splitlines()[2:] == [
+        "ms-swift is not installed: 3 patches, 1 piece of advice",
+        "no module a.b: 1 patch",
+    ]
     assert "x-gone" in report.to_text(everything=True)
     assert str(Report(tuple(gone))) == "ms-swift is not installed: 3 patches"
 

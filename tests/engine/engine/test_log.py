@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches import PatchReport, Rewrite, Status, ranks
+from rlhf_patches import PatchError, PatchReport, Rewrite, Shape, Status, ranks
 from rlhf_patches.definitions.registry import PluginFailure, Registered
 from rlhf_patches.engine import log
 from rlhf_patches.engine.engine import Engine
@@ -131,6 +131,39 @@ def test_that_numbers_change_is_a_warning_once_when_the_patch_is_applied(
     made.apply()
     found = [text for level, text in said() if level == "WARNING" and "numbers" in text]
     assert found == ["x-good changes numbers: it was wrong"]
+
+
+@pytest.mark.parametrize("asked", [None, "info", "warning"])
+def test_an_advice_is_a_warning_once_in_a_process_that_imports_the_code(
+    framework, engine, patches, said, monkeypatch, asked
+):
+    """Beside the first problem too. Strict mode is for what is refused."""
+    if asked:
+        monkeypatch.setenv("RLHF_PATCHES_LOG", asked)
+    monkeypatch.setenv("RLHF_PATCHES_STRICT", "1")
+    advice = framework.advice(Shape(framework.path("good:add"), "$A - $B"), name="x-advice")
+    made = engine(advice, patches[1])
+    made.apply()
+    assert not any("what to do" in text for _, text in said()), "nothing has been imported"
+    with pytest.raises(PatchError, match="x-bad was refused"):
+        framework.load("bad")
+    assert framework.load("good").add(2, 1) == 1, "nothing is changed"
+    made.revert()
+    monkeypatch.delenv("RLHF_PATCHES_STRICT")
+    assert made.apply()["x-advice"].status is Status.ADVICE
+    found = [text for level, text in said() if level == "WARNING" and "advice" in text]
+    affected = f"{framework.distribution} 1.0 is affected (every version), and nothing here repairs it: a bug"
+    assert found == [f"x-advice: {affected} (plugin tests); what to do: Do something else."]
+
+
+def test_an_advice_that_is_switched_off_is_not_said(framework, engine, said, monkeypatch):
+    framework.write("good", BUG)
+    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "x-advice")
+    made = engine(framework.advice(Shape(framework.path("good:add"), "$A - $B"), name="x-advice"))
+    made.apply()
+    framework.load("good")
+    assert made.report()["x-advice"].status is Status.DISABLED
+    assert [text for level, text in said() if level != "DEBUG"] == []
 
 
 def test_other_ranks_say_nothing_not_even_for_debugging(said, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches import Guard, Replace, Rewrite, Status, Variant, Wrap
+from rlhf_patches import Guard, Replace, Rewrite, Shape, Status, Variant, Wrap
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.guards.sources import fingerprint
 from rlhf_patches.offline import archive, evaluate
@@ -73,6 +73,9 @@ class World:
 
     def patch(self, *changes):
         self.variants((">=1,<2", *(changes or (self.rewrite(),))))
+
+    def advice(self):
+        self.patches.append(self.framework.advice(Shape(self.framework.path("mod:add"), "$A - $B"), versions=">=1,<2"))
 
     def without_source(self):
         file = self.framework.write("mod", BUG)
@@ -208,6 +211,19 @@ def switched_off(world):
     world.monkeypatch.setenv("RLHF_PATCHES_DISABLE", world.patches[0].name)
 
 
+def advised(version, content=BUG):
+    """An advice, of a module with this text or, if None, without it."""
+
+    def make(world):
+        world.version(version)
+        world.framework.write("mod", content or "")
+        if content is None:
+            world.without("mod")
+        world.advice()
+
+    return make
+
+
 CASES = {
     "nothing of the framework is there": nothing,
     "version affected, code recognised": text("1.0"),
@@ -244,6 +260,13 @@ CASES = {
     "another patch wraps the function": beside("wrap", "rewrite"),
     "another patch rewrites what this one wraps": beside("rewrite", "wrap"),
     "switched off by a variable": switched_off,
+    "advice: version affected, code recognised": advised("1.0"),
+    "advice: version affected, code different": advised("1.0", OTHER),
+    "advice: version affected, module missing": advised("1.0", None),
+    "advice: version outside, code different": advised("2.0", OTHER),
+    "advice: version outside, code recognised": advised("2.0"),
+    "advice: version unknown, code recognised": advised(None),
+    "advice: version unknown, code different": advised(None, OTHER),
 }
 
 

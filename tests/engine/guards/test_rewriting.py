@@ -212,7 +212,13 @@ REFUSED = {
         "more than the 1",
     ),
     "too few matches": ("def f(x):\n    return x\n", "x - 1", "x", {}, "0 times, expected 1"),
-    "too many matches": ("def f(x):\n    return x - 1, x - 1\n", "x - 1", "x", {}, "2 times, expected 1"),
+    "too many matches": (
+        "def f(x):\n    return x - 1, x - 1\n",
+        "x - 1",
+        "x",
+        {},
+        "2 times, expected 1 (at line 2, 2)",
+    ),
     "fewer matches than expected": (
         "def f(x):\n    return x - 1\n",
         "x - 1",
@@ -300,6 +306,13 @@ def test_refused_and_untouched(rewrite, name):
     _, row = rewrite(source, pattern, replacement, **more)  # which also looks that no code was changed
     assert row.status is Status.REFUSED
     assert fragment in row.reason
+
+
+def test_what_is_no_pattern_is_said_in_one_line(rewrite):
+    _, row = rewrite("def f(x):\n    return x\n", "$$$", "x")
+    assert row.status is Status.FAILED
+    assert "ast-grep does not take the pattern '$$$': Standalone multi meta variable `$$$`" in row.reason
+    assert "\n" not in row.reason
 
 
 def test_check_swap_compares_names_not_numbers():

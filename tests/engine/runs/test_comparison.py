@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_patches import Guard, Replace, Rewrite, Variant, __version__
+from rlhf_patches import Guard, Replace, Rewrite, Shape, Variant, __version__
 from rlhf_patches.guards import sources
 from rlhf_patches.ranks import ranks_text
 from rlhf_patches.runs import comparison
@@ -281,3 +281,13 @@ def test_a_version_outside_the_range(repaired, effect_of):
     folder = f"{framework.distribution.replace('-', '_')}-1.0.dist-info"
     framework.metadata("2.5", folder=folder)
     assert effect_of(patch).key == ("unaffected", f"{framework.distribution} 2.5")
+
+
+def test_an_advice_is_not_compared(framework, engine):
+    """One rank may have imported the code, another not, a third have silenced it."""
+    framework.write("mod", "def f():\n    return 1\n")
+    made = engine(framework.advice(Shape(framework.path("mod:f"), "return 1")))
+    made.apply()
+    framework.load()
+    assert made.report().patches[0].status.value == "advice"
+    assert comparison.effects(made) == {}

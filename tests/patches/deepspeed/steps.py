@@ -24,6 +24,7 @@ class Case:
         micro_batches: in a step.
         by_hand: `set_gradient_accumulation_boundary` says where a step ends, and gradient_accumulation_steps is 1.
         rare: the micro-batches of a step that use the whole model; the others leave its last layer out.
+        touched: each loss has every parameter in it, times 0.
         masters: the optimizer's copy of the parameters and its gradients are bfloat16 too.
         accumulate: the configuration's ``grad_accum_dtype``.
     """
@@ -35,6 +36,7 @@ class Case:
     clip: float = 0.0
     dtype: torch.dtype = torch.float32
     rare: tuple[int, ...] | None = None
+    touched: bool = False
     masters: bool = False
     accumulate: str | None = None
 
@@ -59,8 +61,10 @@ def data(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor, whole: bool) -> torch.Tensor:
-    return ((model(x, whole) - y) ** 2).sum()
+def loss_of(case: Case, number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Of a micro-batch, by its number within the step."""
+    loss: torch.Tensor = ((model(x, case.rare is None or number in case.rare) - y) ** 2).sum()
+    return loss + sum((0 * parameter).sum() for parameter in model.parameters()) if case.touched else loss
 
 
 def fresh(case: Case) -> Model:
@@ -89,7 +93,7 @@ def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor]:
     for xs, ys in zip(*data(case), strict=True):
         for number, (x, y) in enumerate(zip(xs[:, rank], ys[:, rank], strict=True)):
             last = number == case.micro_batches - 1
-            loss = loss_of(engine, x, y, case.rare is None or number in case.rare)
+            loss = loss_of(case, number, engine, x, y)
             if case.by_hand:
                 engine.set_gradient_accumulation_boundary(last)
                 loss = loss / case.micro_batches
@@ -108,7 +112,7 @@ def exactly(case: Case) -> tuple[list[float], torch.Tensor]:
     norms = []
     for xs, ys in zip(*(tensor.double() for tensor in data(case)), strict=True):
         losses = [
-            loss_of(model, x, y, case.rare is None or number in case.rare)
+            loss_of(case, number, model, x, y)
             for number, ranks in enumerate(zip(xs, ys, strict=True))
             for x, y in zip(*ranks, strict=True)
         ]

@@ -74,6 +74,7 @@ def test_disabled_it_stays_away(train):
     assert_failure(train(*arguments, **settings), "AssertionError", MESSAGE, rollout=2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["swift", "megatron-bridge", "verl"])
 def test_the_site_hook_patches_torchrun_workers(train, run_cold, installed, name):
     """The built wheel and fresh interpreters: bit for bit what forks of a warm process compute."""

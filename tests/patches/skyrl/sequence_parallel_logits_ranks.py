@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -161,9 +162,13 @@ def errors(state: Callable[[], None]) -> dict[str, Any]:
             "lengths": message(recover, torch.ones(4, 13, COLUMNS), fewer, mask, 13),
         }
 
-    before = found()
+    before, log = found(), ""
+    try:
+        utils().recover_left_padding(torch.ones(4, 7, COLUMNS), torch.ones(4, 14, dtype=torch.bool), mask, 13)
+    except IndexError:
+        log = traceback.format_exc()
     state()
-    return {"before": before, "after": found()}
+    return {"before": before, "after": found(), "log": log}
 
 
 # ------------------------------------------------------------------------------------- sequence parallelism

@@ -131,6 +131,7 @@ def test_the_same_numbers_as_0_3_0(skyrl_ranks):
             assert ours[name][2] == pytest.approx(other[name][2], rel=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_the_site_hook_patches_torchrun_workers(skyrl_ranks, run_cold, installed):
     """The built wheel and fresh interpreters: bit for bit what forks of a warm process compute."""
     settings = {"PYTHONPATH": str(folder("skyrl-0.2")), "TORCHDYNAMO_DISABLE": "1", "RLHF_PATCHES_AUTOLOAD": "1"}

@@ -11,7 +11,7 @@ import pytest
 from tests.harness import look_alikes, side_by_side
 from tests.harness.warm import MEGATRON, Level, skyrl
 
-RELEASES = ("0.2", "0.3", "0.4")
+RELEASES = ("0.2", pytest.param("0.3", marks=pytest.mark.exhaustive), "0.4")
 PARTS = (
     *("statuses", "errors", "fused", "without_group", "across"),
     *("functions", "functions_without_the_entropy_patch", "context_parallel"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.fixture(scope="module", params=("0.2", "0.3"))
+@pytest.fixture(scope="module", params=["0.3", pytest.param("0.2", marks=pytest.mark.exhaustive)])
 def reports(skyrl_ranks, request):
     return skyrl_ranks(request.param, worker="logprob_backward_training_ranks")
 

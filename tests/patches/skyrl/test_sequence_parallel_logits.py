@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.logs import diagnosed
 from tests.harness.look_alikes import checked_copy, replacing
 from tests.harness.side_by_side import folder
 from tests.harness.warm import skyrl
@@ -64,6 +65,8 @@ def test_what_does_not_fit_together_is_named(reports):
     for report in reports:
         before, after = report["errors"]["before"], report["errors"]["after"]
         assert "The shape of the mask [14] at index 0 does not match the shape of the indexed tensor" in before["split"]
+        assert diagnosed(report["errors"]["log"]) == [(PATCH, True)]
+        assert diagnosed(before["split"]) == [], "any index by a mask raises it"
         assert after["split"].startswith("ValueError: the model's output is split on the sequence: it is [4, 7, 9]")
         assert "docs/skyrl-split-logits.md" in after["split"]
         assert "is [4, 26, 9], the mask of its input [4, 13]" in after["longer"], "longer is not split"

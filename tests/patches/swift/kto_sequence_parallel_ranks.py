@@ -406,6 +406,7 @@ def step(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/megatron/" in frame.filename]
         report["failure"] = f"{type(error).__name__}: {error}"
+        report["log"] = traceback.format_exc()
         report["failed in"] = f"{Path(frames[-1].filename).name}:{frames[-1].name}"
         return report
     gradients = {name: gradient_of(case, parameter) for name, parameter in policy.named_parameters()}

@@ -32,7 +32,13 @@ TRANSFORMERS = {
 ROUNDING = 1e-5
 
 
-@pytest.fixture(scope="module", params=[*MEGATRON, *TRANSFORMERS])
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if folder is None else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name, (_, folder, _) in {**MEGATRON, **TRANSFORMERS}.items()
+    ],
+)
 def case(request, run_ranks):
     """Release, patch, and what was observed."""
     trainer, folder, patch = {**MEGATRON, **TRANSFORMERS}[request.param]

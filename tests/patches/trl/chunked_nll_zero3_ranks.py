@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,13 @@ def zero3_configured() -> Any:
         del config
 
 
-def failure(function: Callable[[], Any]) -> str | None:
+def failure(function: Callable[[], Any], logs: list[str] | None = None) -> str | None:
+    """What it raised; the traceback is added to ``logs``."""
     try:
         function()
     except Exception as error:
+        if logs is not None:
+            logs.append(traceback.format_exc())
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -698,7 +702,8 @@ def unpatched(report: dict[str, Any]) -> None:
     """What the release itself does with a partitioned head; the last case may end in a time-out."""
     with zero3_configured():
         head, _, hidden, labels = fresh("equal")
-        report["forward"] = failure(lambda: call(head.weight, None, hidden, labels, {}))
+        logs = report["logs"] = []
+        report["forward"] = failure(lambda: call(head.weight, None, hidden, labels, {}), logs)
         if report["forward"] is None:
             head, _, hidden, labels = fresh("equal")
             report["backward"] = failure(call(head.weight, None, hidden, labels, {})[0].backward)

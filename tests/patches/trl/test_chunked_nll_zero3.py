@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import TRL
+from tests.harness.logs import diagnosed
+from tests.harness.side_by_side import folder
+from tests.harness.warm import TORCH, TRL, Level
 
 WORKER = "tests.patches.trl.chunked_nll_zero3_ranks"
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -45,6 +47,16 @@ def test_unpatched_it_crashes(reports, gathers_per_chunk):
             )
         else:
             assert found["forward"] == "RuntimeError: size mismatch, got input (8), mat (8x16), vec (0)"
+
+
+def test_the_crash_of_older_releases_is_diagnosed(run_ranks):
+    """1.5 multiplies with the empty partition."""
+    levels = (*TORCH, Level("tests.harness.loading:trl", str(folder("trl-1.5"))))
+    for report in run_ranks(WORKER, "unpatched", levels=levels):
+        (log,) = report["unpatched"]["logs"]
+        assert report["unpatched"]["forward"] == "RuntimeError: size mismatch, got input (8), mat (8x16), vec (0)"
+        assert diagnosed(log) == [("trl-chunked-nll-zero3", True)]
+        assert diagnosed(log.splitlines()[-1]) == [], "any product with a partitioned weight raises it"
 
 
 def test_unpatched_it_gathers_twice_for_each_chunk_and_stalls(reports, gathers_per_chunk):
@@ -218,6 +230,7 @@ def test_a_head_that_deepspeed_discovers_trains_as_before(reports):
         assert len(set(report["engines"]["discovered"]["losses"])) == 2, "it has learned something"
 
 
+@pytest.mark.exhaustive
 def test_a_cold_run_is_the_same_bit_for_bit(reports, run_cold, installed):
     """torchrun, fresh interpreters and the built wheel: losses, gradients, parameters, collectives."""
     cold = run_cold(WORKER, "engines", python=installed.python)

@@ -7,22 +7,33 @@ release fails in a full run.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 
 from tests.harness.warm import TRL
 
-EAGER = ("full", "lora", "tied")
-COMPILED = ("compiled", "compiled-lora")
+# Of each, what is compiled logs what the first one logs.
+LORA = (("lora",), ("compiled-lora",))
+OTHERS = (("full", "tied"), ("compiled",))
 WORKER = "tests.patches.trl.chunked_nll_zero3_training_ranks"
 
 
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(LORA, id="LoRA"), pytest.param(OTHERS, id="others", marks=pytest.mark.exhaustive)],
+)
+def runs(request):
+    """Those in eager mode, and those with `torch_compile`."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def reports(run_ranks, compiled_runs_fail):
-    patched = (*EAGER, *COMPILED) if compiled_runs_fail else EAGER
-    runs = [*(f"unpatched:{run}" for run in EAGER), *(f"patched:{run}" for run in patched)]
-    return run_ranks(WORKER, *runs, levels=TRL)
+def reports(run_ranks, runs, compiled_runs_fail):
+    eager, compiled = runs
+    patched = (*eager, *compiled) if compiled_runs_fail else eager
+    return run_ranks(WORKER, *(f"unpatched:{run}" for run in eager), *(f"patched:{run}" for run in patched), levels=TRL)
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +41,13 @@ def compiled_runs_fail(gathers_per_chunk):
     return gathers_per_chunk
 
 
-@pytest.mark.parametrize("run", EAGER)
-def test_runs_that_work_are_bit_for_bit_the_same(reports, run):
+def test_runs_that_work_are_bit_for_bit_the_same(reports, runs):
     """Losses, metrics, gradient norms, parameters at the end, and every collective; LoRA has a frozen head."""
-    for report in reports:
+    for report, run in itertools.product(reports, runs[0]):
         unpatched, patched = (dict(report[f"{how}:{run}"]) for how in ("unpatched", "patched"))
         for found in (unpatched, patched):
             del found["seconds"]
-        assert unpatched == patched
+        assert unpatched == patched, run
         assert len(patched["logged"]) == 2
 
 
@@ -56,15 +66,15 @@ def test_unpatched_a_compiled_run_fails(run_ranks, compiled_runs_fail):
     assert re.search("collective mismatch|Timed out waiting|Connection (closed|reset)", outcome), outcome
 
 
-@pytest.mark.parametrize("run", COMPILED)
-def test_patched_a_compiled_run_trains(reports, run, compiled_runs_fail):
+def test_patched_a_compiled_run_trains(reports, runs, compiled_runs_fail):
     """Logging the eager run's numbers, bit for bit, and with the same collectives and parameters on both ranks."""
     if not compiled_runs_fail:
         pytest.skip("DeepSpeed 0.18.4 discovers the read in a compiled run too")
+    (eager, *_), (run,) = runs
     for report in reports:
         found = report[f"patched:{run}"]
         assert "failed" not in found, found["failed"]
-        assert found["logged"] == report["unpatched:lora" if "lora" in run else "unpatched:full"]["logged"]
+        assert found["logged"] == report[f"unpatched:{eager}"]["logged"]
     one, other = (report[f"patched:{run}"] for report in reports)
     assert one["collectives"] == other["collectives"]
     assert one["final"] == other["final"]

@@ -11,7 +11,10 @@ WORKER = "tests.patches.vocab_parallel.ownership_ranks"
 EPS = {"torch.float32": 2**-23, "torch.bfloat16": 2**-7, "torch.float16": 2**-10}
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["two ranks", "four ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(2, id="two ranks"), pytest.param(4, id="four ranks", marks=pytest.mark.exhaustive)],
+)
 def reports(request, run_ranks):
     return run_ranks(WORKER, levels=TORCH, ranks=request.param)
 

@@ -1,0 +1,117 @@
+"""A learning-rate scheduler and the empty parameter groups that DeepSpeed removes from its optimizer."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
+
+
+class AllGroups:
+    """An optimizer with the groups that its scheduler was made for, the removed ones at their places among the others.
+
+    Everything but ``param_groups`` is the optimizer's own.
+
+    Attributes:
+        optimizer: a ``torch.optim.Optimizer``.
+        removed: of each removed group its index among all groups, ascending, and the group.
+    """
+
+    def __init__(self, optimizer: Any, removed: list[tuple[int, dict[str, Any]]]) -> None:
+        self.optimizer, self.removed = optimizer, removed
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """From the optimizer's present groups: loading its state puts others in their place."""
+        groups = list(self.optimizer.param_groups)
+        for index, group in self.removed:
+            groups.insert(index, group)
+        return groups
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+
+def keep_for_schedulers(optimizer: Any, client: Any) -> None:
+    """Let the schedulers of an optimizer see all its groups, although the empty ones are about to be removed.
+
+    Most trainers keep their scheduler to themselves, and an optimizer does not know its schedulers. They are looked for
+    among all live objects, only if a group is empty: some tenths of a second, once.
+
+    Args:
+        optimizer: a ``torch.optim.Optimizer``.
+        client: DeepSpeed's ``lr_scheduler`` argument: a scheduler of any class, something to call, or None.
+    """
+    removed = [(index, group) for index, group in enumerate(optimizer.param_groups) if len(group["params"]) == 0]
+    if not removed:
+        return
+    from torch.optim import lr_scheduler
+
+    base = getattr(lr_scheduler, "LRScheduler", lr_scheduler._LRScheduler)
+    # By type(): isinstance() would ask objects for __class__, which lazy ones answer by an import.
+    for one in [client, *(item for item in gc.get_objects() if issubclass(type(item), base))]:
+        if getattr(one, "optimizer", None) is optimizer:
+            one.optimizer = AllGroups(optimizer, removed)
+
+
+_REMOVAL = '$OPTIMIZER.param_groups[:] = [pg for pg in $OPTIMIZER.param_groups if len(pg["params"]) != 0]'
+
+PATCH = Patch(
+    name="deepspeed-empty-groups",
+    summary="a scheduler sets the learning rates of the right groups after DeepSpeed has removed empty ones",
+    symptom="""\
+LoRA with DeepSpeed and torch 2.10 or later, by transformers before 5.1 and what builds on it (TRL, LLaMA-Factory), or
+by a trainer that makes its scheduler early itself (ms-swift, earlier OpenRLHF):
+`ValueError: zip() argument 2 is longer than argument 1` at the first step of the scheduler. With an older torch, and
+with DeepSpeed's own schedulers passed as objects, there is no error: the groups behind an empty one get their
+predecessor's learning rate. With PEFT's LoRA+ the B matrices get that of the embeddings, 1e-6.""",
+    cause="""\
+These trainers make one group with weight decay and one without, and with LoRA the second is empty. `DeepSpeedEngine`
+removes empty groups from the optimizer, in place, and the scheduler was made before: it has a learning rate for each of
+the original groups, and pairs them by position with those that are left. From 2.10 on, torch refuses two lengths.""",
+    repair="""\
+The schedulers of the optimizer still see all its groups, the empty ones in their places; DeepSpeed works without them,
+as before. Schedulers that derive from torch's `LRScheduler` are found whether they were passed to
+`deepspeed.initialize` or not, those of any other class if they were. Their state keeps its form, so checkpoints fit
+with and without the patch. A scheduler that is made afterwards (a callable passed as `lr_scheduler`, one of DeepSpeed's
+configuration, that of transformers from 5.1 on) knows the groups that are left, as before. Where no group is empty,
+nothing is done.""",
+    changes_numbers="""\
+Since DeepSpeed 0.3.13, without torch 2.10's check, groups behind an empty one were trained at another group's learning
+rate. It matters where the rates differ: with PEFT's LoRA+ the B matrices had the rate of the embeddings, and the ratio
+that was set had no effect. With the patch each group has the rate that it was given. A run that was tuned with another
+one should have its learning rates looked at again; checkpoints can be trained on.""",
+    references=(
+        "https://github.com/huggingface/transformers/pull/43692",
+        "https://github.com/huggingface/transformers/pull/43711",
+        "https://github.com/modelscope/ms-swift/issues/8299",
+        "https://github.com/OpenRLHF/OpenRLHF/issues/1225",
+        "https://github.com/hiyouga/LlamaFactory/issues/10141",
+        "https://github.com/deepspeedai/DeepSpeedExamples/pull/756",
+    ),
+    variants=(
+        Variant(
+            Guard("deepspeed", ">=0.3.13,<=0.19.8"),
+            (
+                Rewrite(
+                    target="deepspeed.runtime.engine:DeepSpeedEngine._configure_optimizer",
+                    pattern=_REMOVAL,
+                    replacement=f"$KEEP($OPTIMIZER, self.client_lr_scheduler); {_REMOVAL}",
+                    uses={"KEEP": f"{__name__}:{keep_for_schedulers.__name__}"},
+                ),
+            ),
+        ),
+    ),
+    retire="when no trainer in use makes its scheduler before DeepSpeed removes groups, as transformers 5.1 does not",
+    signatures=(
+        Signature(
+            "ValueError",
+            "zip() argument 2 is longer than argument 1",
+            frames=("torch.optim.lr_scheduler:LRScheduler._update_lr",),
+            specific=False,
+        ),
+    ),
+)

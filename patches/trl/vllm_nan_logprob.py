@@ -1,0 +1,89 @@
+"""Tokens for which vLLM has no log-probability: the trainer's own stands in, so their importance ratio is 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
+
+_TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
+_NAN = float("nan")
+
+
+def with_nan(completions: Sequence[Sequence[float | None]] | None) -> list[list[float]] | None:
+    """Each completion's log-probabilities, with NaN for None; None where vLLM has returned none at all."""
+    if completions is None:
+        return None
+    return [[_NAN if one is None else one for one in completion] for completion in completions]
+
+
+def filled(sampled: Any, recomputed: Any) -> Any:
+    """The sampler's log-probabilities ``[B, T]``, with the trainer's where they are NaN."""
+    return sampled.where(~sampled.isnan(), recomputed)
+
+
+_FILLED = {"FILLED": f"{__name__}:{filled.__name__}"}
+
+PATCH = Patch(
+    name="trl-vllm-nan-logprob",
+    summary="GRPO trains on where vLLM returns NaN for a token's log-probability",
+    symptom="""\
+`GRPOTrainer` with vLLM ends with `RuntimeError: Could not infer dtype of NoneType`, often late, when the policy has
+become so sharp that tokens have a probability close to 1: vLLM returns NaN as the log-probability of one of them.""",
+    cause="""\
+What takes the log-probabilities out of vLLM's answer writes None for NaN (until 0.27.2 only that of a vLLM server), and
+the trainer makes a tensor of the list. As NaN it would do no better: the importance ratio, and with it the loss, would
+be NaN.""",
+    repair="""\
+Such a token gets the log-probability that the trainer computes for it before the first update, from the weights that
+vLLM has sampled with. Its importance ratio is 1, as of a token on which both agree, alone and in the product over a
+sequence; its part of the KL divergence that masks off-policy sequences is that of the updates. In the metric
+`sampling/sampling_logp_difference` it counts as 0. Tokens that vLLM has scored keep the very numbers.
+
+TRL 1.11.0 has the ratio of 1, too, and leaves such tokens out of the divergence and of the metric.
+
+Left alone: copies of this code in `trl.experimental` (GFPO, GRPO with a replay buffer, DPPO), and TRL 0.23.0 to 0.27.0,
+where a vLLM server's answer has the None, and vLLM in the trainer's own process a NaN.""",
+    references=(
+        "https://github.com/huggingface/trl/issues/6166",
+        "https://github.com/huggingface/trl/pull/6693",
+    ),
+    variants=(
+        Variant(
+            Guard("trl", ">=0.27.1,<1.11.0"),
+            (
+                Rewrite(
+                    target=f"{_TRAINER}._generate_and_score_completions",
+                    pattern="sampling_per_token_logps_list is not None",
+                    alongside=("[torch.tensor($$$LOGPS) for logps in sampling_per_token_logps_list]",),
+                    replacement=(
+                        "(sampling_per_token_logps_list := $WITH_NAN(sampling_per_token_logps_list)) is not None"
+                    ),
+                    uses={"WITH_NAN": f"{__name__}:{with_nan.__name__}"},
+                ),
+                Rewrite(
+                    target=f"{_TRAINER}._generate_and_score_completions",
+                    pattern="per_token_logps_diff = (old_per_token_logps - sampling_per_token_logps) * mask",
+                    unless=("torch.nan_to_num(per_token_logps_diff, nan=0.0)",),
+                    # Under the name that the metrics and the trainer's batch take it from.
+                    replacement=(
+                        "per_token_logps_diff = (old_per_token_logps - (sampling_per_token_logps := "
+                        "$FILLED(sampling_per_token_logps, old_per_token_logps))) * mask"
+                    ),
+                    uses=_FILLED,
+                ),
+                Rewrite(  # where the ratio is not corrected, and sequences are masked all the same
+                    target=f"{_TRAINER}._compute_loss",
+                    pattern='inputs.get("sampling_per_token_logps", old_per_token_logps)',
+                    replacement=(
+                        '$FILLED(inputs.get("sampling_per_token_logps", old_per_token_logps), old_per_token_logps)'
+                    ),
+                    uses=_FILLED,
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest trl in use is 1.11",
+    signatures=(Signature("RuntimeError", "Could not infer dtype of NoneType", specific=False),),
+)

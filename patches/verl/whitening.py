@@ -1,0 +1,24 @@
+"""Advantages of responses, normalised over a batch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def whitened_over_responses(advantages: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and variance 1 over the responses that have a token.
+
+    Args:
+        advantages: ``[responses, tokens]``, one number for all tokens of a response that count, and 0 elsewhere.
+        response_mask: of the same shape, 1 for tokens that count.
+
+    Returns:
+        ``[responses, 1]``.
+    """
+    tokens = response_mask.sum(dim=-1, keepdim=True)
+    present = tokens > 0
+    of_response = advantages.sum(dim=-1, keepdim=True) / tokens.clamp(min=1)
+    responses = present.sum()
+    deviation = (of_response - of_response.sum() / responses.clamp(min=1)) * present
+    variance = deviation.square().sum() / (responses - 1).clamp(min=1)
+    return deviation * torch.rsqrt(variance + 1e-8)

@@ -1,0 +1,91 @@
+"""``rlhf-patches try`` and ``fingerprint``."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_patches import cli, fingerprint
+
+TEXT = "import math\n\n\ndef f(x, *, y=0):\n    if x is None:\n        return math.floor(x)\n    return math.floor(y)\n"
+
+
+@pytest.fixture
+def said(capsys):
+    """Runs a command; gives its status, what it printed, and what it complained of."""
+
+    def run(*arguments):
+        status = cli.main(arguments)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def target(framework):
+    framework.write("mod", TEXT)
+    return framework.path("mod:f")
+
+
+def test_without_a_pattern_the_source_is_shown_with_its_lines(said, target):
+    status, out, err = said("try", target)
+    assert (status, err) == (0, "")
+    assert [line[2:7].strip() for line in out.splitlines()] == ["4", "5", "6", "7"]
+
+
+def test_matches_are_marked_and_a_rewrite_is_shown_as_a_diff_and_as_a_definition(said, target, framework):
+    status, out, err = said(
+        "try", target, "math.floor($A)", "$ROUNDED($A)", "--use", "ROUNDED=math:ceil", "--inside", "return $B"
+    )
+    assert (status, err) == (0, "")
+    assert [line[2:7].strip() for line in out.splitlines() if line.startswith("> ")] == ["6", "7"]
+    assert "2 matches in" in out
+    definition = out.splitlines()[-1]
+    rewrite = eval(definition, {"Rewrite": __import__("rlhf_patches").Rewrite})
+    assert (rewrite.matches, dict(rewrite.uses), rewrite.inside) == (2, {"ROUNDED": "math:ceil"}, "return $B")
+    added = [line for line in out.splitlines() if line.startswith("+ ")]
+    assert len(added) == 2
+    assert all("math" in line and "floor" not in line for line in added)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("math.ceil($A)",), 1, ""),
+        (("math.floor(",), 1, "the pattern 'math.floor(' is no Python by itself ('(' was never closed)"),
+        (("$$$",), 2, "ast-grep does not take the pattern '$$$'"),
+        (("math.floor($A)", "nothing_like_it($A)"), 2, "it cannot be rewritten so: "),
+        (("math.floor($A)", "$G($A)", "--use", "G=math.ceil"), 2, "expected 'module:qualified.name'"),
+        (("x", "--in", "no_such_folder/x.whl"), 2, "no_such_folder/x.whl"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(said, target, arguments, status, message):
+    found, _, err = said("try", target, *arguments)
+    assert found == status
+    assert message in err
+    assert err.count("\n") == bool(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("{}.mod:g", "g is not defined in"), ("{}.no:f", "no module"), ("f", "expected MODULE:FUNC")]
+)
+def test_a_function_that_is_not_there(said, target, framework, name, message):
+    for command in ("try", "fingerprint"):
+        status, out, err = said(command, name.format(framework.name))
+        assert (status, out) == (2, "")
+        assert message in err
+
+
+def test_releases_with_the_same_function_are_one_line(said, target, framework, tmp_path):
+    for release, text in (("one", TEXT), ("two", TEXT.replace("def f", "# a comment\ndef f"))):
+        folder = tmp_path / release / framework.name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "mod.py").write_text(text)
+    (tmp_path / "none").mkdir()
+    places = [str(tmp_path / name) for name in ("one", "two", "none")]
+    status, out, err = said("fingerprint", target, *places)
+    assert status == 2
+    assert "none" in err
+    assert out == f"{fingerprint(TEXT, 'f')}  (x, *, y=0)  {places[0]}, {places[1]}\n"
+    assert said("fingerprint", target)[:2] == (0, f"{fingerprint(TEXT, 'f')}  (x, *, y=0)  installed here\n")

@@ -1,0 +1,121 @@
+"""Learning rates of an optimizer with an empty parameter group, through DeepSpeed: ``--out FOLDER [CASE ...]``, on one
+rank.
+
+Each case before apply() of deepspeed-empty-groups, after it, and after revert(); beside it the same optimizer and
+scheduler without DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from typing import Any
+
+import torch
+from deepspeed import zero
+from deepspeed.runtime import lr_schedules
+from torch.optim import lr_scheduler
+
+from tests.harness import deepspeed_on_cpu, states
+
+NAME = "deepspeed-empty-groups"
+RATES, FACTORS, STEPS = (0.1, 0.004, 0.03), (1.0, 2.0, 3.0), 4
+SCHEDULERS: dict[str, Any] = {
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, [0.2, 0.3, 0.4], total_steps=9, cycle_momentum=False
+    ),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.5)], milestones=[2]
+    ),
+    "deepspeed": lambda optimizer: lr_schedules.WarmupLR(optimizer, 0.001, list(RATES), 4, "linear"),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "last": {"empty": 2},
+    "in between": {"empty": 1, "stage": 2},
+    "first": {"empty": 0, "stage": 1},
+    "partitioned": {"empty": 1, "stage": 3},
+    "passed": {"empty": 1, "passed": True},
+    "one cycle": {"empty": 1, "kind": "one cycle"},
+    "sequence": {"empty": 1, "kind": "sequence"},
+    "resumed": {"empty": 1, "resumed": True},
+    "DeepSpeed's own, passed": {"empty": 1, "kind": "deepspeed", "passed": True},
+    "called": {"empty": 1, "called": True},
+    "none empty": {"empty": None},
+}
+
+
+class Model(torch.nn.Module):
+    """Weights whose gradients are the factors. The one that the empty group would have is not trained."""
+
+    def __init__(self, empty: int | None) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.full((4,), 2.0) for _ in RATES)
+        for index, weight in enumerate(self.weights):
+            weight.requires_grad_(index != empty)
+
+    def forward(self, factors: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(w * f).sum() for w, f in zip(self.weights, factors, strict=True)]).sum()
+
+
+def made(case: dict[str, Any]) -> tuple[Model, torch.optim.Optimizer, Any]:
+    """A model, its optimizer and the function that makes the scheduler."""
+    model = Model(case["empty"])
+    groups = [
+        {"params": [weight] if weight.requires_grad else [], "lr": rate}
+        for weight, rate in zip(model.weights, RATES, strict=True)
+    ]
+    return model, torch.optim.SGD(groups, lr=1.0), SCHEDULERS[case.get("kind", "lambda")]
+
+
+def without_deepspeed(case: dict[str, Any]) -> tuple[list[list[float]], list[dict[str, Any]]]:
+    """From the start and after each of twice STEPS: the rates of the groups with parameters, the scheduler's state."""
+    _, optimizer, make = made(case)
+    scheduler = make(optimizer)
+    rates, kept = [], []
+    for _ in range(2 * STEPS + 1):
+        rates.append([group["lr"] for group in optimizer.param_groups if group["params"]])
+        kept.append(copy.deepcopy(scheduler.state_dict()))
+        optimizer.step()
+        scheduler.step()
+    return rates, kept
+
+
+def through_deepspeed(case: dict[str, Any]) -> dict[str, Any]:
+    """The same rates, or the error; and where the weights that are trained end."""
+    expected, kept = without_deepspeed(case)
+    start = STEPS if case.get("resumed") else 0
+    model, optimizer, make = made(case)
+    scheduler = make if case.get("called") else make(optimizer)
+    passed = bool(case.get("called") or case.get("passed"))
+    engine = deepspeed_on_cpu.engine(model, {"stage": case.get("stage", 0)}, optimizer, scheduler if passed else None)
+    if case.get("resumed"):
+        scheduler.load_state_dict(kept[start])
+        for group, rate in zip(optimizer.param_groups, expected[start], strict=True):
+            group["lr"] = rate
+    found: dict[str, Any] = {"expected": expected[start : start + STEPS + 1], "rates": [], "error": None}
+    found["rates"].append([group["lr"] for group in optimizer.param_groups])
+    try:
+        for _ in range(STEPS):
+            engine.backward(engine(torch.tensor(FACTORS)))
+            engine.step()
+            if not passed:
+                scheduler.step()
+            found["rates"].append([group["lr"] for group in optimizer.param_groups])
+    except ValueError as error:
+        found.update(error=str(error), log=traceback.format_exc())
+    if not case.get("called"):
+        found["same state"] = repr(scheduler.state_dict()) == repr(kept[start + STEPS])
+    trained = {index: weight for index, weight in enumerate(engine.module.weights) if weight.requires_grad}
+    with zero.GatheredParameters(list(trained.values())):
+        found["weights"] = {index: weight.double().tolist() for index, weight in trained.items()}
+    engine.destroy()
+    return found
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(CASES))
+    options = parser.parse_args()
+    deepspeed_on_cpu.start()
+    states.report(NAME, lambda: {name: through_deepspeed(CASES[name]) for name in options.cases}, options.out)

@@ -1,0 +1,144 @@
+"""``deepspeed-empty-groups`` on real DeepSpeed with real schedulers (empty_groups_ranks.py)."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import types
+
+import pytest
+import torch
+
+from rlhf_patches.patches.deepspeed import empty_groups
+from tests.harness.logs import diagnosed
+from tests.harness.warm import beside
+
+WORKER = "tests.patches.deepspeed.empty_groups_ranks"
+RAISES = ("last", "in between", "first", "partitioned", "passed", "sequence", "resumed")
+SILENT = "DeepSpeed's own, passed"
+RIGHT = ("one cycle", "called", "none empty")
+FACTORS, START, STEPS = (1.0, 2.0, 3.0), 2.0, 4
+
+
+def assert_right(found):
+    """The rates are those without DeepSpeed, exactly, and the weights have moved by them."""
+    assert found["error"] is None
+    assert found["rates"] == found["expected"]
+    assert found.get("same state", True), "a checkpoint fits with and without the patch"
+    for (index, weight), rates in zip(
+        found["weights"].items(), zip(*found["expected"][:STEPS], strict=True), strict=True
+    ):
+        # Plain SGD, whose gradient is the factor; the weights are float32.
+        assert weight == pytest.approx([START - FACTORS[int(index)] * sum(rates)] * 4, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def report(run_ranks):
+    """Each case without the patch, with it, and after it was reverted."""
+    (report,) = run_ranks(WORKER, levels=beside(None, "deepspeed"), ranks=1)
+    assert (report["version"], report["status"]) == ("0.19.8", "applied")
+    return report
+
+
+@pytest.mark.parametrize("case", RAISES)
+def test_without_it_the_scheduler_refuses(report, case):
+    assert report["before"][case]["error"] == "zip() argument 2 is longer than argument 1"
+    assert diagnosed(report["before"][case]["log"]) == [(empty_groups.PATCH.name, True)]
+
+
+def test_without_it_deepspeed_s_own_gives_a_group_another_one_s_rate(report):
+    found = report["before"][SILENT]
+    assert found["error"] is None
+    first, second = zip(*found["rates"], strict=True)
+    right_first, right_second = zip(*found["expected"], strict=True)
+    assert first == right_first
+    # From 0.001 up to the removed group's 0.004, of which the third quarter is reached, instead of 0.03.
+    assert (second[-1], right_second[-1]) == pytest.approx((0.00325, 0.02275))
+
+
+@pytest.mark.parametrize("case", [*RAISES, SILENT, *RIGHT])
+def test_with_it_each_group_has_its_own_rate(report, case):
+    assert_right(report["after"][case])
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_what_was_right_is_the_same(report, case):
+    for of in ("rates", "weights", "error"):
+        assert report["after"][case][of] == report["before"][case][of]
+
+
+def test_reverted_it_is_deepspeed_s_own_again(report):
+    for case, found in report["before"].items():
+        for of in ("rates", "weights", "error"):
+            assert report["reverted"][case][of] == found[of]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("release", ["0.15.2", "0.18.9"])
+def test_an_older_release(run_ranks, release):
+    """Without ZeRO-3: on CPUs 0.15.2 asks the program numactl about them."""
+    cases = [case for case in (*RAISES, SILENT, *RIGHT) if case != "partitioned"]
+    (report,) = run_ranks(WORKER, *cases, levels=beside(f"deepspeed-{release}", "deepspeed"), ranks=1)
+    assert (report["version"], report["status"]) == (release, "applied")
+    for case in {*cases} & {*RAISES}:
+        assert report["before"][case]["error"] == "zip() argument 2 is longer than argument 1"
+    for found in report["after"].values():
+        assert_right(found)
+
+
+@pytest.mark.exhaustive
+def test_transformers_trainer(run_ranks):
+    """With LoRA, and with LoRA+, whose third group of four has the rate of the B matrices."""
+    (report,) = run_ranks(
+        f"{WORKER[:-6]}_trainer_ranks", levels=beside("transformers-4.57", "transformers_trainer"), ranks=1
+    )
+    assert report["status"] == "applied"
+    linear = [1.0, 2 / 3, 1 / 3]  # during the three steps
+    for case, rates in {"LoRA": [0.01], "LoRA+": [0.01, 0.16]}.items():
+        assert report["before"][case]["error"] == "zip() argument 2 is longer than argument 1"
+        assert diagnosed(report["before"][case]["log"]) == [(empty_groups.PATCH.name, True)]
+        found = report["after"][case]
+        assert found["error"] is None
+        for at_step, share in zip(found["rates"], linear, strict=True):
+            assert at_step == pytest.approx([rate * share for rate in rates])
+        assert report["reverted"][case]["error"] == report["before"][case]["error"]
+
+
+class Scheduler(torch.optim.lr_scheduler.LRScheduler):
+    """No more than its class and the optimizer, which is no real one here: torch's takes seconds to be made first."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def optimizer(*sizes):
+    return types.SimpleNamespace(param_groups=[{"params": [1.0] * size} for size in sizes], defaults={"lr": 0.1})
+
+
+def test_other_schedulers_are_left_alone():
+    """Those of another optimizer, and of one that has no empty group; and what has an optimizer but is no scheduler."""
+    mine, another, whole = optimizer(1, 0), optimizer(1, 0), optimizer(1, 1)
+    first, passed, *others = (
+        Scheduler(mine),
+        types.SimpleNamespace(optimizer=mine),
+        Scheduler(another),
+        Scheduler(whole),
+    )
+    trainer = types.SimpleNamespace(optimizer=mine)
+    empty_groups.keep_for_schedulers(mine, passed)
+    empty_groups.keep_for_schedulers(whole, others[1])
+    assert [type(one.optimizer) for one in (first, passed)] == [empty_groups.AllGroups] * 2
+    assert [one.optimizer for one in (*others, trainer)] == [another, whole, mine]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_what_a_scheduler_sees_can_be_copied(copied):
+    """And is the optimizer in everything else."""
+    mine = optimizer(0, 1, 0)
+    removed = [(0, mine.param_groups[0]), (2, mine.param_groups[2])]
+    del mine.param_groups[2], mine.param_groups[0]
+    seen = copied(empty_groups.AllGroups(mine, removed))
+    assert [len(group["params"]) for group in seen.param_groups] == [0, 1, 0]
+    assert seen.defaults == mine.defaults
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = seen.nothing_like_it

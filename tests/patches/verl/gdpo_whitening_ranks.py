@@ -1,0 +1,79 @@
+"""verl's GDPO on responses of several lengths, and its definition in float64: ``--out FOLDER``, on one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.harness import states
+from tests.patches.verl.advantages import LENGTH, differences, estimate, lengths_as_mask
+
+GROUPS = "aaaabbbb"
+REWARDS = {"right": (1, 0, 0, 1, 1, 1, 0, 1), "short": (0.9, 0.1, 0.4, 1.0, 0.2, 0.7, 0.0, 0.5)}
+# Epsilon of the groups and of the batch, as verl has them.
+OF_GROUPS, OF_BATCH = 1e-6, 1e-8
+CASES: dict[str, dict[str, Any]] = {
+    "lengths": {"lengths": (1, 12, 9, 2, 8, 3, 12, 5)},
+    "weights": {"lengths": (1, 12, 9, 2, 8, 3, 12, 5), "weights": [1.0, 0.25]},
+    "a tool's answer": {"lengths": (1, 12, 9, 2, 8, 3, 12, 5), "answer": True},
+    "without a token": {"lengths": (1, 12, 9, 2, 8, 3, 12, 5), "left out": 4},
+    "one length": {"lengths": (7,) * 8},
+    "one response": {"lengths": (5,)},
+}
+
+
+def masks(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which tokens are there, and which count."""
+    there = lengths_as_mask(*case["lengths"])
+    counted = there.clone()
+    if case.get("answer"):
+        counted[1, 2:10] = 0
+    if "left out" in case:
+        counted[case["left out"]] = 0
+    return there, counted
+
+
+def exactly(case: dict[str, Any]) -> torch.Tensor:
+    """Sums of the groups' normalised rewards, normalised over responses, with variances without bias."""
+    _, counted = masks(case)
+    rows = range(len(case["lengths"]))
+    total = torch.zeros(len(rows), dtype=torch.float64)
+    for weight, rewards in zip(case.get("weights", [1.0, 1.0]), REWARDS.values(), strict=True):
+        for row in rows:
+            group = torch.tensor([float(rewards[other]) for other in rows if GROUPS[other] == GROUPS[row]])
+            mean, deviation = (group.double().mean(), group.double().std()) if len(group) > 1 else (0.0, 1.0)
+            total[row] += weight * (rewards[row] - mean) / (deviation + OF_GROUPS)
+    present = total[counted.any(-1)]
+    variance = present.var() if len(present) > 1 else torch.tensor(0.0)
+    return ((total - present.mean()) / (variance + OF_BATCH).sqrt())[:, None] * counted
+
+
+def observe() -> dict[str, Any]:
+    found = {}
+    for name, case in CASES.items():
+        there, counted = masks(case)
+        rows = len(there)
+        tensors = {
+            "prompts": torch.ones(rows, 3, dtype=torch.long),
+            "attention_mask": torch.cat([torch.ones(rows, 3, dtype=torch.long), there], 1),
+        }
+        others = {reward: np.array(values[:rows]) for reward, values in REWARDS.items()}
+        settings = {"gdpo_reward_keys": list(REWARDS), "gdpo_reward_weights": case.get("weights")}
+        groups = list(GROUPS[:rows])
+        advantages, returns = estimate(
+            "gdpo", torch.zeros(rows, LENGTH), counted, groups, (tensors, others), **settings
+        )
+        of_responses = advantages.sum(1)[counted.any(-1)] / counted.sum(1)[counted.any(-1)]
+        found[name] = {
+            **differences(advantages, exactly(case)),
+            "mean": of_responses.mean().item(),
+            "deviation": of_responses.std().item() if rows > 1 else None,
+            "returns": torch.equal(advantages, returns),
+        }
+    return found
+
+
+def main() -> None:
+    states.report("verl-gdpo-whitening", observe, states.parser().parse_args().out)

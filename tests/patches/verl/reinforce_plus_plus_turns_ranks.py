@@ -1,0 +1,65 @@
+"""verl's REINFORCE++ on trajectories of several turns, and its definition in float64: ``--out FOLDER``, on one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.harness import states
+from tests.patches.verl.advantages import LENGTH, at_the_end, differences, estimate
+
+# Each letter is a token: a (counts), o (a tool's answer, does not count), . (padding).
+ONE_TURN = ("aaaaaaaaaaaa", "aaaaa.......", "aaa.........", "aaaaaaaa....")
+TURNS = ("aaooaa......", "aaaoaaoooaaa", "aooooooooooa", "aaaaaaa.....")
+CASES: dict[str, dict[str, Any]] = {
+    "one turn": {"rows": ONE_TURN},
+    "one turn, discounted": {"rows": ONE_TURN, "gamma": 0.9},
+    "turns": {"rows": TURNS},
+    "turns, discounted": {"rows": TURNS, "gamma": 0.9},
+    "turns, penalties": {"rows": TURNS, "penalties": True},
+    "turns, penalties, discounted": {"rows": TURNS, "penalties": True, "gamma": 0.9},
+    "turns, mask of booleans": {"rows": TURNS, "dtype": torch.bool},
+    "ends with an answer": {"rows": ("aaooaaoo....", *TURNS[1:])},
+}
+
+
+def inputs(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rewards: the outcome's on the last token that is no padding, and penalties on those that count."""
+    counts = torch.tensor([[token == "a" for token in row] for row in case["rows"]])
+    present = torch.tensor([[token != "." for token in row] for row in case["rows"]])
+    rewards = at_the_end(torch.tensor([1.0, 0.5, -1.0, 2.0]), present.long())
+    if case.get("penalties"):
+        rewards -= torch.rand(counts.shape, generator=torch.Generator().manual_seed(1)) * 0.2 * counts
+    return rewards, counts.to(case.get("dtype", torch.long))
+
+
+def exactly(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns, a sum for each token; the variance is the one without bias."""
+    rewards, mask = inputs(case)
+    returns = torch.zeros(mask.shape, dtype=torch.float64)
+    for row, counts in enumerate(mask.bool().tolist()):
+        for t in range(LENGTH):
+            returns[row, t] = sum(
+                case.get("gamma", 1.0) ** sum(counts[t:s]) * rewards[row, s].item() for s in range(t, LENGTH)
+            )
+    counted = returns[mask.bool()]
+    advantages = (returns - counted.mean()) / (counted.var() + 1e-8).sqrt()
+    return advantages * mask, returns * mask
+
+
+def observe() -> dict[str, Any]:
+    found = {}
+    for name, case in CASES.items():
+        rewards, mask = inputs(case)
+        advantages, returns = estimate("reinforce_plus_plus", rewards, mask, gamma=case.get("gamma", 1.0))
+        exact = exactly(case)
+        found[name] = {
+            "advantages": differences(advantages, exact[0]),
+            "returns": differences(returns * mask, exact[1]),
+        }
+    return found
+
+
+def main() -> None:
+    states.report("verl-reinforce-plus-plus-turns", observe, states.parser().parse_args().out)

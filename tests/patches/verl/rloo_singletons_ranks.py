@@ -1,0 +1,49 @@
+"""verl's vectorised RLOO on groups of several sizes, its plain one, and the definition: ``--out FOLDER``, one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.harness import states
+from tests.patches.verl.advantages import at_the_end, differences, estimate, lengths_as_mask
+
+CASES = {
+    "groups": "aaaabbbb",
+    "one alone": "aaabcccc",
+    "all alone": "abcdefgh",
+}
+LENGTHS = (3, 12, 7, 1, 9, 4, 12, 6)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores, each on its response's last token, and the mask."""
+    scores = torch.tensor([1.0, 0.0, 0.3, 1.0, -0.7, 2.0, 0.1, 0.0])
+    mask = lengths_as_mask(*LENGTHS)
+    return scores, at_the_end(scores, mask), mask
+
+
+def exactly(groups: str) -> torch.Tensor:
+    """Each response's score less the average of the others', where there are any."""
+    scores, _, mask = inputs()
+    advantages = []
+    for row, group in enumerate(groups):
+        others = [scores[other].item() for other in range(len(groups)) if other != row and groups[other] == group]
+        advantages.append(scores[row].item() - (sum(others) / len(others) if others else 0.0))
+    return torch.tensor(advantages, dtype=torch.float64)[:, None] * mask
+
+
+def observe() -> dict[str, Any]:
+    _, rewards, mask = inputs()
+    return {
+        estimator: {
+            name: differences(estimate(estimator, rewards, mask, list(groups))[0], exactly(groups))
+            for name, groups in CASES.items()
+        }
+        for estimator in ("rloo", "rloo_vectorized")
+    }
+
+
+def main() -> None:
+    states.report("verl-rloo-singletons", observe, states.parser().parse_args().out)

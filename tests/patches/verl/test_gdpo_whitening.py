@@ -1,0 +1,50 @@
+"""verl-gdpo-whitening on verl's real estimator (gdpo_whitening_ranks.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import verl
+from tests.patches.verl import gdpo_whitening_ranks
+
+WORKER = gdpo_whitening_ranks.__name__
+CASES = gdpo_whitening_ranks.CASES
+# float32 against float64, numbers up to 3: seen up to 5e-7.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(
+    scope="module", params=["0.9", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("0.8", "0.7"))]
+)
+def report(run_ranks, request):
+    levels = verl(None if request.param == "0.9" else request.param)
+    (report,) = run_ranks(WORKER, levels=levels, ranks=1, TORCHDYNAMO_DISABLE="1")
+    assert report["status"] == "applied"
+    assert report["version"].startswith(request.param)
+    return report
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_it_lengths_count(report, case):
+    """With one length only n - 1 is another number: 55 for 56 tokens, 7 for 8 responses; sqrt(7 * 7 / 55) = 0.944."""
+    found = report["before"][case]
+    if case == "one response":
+        assert found["error"] < 0.01  # 0, but for rounding times 1 / sqrt(1e-8)
+    elif case == "one length":
+        assert found["mean"] == pytest.approx(0, abs=TOLERANCE)
+        assert 1 / found["deviation"] == pytest.approx(0.9438, abs=1e-3)
+    else:
+        assert found["error"] > 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_it_they_do_not(report, case):
+    found = report["after"][case]
+    assert found["error"] < TOLERANCE
+    assert found["mean"] == pytest.approx(0, abs=TOLERANCE)
+    assert found["deviation"] == (None if case == "one response" else pytest.approx(1, rel=TOLERANCE))
+    assert found["returns"]
+
+
+def test_reverted_it_is_verls_again(report):
+    assert report["reverted"] == report["before"]

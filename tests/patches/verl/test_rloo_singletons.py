@@ -1,0 +1,44 @@
+"""verl-rloo-singletons on verl's real estimators (rloo_singletons_ranks.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import verl
+from tests.patches.verl import rloo_singletons_ranks
+
+WORKER = rloo_singletons_ranks.__name__
+CASES = rloo_singletons_ranks.CASES
+# float32 against float64, numbers up to 3: seen up to 2e-7.
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(
+    scope="module", params=["0.9", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("0.8", "0.6"))]
+)
+def report(run_ranks, request):
+    levels = verl(None if request.param == "0.9" else request.param)
+    (report,) = run_ranks(WORKER, levels=levels, ranks=1, TORCHDYNAMO_DISABLE="1")
+    assert report["status"] == "applied"
+    assert report["version"].startswith(request.param)
+    return report
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_it_who_is_alone_is_left_out(report, case):
+    found = report["before"]["rloo_vectorized"][case]
+    assert (found["error"] < TOLERANCE) if case == "groups" else (found["error"] >= 1)
+    if case == "all alone":
+        assert not any(map(any, found["found"]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_it_both_estimators_are_the_definition(report, case):
+    for estimator in ("rloo", "rloo_vectorized"):
+        assert report["after"][estimator][case]["error"] < TOLERANCE
+        if case == "groups" or estimator == "rloo":
+            assert report["after"][estimator][case] == report["before"][estimator][case]
+
+
+def test_reverted_it_is_verls_again(report):
+    assert report["reverted"] == report["before"]
