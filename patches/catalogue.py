@@ -49,6 +49,16 @@ LISTED = (
     Listed('nemo-rl-logprob-backward', 'rlhf_patches.patches.nemo_rl.logprob_backward:PATCH', (
         ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('openrlhf-masked-nan', 'rlhf_patches.patches.openrlhf.masked_nan:PATCH', (
+        ListedVariant(distribution='openrlhf', versions='>=0.3.6.post1,<0.8.9', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.8.9,<0.8.10', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.8.10,<0.9.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.1,<0.9.3', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.3,<0.10.3', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.10.3,<0.11.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='==0.11.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='==0.11.2', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), None),
     Listed('peft-adapter-freeze', 'rlhf_patches.patches.peft.adapter_freeze:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),
@@ -127,6 +137,11 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=4.0.3,<4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.dpo_trainer'), independent=True, rewrites=False, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='ms-swift', versions='>=4.4.0,<=4.6.0', modules=('swift.rlhf_trainers.rlhf_mixin',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('swift-sampler-tail', 'rlhf_patches.patches.swift.sampler_tail:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.3.0,<3.12.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=3.12.0,<4.0.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.dataloader.shard',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'since ms-swift 3.3.0 the last samples of a data set, less than the number of data-parallel ranks, were never trained\non. With the patch, and where the ranks do not divide the data set, an epoch has another order, a sample more for each\nrank, and so perhaps a step more, to which learning rate schedules are fitted. A run that is resumed within an epoch\nskips as many batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume\nfrom a checkpoint at the end of an epoch. Nothing else that was trained before has to be repeated.'),
     Listed('swift-vocab-parallel-logprob-gradient', 'rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH', (
         ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.5.3', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),

@@ -25,6 +25,7 @@ WATCHED = (
     "math_verify",
     "megatron",
     "nemo_rl",
+    "openrlhf",
     "peft",
     "skyrl",
     "slime",

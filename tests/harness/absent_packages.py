@@ -38,7 +38,7 @@ STAND_INS: dict[str, str] = {
 #: Parts of Megatron-LM that are in no wheel: ms-swift before 4.0 clones them from GitHub when it is imported.
 GIT_ONLY: dict[str, str] = {"megatron.training": "0", "megatron.legacy": "0"}
 
-#: CUDA kernels that verl 0.3 imports at the top of its modules.
+#: CUDA kernels that verl 0.3 and OpenRLHF import at the top of their modules.
 ON_REQUEST: dict[str, str] = {"flash_attn": "2.7.4"}
 
 

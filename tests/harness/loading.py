@@ -136,7 +136,7 @@ def swift_transformers() -> None:
         *("swift.rlhf_trainers.dpo_trainer", "swift.rlhf_trainers.grpo_trainer"),
         "swift.trainers.rlhf_trainer.grpo_trainer",
     ):
-        with contextlib.suppress(ModuleNotFoundError):
+        with contextlib.suppress(ModuleNotFoundError, AssertionError):  # 3.8 asserts a package that GRPO's rewards want
             importlib.import_module(module)
 
 
@@ -177,6 +177,15 @@ def deepspeed() -> None:
     """DeepSpeed alone."""
     importlib.import_module("tests.harness.deepspeed_on_cpu")
     importlib.import_module("deepspeed")
+
+
+def openrlhf() -> None:
+    """OpenRLHF's models and losses, on DeepSpeed."""
+    deepspeed()
+    for module in ("transformers", "peft"):  # they look for flash-attention, and do not find it
+        importlib.import_module(module)
+    absent_packages.install(("flash_attn",))
+    importlib.import_module("openrlhf.models.loss")
 
 
 def peft() -> None:

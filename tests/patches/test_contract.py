@@ -207,7 +207,7 @@ def levels(case: Case) -> Levels:
     folder = str(side_by_side.folder(case.beside)) if case.beside else None
     if stands_in(case):
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
-    if module.startswith(("accelerate.", "deepspeed.", "math_verify.")):
+    if module.startswith(("accelerate.", "deepspeed.", "math_verify.", "openrlhf.")):
         return warm.beside(case.beside, module.partition(".")[0])
     if module.startswith("trl."):
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))

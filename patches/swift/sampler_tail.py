@@ -1,0 +1,117 @@
+"""ms-swift's sampler of training data: the samples that are left when a data set is divided among the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_KEPT = "_samples_of_all_ranks"
+
+
+def kept(sampler: Any, samples: int) -> int:
+    """The data set's size, which the sampler does not keep: ``__init__`` divides it by the number of ranks."""
+    setattr(sampler, _KEPT, samples)
+    return samples
+
+
+def of_all_ranks(sampler: Any) -> int:
+    """The data set's size; of a sampler made before the patch, what is left of it there."""
+    size: int = getattr(sampler, _KEPT, sampler.total_samples * sampler.world_size)
+    return size
+
+
+def of_each_rank(sampler: Any) -> int:
+    """How many samples a rank draws in an epoch: rounded up, or down where incomplete batches are dropped."""
+    size, ranks = of_all_ranks(sampler), sampler.world_size
+    whole: int = size // ranks if sampler.drop_last else -(-size // ranks)
+    return whole
+
+
+def evenly(sampler: Any, order: Sequence[int]) -> list[int]:
+    """An epoch's order of all samples, such that it can be divided among the ranks: cut, or begun again."""
+    length: int = of_each_rank(sampler) * sampler.world_size
+    rounds = -(-length // max(len(order), 1))
+    return (list(order) * rounds)[:length]
+
+
+_FUNCTIONS = {
+    function.__name__.upper(): f"{__name__}:{function.__name__}"
+    for function in (kept, of_all_ranks, of_each_rank, evenly)
+}
+
+
+def _changes(module: str, iteration: dict[str, str]) -> tuple[Rewrite, ...]:
+    def change(method: str, pattern: str, replacement: str) -> Rewrite:
+        uses = {name: function for name, function in _FUNCTIONS.items() if f"${name}(" in replacement}
+        return Rewrite(
+            target=f"{module}:BatchSamplerShard.{method}", pattern=pattern, replacement=replacement, uses=uses
+        )
+
+    size = "self.total_samples = {} // self.world_size"
+    length = "return {} // self.batch_size"
+    rounded = "({} + self.batch_size - 1)"
+    whole, each = "self.total_samples", "$OF_EACH_RANK(self)"
+    shuffled = "torch.randperm({}, generator=generator).tolist()"
+    return (
+        change("__init__", size.format("total_samples"), size.format("$KEPT(self, total_samples)")),
+        change("__iter__", shuffled.format(f"{whole} * self.world_size"), shuffled.format("$OF_ALL_RANKS(self)")),
+        *(change("__iter__", pattern, replacement) for pattern, replacement in iteration.items()),
+        change("__len__", length.format(whole), length.format(each)),
+        change("__len__", length.format(rounded.format(whole)), length.format(rounded.format(each))),
+    )
+
+
+# Each rank one part after the other.
+_PARTS = {
+    "start_idx = self.rank * self.total_samples": "start_idx = self.rank * $OF_EACH_RANK(self)",
+    "total_idx[start_idx:start_idx + self.total_samples]": (
+        "$EVENLY(self, total_idx)[start_idx:start_idx + $OF_EACH_RANK(self)]"
+    ),
+    "list(range(start_idx, start_idx + self.total_samples))": (
+        "$EVENLY(self, range($OF_ALL_RANKS(self)))[start_idx:start_idx + $OF_EACH_RANK(self)]"
+    ),
+}
+# In turns.
+_TURNS = {
+    "total_idx[self.rank::self.world_size]": "$EVENLY(self, total_idx)[self.rank::self.world_size]",
+    "range(self.rank, self.total_samples * self.world_size, self.world_size)": (
+        "$EVENLY(self, range($OF_ALL_RANKS(self)))[self.rank::self.world_size]"
+    ),
+}
+
+PATCH = Patch(
+    name="swift-sampler-tail",
+    summary="every sample of the training data is drawn, whatever the number of ranks",
+    symptom="""\
+Training without Megatron on several ranks (`swift pt`, `swift sft`, DPO, KTO, reward models; not with sequence
+parallelism, which has a sampler of its own): the last samples of the data set, up to one less than there are
+data-parallel ranks, are drawn in no epoch. With packing these are whole packs; with fewer samples than ranks there is
+nothing to draw at all. With `--group_by_length` some ranks get a sample more than the others instead, and perhaps a
+batch more than their sampler's length says.""",
+    cause="""\
+`BatchSamplerShard` divides the size of the data set by the number of data-parallel ranks, rounds down, and makes its
+order of so many samples, `--dataloader_drop_last false` or not.""",
+    repair="""\
+The order is one of all samples. Where incomplete batches are kept (the default) it begins again for the last few, so
+that all ranks have as many; where they are dropped it is cut, after it was shuffled, so that other samples are left
+out in each epoch. That is what `torch.utils.data.DistributedSampler` does, and since 3.12.0 the samples are its own
+ones for the same seed. Where the ranks divide the data set, nothing changes. A sampler that was made before the patch
+is left as it was.
+
+Not repaired: streamed data sets, of which the last batches are dropped that are too few for all ranks.""",
+    changes_numbers="""\
+since ms-swift 3.3.0 the last samples of a data set, less than the number of data-parallel ranks, were never trained
+on. With the patch, and where the ranks do not divide the data set, an epoch has another order, a sample more for each
+rank, and so perhaps a step more, to which learning rate schedules are fitted. A run that is resumed within an epoch
+skips as many batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume
+from a checkpoint at the end of an epoch. Nothing else that was trained before has to be repeated.""",
+    references=("https://github.com/modelscope/ms-swift/pull/9907",),
+    variants=(
+        Variant(Guard("ms-swift", ">=3.3.0,<3.12.0"), _changes("swift.llm.data_loader", _PARTS)),
+        Variant(Guard("ms-swift", ">=3.12.0,<4.0.0"), _changes("swift.llm.data_loader", _TURNS)),
+        Variant(Guard("ms-swift", ">=4.0.0,<=4.6.0"), _changes("swift.dataloader.shard", _TURNS)),
+    ),
+    retire="when ms-swift draws every sample (PR #9907); 4.6.0, the newest, does not",
+)

@@ -1,0 +1,96 @@
+"""OpenRLHF's `PolicyLoss` with NaN in masked tokens, and with weights that overflow in filtered ones.
+
+``--out FOLDER``, on one rank, with the folder of an OpenRLHF release on sys.path. The test has the formulas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from openrlhf.models.loss import PolicyLoss
+
+from tests.harness import states
+
+NAME = "openrlhf-masked-nan"
+MASK = [[1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [1, 1, 1, 1, 0]]
+LOW, HIGH, DUAL = 0.5, 5.0, 1.5
+OVERFLOW = 1000.0
+WITH_VLLM = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
+DIVERGENCES = ("binary_kl", "tv")
+
+
+def make_loss(objective: str) -> Any:
+    """As each release spells it; None if it cannot."""
+    if objective in ("ppo", "gspo"):
+        return PolicyLoss(policy_loss_type=objective)
+    if objective == "dual":
+        return PolicyLoss(dual_clip=DUAL)
+    try:
+        if objective in DIVERGENCES:
+            return PolicyLoss(
+                is_correction_level="seq", is_correction_gating=objective, is_correction_threshold=[0.0, HIGH]
+            )
+        level, mode = WITH_VLLM[objective]
+        return PolicyLoss(is_correction_level=level, is_correction_mode=mode, is_correction_threshold=[LOW, HIGH])
+    except TypeError:  # before 0.11.2
+        if objective in DIVERGENCES:
+            return None
+        return PolicyLoss(
+            enable_vllm_is_correction=True,
+            vllm_is_truncated_threshold=[LOW, HIGH],
+            vllm_is_correction_type=objective,
+        )
+
+
+def make_batch(masked: float, overflow: bool) -> dict[str, torch.Tensor]:
+    """Finite numbers where the mask is 1, but for one weight that overflows, if asked for."""
+    generator = torch.Generator().manual_seed(4)
+    means = {"log_probs": -2.0, "old_log_probs": -2.0, "rollout_log_probs": -2.0, "advantages": 0.0}
+    batch = {name: mean + 0.4 * torch.randn(3, 5, generator=generator) for name, mean in means.items()}
+    if overflow:
+        batch["rollout_log_probs"][1, 2] -= OVERFLOW
+    mask = torch.tensor(MASK)
+    return {name: values.masked_fill(mask == 0, masked) for name, values in batch.items()} | {"action_mask": mask}
+
+
+def numbers(value: Any) -> Any:
+    """As JSON has them: NaN as a text, so that it is equal to itself."""
+    if isinstance(value, list):
+        return [numbers(one) for one in value]
+    return "nan" if value != value else value
+
+
+def run(loss: Any, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    log_probs = batch["log_probs"].clone().requires_grad_()
+    value, clip_ratio, ppo_kl, vllm_kl, *_ = loss(**{**batch, "log_probs": log_probs})
+    value.backward()
+    assert log_probs.grad is not None
+    return {
+        "loss": numbers(value.item()),
+        "gradient": numbers(log_probs.grad.tolist()),
+        "metrics": [None if one is None else numbers(one.item()) for one in (clip_ratio, ppo_kl, vllm_kl)],
+    }
+
+
+def observe() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for objective in ("ppo", "dual", "gspo", *WITH_VLLM, *DIVERGENCES):
+        loss = make_loss(objective)
+        if loss is None:
+            continue
+        for overflow in (False, True) if objective in WITH_VLLM else (False,):
+            for name, masked in (("zero", 0.0), ("nan", float("nan")), ("inf", float("-inf"))):
+                batch = make_batch(masked, overflow)
+                found[f"{objective}{', overflow' if overflow else ''}, {name}"] = run(loss, batch)
+        batch = make_batch(0.0, False)
+        batch["old_log_probs"][0, 0] = float("nan")
+        found[f"{objective}, trained on"] = run(loss, batch)
+    batch = make_batch(0.0, True)
+    found["batch"] = {name: values.tolist() for name, values in batch.items()}
+    found["plain rollout"] = make_batch(0.0, False)["rollout_log_probs"].tolist()
+    return found
+
+
+def main() -> None:
+    states.report(NAME, observe, states.parser().parse_args().out)

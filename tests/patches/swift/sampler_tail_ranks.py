@@ -1,0 +1,93 @@
+"""What each rank draws from ms-swift's training data loader.
+
+``--out FOLDER``, with a release of ms-swift on sys.path, on any number of ranks. Real are the trainers' own
+``get_train_dataloader``, the sampler and the data loader that it makes; ours is the trainer's set-up, which would load
+a model. The yardstick is torch's DistributedSampler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from tests.harness import states
+
+NAME = "swift-sampler-tail"
+SEED, EPOCHS, BATCH = 5, 2, 2
+
+
+class Samples(torch.utils.data.Dataset):
+    """Its samples are their places; under a name they have lengths, which `--group_by_length` reads."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, place: Any) -> Any:
+        return [1 + 7 * number % 5 for number in range(self.size)] if isinstance(place, str) else place
+
+
+def make_loader(size: int, shuffle: bool, drop_last: bool, grouped: bool) -> Any:
+    mixin: Any = importlib.import_module("swift.trainers.mixin").DataLoaderMixin
+    trainer = object.__new__(mixin)
+    trainer.args = SimpleNamespace(
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        dataloader_persistent_workers=False,
+        dataloader_prefetch_factor=None,
+        dataloader_multiprocessing_context=None,
+        dataloader_drop_last=drop_last,
+        train_dataloader_shuffle=shuffle,
+        data_seed=SEED,
+        deepspeed=None,
+        group_by_length=grouped,
+        process_index=torch.distributed.get_rank(),
+    )
+    trainer.template = SimpleNamespace(sequence_parallel_size=1)
+    trainer.train_dataset, trainer._train_batch_size, trainer.data_collator = Samples(size), BATCH, list
+    trainer.accelerator = SimpleNamespace(device=None)
+    return trainer.get_train_dataloader()
+
+
+def drawn(size: int, shuffle: bool, drop_last: bool, grouped: bool = False) -> dict[str, Any]:
+    """Each epoch's samples of this rank, and whether there were as many batches as the loader has said."""
+    loader = make_loader(size, shuffle, drop_last, grouped)
+    torchs = DistributedSampler(Samples(size), shuffle=shuffle, seed=SEED, drop_last=drop_last)
+    found: dict[str, Any] = {"samples": [], "as many batches as said": [], "as torch": []}
+    for epoch in range(EPOCHS):
+        for each in (loader, torchs):
+            each.set_epoch(epoch)
+        batches = list(loader)
+        wanted = list(torchs)
+        found["samples"].append([sample for batch in batches for sample in batch])
+        found["as many batches as said"].append(len(batches) == len(loader))
+        # A rank's last batch is dropped by the loader where it is not complete.
+        complete = len(wanted) // BATCH * BATCH if drop_last else len(wanted)
+        found["as torch"].append(found["samples"][-1] == wanted[:complete])
+    return found
+
+
+def observe() -> dict[str, Any]:
+    ranks = torch.distributed.get_world_size()
+    found = {
+        f"{size}, {'shuffled' if shuffle else 'in order'}, {'dropped' if drop_last else 'kept'}": drawn(
+            size, shuffle, drop_last
+        )
+        for size in (1, 2 * ranks, *(3 * ranks + more for more in range(1, ranks)))
+        for shuffle in (True, False)
+        for drop_last in (True, False)
+    }
+    return {**found, "by length": drawn(3 * ranks + 1, shuffle=True, drop_last=False, grouped=True)}
+
+
+def main() -> None:
+    options = states.parser().parse_args()
+    importlib.import_module("swift.trainers.mixin")
+    torch.distributed.init_process_group("gloo")
+    states.report(NAME, observe, options.out)
