@@ -41,11 +41,8 @@ NEEDS = {
     "patches/deepspeed": ("deepspeed", "trl-newest"),
     "patches/trl": ("deepspeed", "trl-newest"),
     "patches/peft": ("peft", "trl-newest"),
-<<<<<<< HEAD
     "patches/transformers": ("trl", "trl-newest"),
-=======
     "patches/openrlhf": ("deepspeed", "trl-newest"),
->>>>>>> main
     "cluster": ("ray", "cluster"),
     "record/test_survey.py": ("pypi_simple", "releases"),
     "engine/engine/test_functions_torch.py": ("torch", "frameworks"),
