@@ -207,7 +207,7 @@ def environment_trl(session: nox.Session) -> None:
 def engine(session: nox.Session) -> None:
     """The engine's tests: no framework."""
     provide(session)
-    pytest(session, "tests/engine", "tests/processes", "-n", "2", "-o", "faulthandler_timeout=400")
+    pytest(session, "tests/engine", "tests/processes", "-n", "2", "-o", "faulthandler_timeout=400", *NOT_EXHAUSTIVE)
 
 
 for version in ENGINE_PYTHONS:  # the oldest and the newest that are found show most of what can differ
@@ -286,7 +286,7 @@ def fuzz(session: nox.Session) -> None:
 def exhaustive(session: nox.Session) -> None:
     """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
     provide(session, "releases.txt")
-    pytest(session, "tests/record", "-n", "2", "-m", "exhaustive")
+    pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
     pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
     pytest(session, *BY_TRL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)

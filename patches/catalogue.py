@@ -159,6 +159,9 @@ LISTED = (
     Listed('trl-chunked-nll-zero3', 'rlhf_patches.patches.trl.chunked_nll_zero3:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.4.0,<1.15.0', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`\nother than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold multiplied by S / A, and with SGD its learning\nrate by A / S; Adam sees the factor in clipping and in its epsilon only.'),
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
@@ -183,6 +186,10 @@ LISTED = (
     Listed('verl-no-sync-reentry', 'rlhf_patches.patches.verl.no_sync_reentry:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('verl-padding-only-micro-batch', 'rlhf_patches.patches.verl.padding_only_micro_batch:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.distillation.losses',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.distillation.losses',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "verl 0.8.0 alone: of each process the first micro-batch's distillation loss was averaged over that micro-batch, and of\neach further mini-batch the first one's with the token count of the mini-batch before. With the patch all are averaged\nover their own mini-batch. Where mini-batches have much the same numbers of tokens, that is one too large step at the\nstart; a run can be trained on. 0.9.0 and 0.9.1 change in their metrics only."),
     Listed('verl-reinforce-plus-plus-turns', 'rlhf_patches.patches.verl.reinforce_plus_plus_turns:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "with verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns gave the outcome's reward to the last\nturn only, and whitened over all. With the patch every turn has it, and advantages of the last turn change as well,\nsince mean and variance do. A run that was trained with it learned its last turns: it can be trained on, and its\nlearning rate and KL coefficient were tuned for another signal. Trajectories of one turn are as before."),

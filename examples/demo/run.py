@@ -53,7 +53,7 @@ NOTES = {
     "transformer-engine": "Its kernels, interpreted; norms of the gradient of a loss per token.",
     "peft": "LoRA: norm of the gradient after a frozen adapter was loaded; mean change of weights, of their mean size.",
     "math-verify": "Rewards, held against those that the same function gives on the main thread.",
-    "trl": "DeepSpeed ZeRO-3, held against the same without partitioning; gathers in forward + backward.",
+    "trl": "ZeRO-3, held against the same without partitioning; gathers in forward + backward. Gradients of GRPO.",
 }
 
 

@@ -1,4 +1,4 @@
-"""TRL's chunked loss under real DeepSpeed ZeRO-3: the workers of the tests."""
+"""TRL's chunked loss under real DeepSpeed ZeRO-3, and GRPO's default loss: the workers of the tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Iterator
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import TRL
+from tests.harness.warm import TRL, beside
 
 PATCH = "trl-chunked-nll-zero3"
 TRAINED = Case("trl", PATCH, "loss, head is trained")
 UNEQUAL = Case("trl", PATCH, "1 chunk on one rank, 5 on other", "loss, 1 chunk on one rank and 5 on the other")
+SCALE = Case(
+    "trl",
+    "trl-grpo-dapo-scale",
+    "GRPO, a step is 1/2 a generation",
+    "GRPOTrainer, loss dapo, 4 steps_per_generation, 2 gradient_accumulation_steps: size of the gradient",
+)
 TRAINER = Case("trl", PATCH, "SFTTrainer, torch_compile", "SFTTrainer, torch_compile, masks differ")
 
 
@@ -46,6 +52,18 @@ def trainer(runner: Runner) -> Iterator[Row]:
     yield row(TRAINER, reports[0]["versions"]["trl"], without, f"loss {losses[0]:.3f} -> {losses[-1]:.3f}", same)
 
 
+def scale(runner: Runner) -> Iterator[Row]:
+    """The gradient of GRPO's default loss, held against DAPO's formula in float64."""
+    levels = beside("trl-1.5", "trl")
+    (report,) = runner.forked("tests.patches.trl.grpo_dapo_scale_ranks", levels=levels, ranks=1)
+    before, after = (report[state]["4 and 2"] for state in ("before", "after"))
+    without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
+    repaired = after["error"] < 1e-5 and abs(before["factor"] - 0.5) < 1e-3
+    verdict = f"float64 {after['error']:.0e}"
+    words = (without, with_it, f"the formula in float64: {after['error']:.0e}")
+    yield Row(SCALE, report["version"], without, with_it, verdict, repaired, words)
+
+
 def row(case: Case, release: str, without: str | None, after: str, same: bool) -> Row:
     """``same``: bit for bit what the yardstick gave. ``without``: the failure, if there was one."""
     repaired = same and bool(without)
@@ -58,4 +76,4 @@ def row(case: Case, release: str, without: str | None, after: str, same: bool) -
     return Row(case, release, short, brief, verdict, repaired, (long, after, verdict))
 
 
-GROUPS = (Group((TRAINED, UNEQUAL), loss), Group((TRAINER,), trainer))
+GROUPS = (Group((TRAINED, UNEQUAL), loss), Group((TRAINER,), trainer), Group((SCALE,), scale))

@@ -13,13 +13,8 @@ from math_verify.errors import TimeoutException
 one_at_a_time = threading.RLock()
 
 
-def _in_child() -> None:
-    global one_at_a_time
-    one_at_a_time = threading.RLock()  # the thread that had it is not in a forked child
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+# The thread that had it is not in a forked child.
+os.register_at_fork(after_in_child=lambda: globals().update(one_at_a_time=threading.RLock()))
 
 
 def around_timeout(wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

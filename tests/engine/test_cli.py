@@ -89,6 +89,14 @@ def test_an_advice_is_shown_as_such_and_is_no_repair(framework, monkeypatch, cap
     assert (bug["repaired_by"], bug["what_to_do"]) == (None, advice.what_to_do)
 
 
+@pytest.mark.parametrize("patch", plugin.rlhf_patches(), ids=lambda patch: patch.name)
+def test_explain_and_the_page_in_docs_are_the_patch(patch, capsys):
+    assert command_line.main(["explain", patch.name]) == 0
+    page = pages.page(patch)
+    assert capsys.readouterr().out == page
+    assert (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text() == page, "run `make docs`"
+
+
 def test_the_index_in_docs_lists_every_patch():
     folder = ROOT / "docs" / "patches"
     assert (folder / "README.md").read_text() == pages.index(plugin.rlhf_patches()), "run `make docs`"

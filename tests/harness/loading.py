@@ -69,6 +69,11 @@ def verl() -> None:
             importlib.import_module(module)
 
 
+def verl_distillation() -> None:
+    """On the above, verl's loss for distillation."""
+    importlib.import_module("verl.trainer.distillation.losses")
+
+
 def verl_critic() -> None:
     """On the above, verl's engine for FSDP, and what a small critic is made of."""
     for module in (
@@ -150,6 +155,11 @@ def trl() -> None:
         *("trl.trainer.sft_trainer", "torch.distributed.fsdp"),
     ):
         importlib.import_module(module)
+
+
+def trl_grpo() -> None:
+    """TRL's GRPO trainer, without DeepSpeed."""
+    importlib.import_module("trl.trainer.grpo_trainer")
 
 
 def transformers_trainer() -> None:

@@ -210,6 +210,8 @@ def levels(case: Case) -> Levels:
     if module.startswith(("accelerate.", "deepspeed.", "math_verify.", "openrlhf.")):
         return warm.beside(case.beside, module.partition(".")[0])
     if module.startswith("trl."):
+        if importlib.util.find_spec("deepspeed") is None:  # beside ms-swift
+            return warm.beside(case.beside, "trl_grpo")
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
     if module.startswith("transformers."):
         return warm.beside(case.beside, "trainer")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches.definitions import pages
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
 from tests.harness.toy_slime_fixtures import make_refused
@@ -158,14 +157,7 @@ def test_diff_of_an_absent_framework_says_so(cli):
     assert "verl is not installed here" in done.stderr
 
 
-@pytest.mark.parametrize("patch", plugin.rlhf_patches(), ids=lambda patch: patch.name)
-def test_explain_and_the_page_in_docs_are_the_patch(cli, patch):
-    page = pages.page(patch)
-    assert (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text() == page, "run `make docs`"
-    assert cli("explain", patch.name).stdout == page
-
-
-COMMANDS = ("list", "doctor", "explain", "diff", "audit", "diagnose", "run", "report", "autoload")
+COMMANDS = ("list", "doctor", "explain", "diff", "audit", "diagnose", "run", "report", "autoload", "try", "fingerprint")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

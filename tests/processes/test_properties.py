@@ -285,6 +285,7 @@ def test_the_unmutated_trainers_are_repaired(framework, engine, megatron_base, n
     assert (assertions, after) == (1, behaviour(by_hand.train, megatron_base))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_mutated_upstream_text(framework, engine, megatron_base, capsys):
     """Repaired exactly as by hand, or refused and untouched. Never an exception, never another function changed."""

@@ -1,0 +1,56 @@
+"""GRPO's default loss: divided by the tokens of one optimizer step, not of one generation."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+PATCH = Patch(
+    name="trl-grpo-dapo-scale",
+    summary="GRPO's dapo, cispo and vespo losses have the same size however many generations an optimizer step takes",
+    symptom="""\
+`GRPOTrainer` with `loss_type="dapo"` (the default), `"cispo"` or `"vespo"`, and a `steps_per_generation` (or a
+`generation_batch_size`) that is not `gradient_accumulation_steps`: loss and gradient are
+`gradient_accumulation_steps / steps_per_generation` times what they should be. With 2 and 4 that is half; with 32 and
+8, which TRL's own documentation gives for Lite PPO, four times. No error. Where the two numbers are equal, as they are
+by default, nothing is wrong.""",
+    cause="""\
+These losses are sums over tokens, divided by `num_items_in_batch`, the tokens of a whole generation batch: of
+`steps_per_generation` micro-batches. What is added up before the optimizer steps are `gradient_accumulation_steps` of
+them.""",
+    repair="""\
+In training the divisor is multiplied by `gradient_accumulation_steps / steps_per_generation`, as in 1.9.1. Averaged
+over the optimizer steps of a generation, or over the generations of an optimizer step, the loss is then DAPO's, the
+mean over all tokens: equation 8 of [DAPO](https://arxiv.org/abs/2503.14476), section 3.1 of
+[MiniMax-M1](https://arxiv.org/abs/2506.13585) for cispo. Evaluation, other losses and equal numbers stay bit for bit
+what they are. Not repaired: the experimental trainers that have such a sum of their own (PAPO, GSPO-token), and Liger's
+loss, which divides by other numbers.""",
+    changes_numbers="""\
+Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`
+other than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their
+size. A run that was tuned with it should have its clipping threshold multiplied by S / A, and with SGD its learning
+rate by A / S; Adam sees the factor in clipping and in its epsilon only.""",
+    references=(
+        "https://github.com/huggingface/trl/issues/5619",
+        "https://github.com/huggingface/trl/pull/6024",
+        "https://github.com/huggingface/trl/pull/3938",
+    ),
+    variants=(
+        Variant(
+            Guard("trl", ">=0.22.0,<1.9.1"),
+            (
+                Rewrite(
+                    target="trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
+                    pattern="normalizer = $TOKENS / self.accelerator.num_processes",
+                    replacement=(
+                        "normalizer = $TOKENS / self.accelerator.num_processes * ("
+                        "self.current_gradient_accumulation_steps / self.args.steps_per_generation"
+                        " if self.model.training else 1.0)"
+                    ),
+                    alongside=('inputs["num_items_in_batch"]',),
+                    unless=("self.args.steps_per_generation",),
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest trl in use is 1.9.1",
+)

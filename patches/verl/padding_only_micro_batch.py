@@ -1,0 +1,100 @@
+"""verl's distillation: metrics of a micro-batch in which no token counts."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
+
+_MODULE = "verl.trainer.distillation.losses"
+_OURS = f"{__package__}.distillation"
+
+
+def _extremes(function: str, values: str) -> tuple[Rewrite, ...]:
+    """The two metrics of these values, each the second argument of a ``Metric``."""
+    return tuple(
+        Rewrite(
+            target=f"{_MODULE}:{function}",
+            pattern=f"{values}.{which}()",
+            replacement=f"$EXTREME({values})",
+            alongside=(f"Metric(AggregationType.{which.upper()}, {values}.{which}())",),
+            uses={"EXTREME": f"{_OURS}:{name}"},
+        )
+        for which, name in (("min", "smallest"), ("max", "largest"))
+    )
+
+
+def _average(pattern: str, values: str) -> Rewrite:
+    return Rewrite(
+        target=f"{_MODULE}:compute_forward_kl_topk",
+        pattern=pattern,
+        replacement=f"$AVERAGE({values})",
+        uses={"AVERAGE": f"{_OURS}:average"},
+    )
+
+
+_METRICS = (
+    *_extremes("compute_distillation_loss_range", "distillation_losses_response"),
+    *_extremes("compute_forward_kl_topk", "student_mass"),
+    *_extremes("compute_forward_kl_topk", "teacher_mass"),
+    _average("student_mass.mean().item()", "student_mass"),
+    _average("teacher_mass.mean().item()", "teacher_mass"),
+    _average("(valid_overlap_count.float().mean() / k).item()", "valid_overlap_count / k"),
+)
+
+PATCH = Patch(
+    name="verl-padding-only-micro-batch",
+    summary="distillation goes on where no token of a micro-batch counts",
+    symptom="""\
+Distillation (`distillation.enabled=True`) on verl 0.8.0 to 0.9.1 ends in the loss, before backward, with `RuntimeError:
+min(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim'
+argument.` The likelier the smaller micro-batches are: in one of them `response_mask` is 0 everywhere, as it is in the
+samples with which verl fills up a batch, and in responses that were filtered out.""",
+    cause="""\
+The least and the largest loss and probability mass of the tokens that count are logged for each micro-batch, and there
+is no least one of none. Leaving the metric out would stop the run later: `Metric.aggregate_dp` wants as many values of
+each rank.""",
+    repair="""\
+Such a micro-batch has infinity as its least value and minus infinity as its largest, so that every rank has as many
+values and the step's own least and largest are those of the tokens that count. It adds nothing to the averages of
+the probability masses and of the overlap, which else were NaN for the whole step. Loss and gradient are as they were: 0
+for this micro-batch.
+
+0.8.0 averages the loss over the global mini-batch by numbers that the micro-batch before has left in the configuration:
+the first one of a process has none, and without a token its loss would be NaN. There each micro-batch gets its own
+mini-batch's numbers, as in 0.9.0.
+
+Left alone: `distillation/abs_loss`, of the losses that estimate a KL divergence from one sample, is NaN in such a step.
+If no token of any micro-batch counts, infinities are logged.""",
+    changes_numbers="""\
+verl 0.8.0 alone: of each process the first micro-batch's distillation loss was averaged over that micro-batch, and of
+each further mini-batch the first one's with the token count of the mini-batch before. With the patch all are averaged
+over their own mini-batch. Where mini-batches have much the same numbers of tokens, that is one too large step at the
+start; a run can be trained on. 0.9.0 and 0.9.1 change in their metrics only.""",
+    references=(
+        "https://github.com/verl-project/verl/pull/7887",
+        "https://github.com/verl-project/verl/issues/7200",
+    ),
+    variants=(
+        Variant(
+            Guard("verl", ">=0.8.0.dev0,<0.9.0"),
+            (
+                *_METRICS,
+                Rewrite(
+                    target=f"{_MODULE}:distillation_loss",
+                    pattern="config.loss_agg_mode",
+                    replacement="$WITH_NUMBERS(config, data).loss_agg_mode",
+                    inside="loss_agg_mode = config.loss_agg_mode",
+                    alongside=("for k, v in config.global_batch_info.items(): $BODY",),
+                    unless=('config.global_batch_info["dp_size"] = data["dp_size"]',),
+                    uses={"WITH_NUMBERS": f"{_OURS}:with_numbers_of_the_mini_batch"},
+                ),
+            ),
+        ),
+        Variant(Guard("verl", ">=0.9.0,<=0.9.1"), _METRICS),
+    ),
+    retire="when verl logs such micro-batches; 0.9.1, the newest, does not",
+    signatures=(
+        Signature(
+            "RuntimeError", "min(): Expected reduction dim to be specified for input.numel() == 0", specific=False
+        ),
+    ),
+)

@@ -1,0 +1,147 @@
+"""verl's distillation loss on micro-batches of which some have no token that counts: ``--out FOLDER``, on one rank.
+
+The metrics of two data-parallel ranks are added up as verl's `TrainingWorker` does it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.harness import states
+
+PROMPT, RESPONSE, TOPK = 2, 6, 4
+# Of two ranks, two micro-batches each: how many tokens of each of its two responses count.
+TOKENS: dict[str, list[list[tuple[int, int]]]] = {
+    "all count": [[(3, 6), (1, 4)], [(5, 2), (6, 6)]],
+    "one without": [[(3, 6), (1, 4)], [(0, 0), (6, 6)]],
+    "only one with": [[(0, 0), (0, 0)], [(0, 0), (2, 5)]],
+    "none at all": [[(0, 0), (0, 0)], [(0, 0), (0, 0)]],
+}
+CASES = {f"{name}, {mode}": (name, mode) for name in TOKENS for mode in ("forward_kl_topk", "k3")}
+
+
+def micro_batch(tokens: tuple[int, int], seed: int) -> dict[str, torch.Tensor]:
+    """Values per token of two rows of full length, ``[2, PROMPT + RESPONSE]``, and the mask of the responses."""
+    generator = torch.Generator().manual_seed(seed)
+    names = ("distillation_losses", "student_mass", "teacher_mass", "overlap_token_advantage", "log_probs", "teacher")
+    values = {name: torch.rand(2, PROMPT + RESPONSE, generator=generator) for name in names}
+    values["overlap_count"] = torch.randint(0, TOPK + 1, (2, PROMPT + RESPONSE), generator=generator)
+    return {**values, "mask": (torch.arange(RESPONSE) < torch.tensor(tokens)[:, None]).long()}
+
+
+def of_responses(values: torch.Tensor) -> torch.Tensor:
+    """What belongs to the tokens of the responses: what is computed one token before."""
+    return values[:, PROMPT - 1 : -1]
+
+
+def loss_and_metrics(values: dict[str, torch.Tensor], mode: str, count: int) -> tuple[Any, dict[str, Any]]:
+    """One micro-batch through verl's loss; ``count`` is the tokens of the global mini-batch."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.config import ActorConfig
+
+    losses = importlib.import_module("verl.trainer.distillation.losses")
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=2)
+    settings = {"loss_mode": mode, "use_task_rewards": False, "use_policy_gradient": False, "loss_max_clamp": None}
+    distillation = SimpleNamespace(distillation_loss=SimpleNamespace(**settings, topk=TOPK))
+    ids = torch.ones(2, PROMPT + RESPONSE, dtype=torch.long)
+    chosen = of_responses(values["log_probs"]).detach()
+    data = TensorDict(
+        {
+            **{"prompts": ids[:, :PROMPT], "responses": ids[:, PROMPT:], "attention_mask": ids},
+            **{"response_mask": values["mask"], "old_log_probs": chosen, "advantages": chosen},
+            "teacher_logprobs": torch.nested.as_nested_tensor(list(values["teacher"][..., None]), layout=torch.jagged),
+        },
+        batch_size=2,
+    )
+    tu.assign_non_tensor(data, dp_size=2, batch_num_tokens=count, global_batch_size=8)
+    outputs = {name: value.flatten() for name, value in values.items() if name not in ("mask", "teacher")}
+    found: tuple[Any, dict[str, Any]] = losses.distillation_ppo_loss(
+        config=config, distillation_config=distillation, model_output=outputs, data=data
+    )
+    return found
+
+
+def step(name: str, mode: str) -> dict[str, Any]:
+    """The loss over both ranks, its gradient for what the model has computed, and the step's metrics."""
+    from verl.utils.metric import Metric, reduce_metrics
+    from verl.utils.py_functional import append_to_dict
+
+    count = max(sum(map(sum, itertools.chain(*TOKENS[name]))), 1)
+    of_ranks: list[dict[str, Any]] = []
+    total, gradients = 0.0, []
+    for rank, of_rank in enumerate(TOKENS[name]):
+        metrics: dict[str, Any] = {}
+        for number, tokens in enumerate(of_rank):
+            values = micro_batch(tokens, 10 * rank + number)
+            trained = values["distillation_losses" if mode == "forward_kl_topk" else "log_probs"].requires_grad_()
+            loss, found = loss_and_metrics(values, mode, count)
+            loss.backward()
+            total += loss.item() / 2
+            assert trained.grad is not None
+            gradients.append((trained.grad / 2).tolist())
+            append_to_dict(metrics, found)
+        of_ranks.append(metrics)
+    gathered = {key: [metrics[key] for metrics in of_ranks] for key in of_ranks[0]}
+    reduced = reduce_metrics(
+        {
+            key: [Metric.aggregate_dp(each)] if isinstance(each[0], Metric) else list(itertools.chain(*each))
+            for key, each in gathered.items()
+        }
+    )
+    prefix = "distillation/"
+    return {
+        "loss": total,
+        "gradients": gradients,
+        **{key.removeprefix(prefix): float(value) for key, value in reduced.items() if key.startswith(prefix)},
+    }
+
+
+def exactly(name: str, mode: str) -> dict[str, Any]:
+    """The same from the definition, in float64; what there is none of is left out."""
+    count = max(sum(map(sum, itertools.chain(*TOKENS[name]))), 1)
+    losses, masses, gradients = [], [], []
+    for rank, of_rank in enumerate(TOKENS[name]):
+        for number, tokens in enumerate(of_rank):
+            values = micro_batch(tokens, 10 * rank + number)
+            mask = values.pop("mask").bool()
+            exact = {key: value.double() for key, value in values.items()}
+            trained = exact["distillation_losses" if mode == "forward_kl_topk" else "log_probs"].requires_grad_()
+            distance = exact["teacher"] - exact["log_probs"]
+            of_tokens = exact["distillation_losses"] if mode == "forward_kl_topk" else distance.exp() - distance - 1
+            each = of_responses(of_tokens)[mask]
+            gradients.append(torch.autograd.grad(each.sum() / count, trained)[0].tolist())
+            losses += each.tolist()
+            if mask.any():
+                masses.append({key: of_responses(exact[key])[mask] for key in ("student_mass", "teacher_mass")})
+                masses[-1]["overlap_ratio"] = of_responses(exact["overlap_count"])[mask] / TOPK
+    found = {"loss": sum(losses) / count, "gradients": gradients}
+    if losses:
+        found |= {"loss_min": min(losses), "loss_max": max(losses)}
+    if losses and mode == "forward_kl_topk":
+        for key in ("student_mass", "teacher_mass"):
+            every = torch.cat([each[key] for each in masses])
+            found |= {f"{key}_min": every.min().item(), f"{key}_max": every.max().item()}
+        for key in masses[0]:  # an average of the micro-batches' averages
+            found[key] = sum(each[key].mean().item() for each in masses) / len(masses)
+    return found
+
+
+def observe() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for case, (name, mode) in CASES.items():
+        try:
+            found[case] = {"found": step(name, mode), "exact": exactly(name, mode)}
+        except RuntimeError:
+            found[case] = {"failed": traceback.format_exc()}
+    return found
+
+
+def main() -> None:
+    states.report("verl-padding-only-micro-batch", observe, states.parser().parse_args().out)

@@ -1,0 +1,67 @@
+"""verl-padding-only-micro-batch on verl's real distillation loss (padding_only_micro_batch_ranks.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from tests.harness.logs import diagnosed
+from tests.harness.warm import Level, verl
+from tests.patches.verl import padding_only_micro_batch_ranks
+
+WORKER = padding_only_micro_batch_ranks.__name__
+CASES = padding_only_micro_batch_ranks.CASES
+FULL = [case for case in CASES if case.startswith("all count")]
+# float32 against float64, numbers up to 2: seen up to 1e-7.
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module", params=["0.9", pytest.param("0.8", marks=pytest.mark.exhaustive)])
+def report(run_ranks, request):
+    levels = (
+        *verl(None if request.param == "0.9" else request.param),
+        Level("tests.harness.loading:verl_distillation"),
+    )
+    (report,) = run_ranks(WORKER, levels=levels, ranks=1, TORCHDYNAMO_DISABLE="1")
+    assert report["status"] == "applied"
+    assert report["version"].startswith(request.param)
+    return report
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_it_the_loss_fails_where_no_token_counts(report, case):
+    found = report["before"][case]
+    assert ("failed" in found) == (case not in FULL)
+    if case not in FULL:
+        assert "min(): Expected reduction dim to be specified for input.numel() == 0" in found["failed"]
+        assert diagnosed(found["failed"]) == [("verl-padding-only-micro-batch", True)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_it_loss_gradient_and_metrics_are_those_of_the_tokens_that_count(report, case):
+    found, exact = report["after"][case]["found"], report["after"][case]["exact"]
+    for key, value in exact.items():
+        if key == "gradients":
+            for one, other in zip(found[key], value, strict=True):
+                for row, expected in zip(one, other, strict=True):
+                    assert row == pytest.approx(expected, abs=TOLERANCE)
+        else:
+            assert found[key] == pytest.approx(value, abs=TOLERANCE), key
+    if case.startswith("none at all"):
+        assert (found["loss_min"], found["loss_max"]) == (math.inf, -math.inf)
+        assert found["loss"] == 0
+
+
+@pytest.mark.parametrize("case", FULL)
+def test_where_all_count_nothing_changes(report, case):
+    """But for 0.8's loss of a configuration that has no numbers yet."""
+    before, after = (report[state][case]["found"] for state in ("before", "after"))
+    own = ("loss", "gradients") if report["version"] == "0.8.0" else ()
+    assert [key for key in before if before[key] != after[key]] == list(own)
+
+
+def test_reverted_it_is_verls_again(report):
+    without_lines = [json.dumps(report[state][case].get("found")) for state in ("before", "reverted") for case in CASES]
+    assert without_lines[: len(CASES)] == without_lines[len(CASES) :]
