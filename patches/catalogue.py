@@ -101,6 +101,10 @@ LISTED = (
     Listed('skyrl-sequence-parallel-logits', 'rlhf_patches.patches.skyrl.sequence_parallel_logits:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('slime-eps-clip-c', 'rlhf_patches.patches.slime.eps_clip_c:PATCH', (
+        ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "Every release up to 0.3.1 has ignored --eps-clip-c. A run that was started with it has been trained on PPO's loss\nwithout that bound, and with the patch is trained on the one it asked for; to go on as before, leave the option out.\nCheckpoints can be trained on."),
     Listed('slime-logprob-entropy', 'rlhf_patches.patches.slime.logprob_entropy:PATCH', (
         ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.utils.ppo_utils', 'slime.backends.megatron_utils.loss'), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='slime', versions='>=0.2.0,<=0.2.1', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
@@ -110,6 +114,9 @@ LISTED = (
     Listed('slime-no-sync-reentry', 'rlhf_patches.patches.slime.no_sync_reentry:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.0.1,<=0.3.1', modules=('slime.backends.megatron_utils.model',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('slime-uneven-groups', 'rlhf_patches.patches.slime.uneven_groups:PATCH', (
+        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.ray.rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'Since 0.2.0 slime has normalised rewards over the whole batch wherever prompts had different numbers of samples: easy\nprompts were reinforced as such, hard ones discouraged, and advantages had the scale of the spread between prompts. With\nthe patch they are relative to their own prompt. A run of that kind should have its learning rate looked at again; its\ncheckpoints can be trained on.'),
     Listed('swift-grpo-loss-scale', 'rlhf_patches.patches.swift.grpo_loss_scale:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.11.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),

@@ -273,7 +273,7 @@ class Reviewed:
 
     Attributes:
         harmless: patch -> fingerprint of a target that the patch does not recognise -> why it has no such defect.
-        accepted: patch -> version for which the two guards may disagree -> why.
+        accepted: patch -> version, or in git a tag or branch, for which the two guards may disagree -> why.
         oldest: distribution -> ``version``, the oldest that is fetched, and ``why`` the ones before need no reading.
     """
 
@@ -283,7 +283,7 @@ class Reviewed:
 
     def accepts(self, item: Disagreement) -> bool:
         """Whether a disagreement has been explained."""
-        return item.version in self.accepted.get(item.patch, {})
+        return not self.accepted.get(item.patch, {}).keys().isdisjoint({item.version, item.file})
 
 
 def reviewed() -> Reviewed:

@@ -50,6 +50,10 @@ def attribute(module: ModuleType, qualname: str) -> Located:
         if value is not module:
             owner = value
         value = namespace[part]
+        if not isinstance(value, type):
+            # ray.remote puts an object under an actor class's name. Its class derives from the actor's.
+            behind = inspect.getattr_static(value, "__ray_actor_class__", None)
+            value = behind if isinstance(behind, type) else value
         namespace = vars(value) if isinstance(value, type) else {}
     return Located(value, owner)
 

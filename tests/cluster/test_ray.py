@@ -17,6 +17,7 @@ import ray
 
 import rlhf_patches.ray
 from rlhf_patches import SettingsError, api
+from rlhf_patches.engine import functions
 from rlhf_patches.engine.engine import Engine
 from rlhf_patches.ray import VerifyError, runtime_env, verify
 from tests.harness import toy_slime
@@ -94,6 +95,14 @@ def without_hook(make_installed):
     (environment.site / "rlhf_patches.pth").unlink()
     (environment.site / "rlhf_patches.start").unlink()
     return environment
+
+
+def test_the_engine_finds_the_methods_of_an_actors_class():
+    """Behind the object that ``@ray.remote`` puts in its place."""
+    located = functions.attribute(sys.modules[__name__], "Worker.pid")
+    assert located.owner is not None
+    assert located.raw is vars(located.owner)["pid"]
+    assert located.raw(None) == os.getpid()
 
 
 # -------------------------------------------------------------------------------- tasks, actors, restarts

@@ -59,7 +59,9 @@ def test_what_is_shipped_tells_the_first_release_without_the_bug():
 
 
 def test_every_explained_disagreement_still_exists():
-    found = {(item.patch, item.version) for item in record.disagreements(RECORDS, PATCHES)}
+    found = {
+        (item.patch, name) for item in record.disagreements(RECORDS, PATCHES) for name in (item.version, item.file)
+    }
     noted = {(patch, version) for patch, notes in record.reviewed().accepted.items() for version in notes}
     assert noted <= found
 

@@ -85,6 +85,29 @@ CASES = {
             bound, unbound, stored = C().m, C.m, Sub().m
             """,
     ),
+    "method of an actor": Case(
+        """
+        def remote(cls):
+            class Modified(cls):
+                __ray_actor_class__ = cls
+            class Handle(Modified):
+                def __init__(self): raise TypeError("as Ray's")
+            return Handle.__new__(Handle)
+
+        @remote
+        class C:
+            name = "c"
+            def m(self, x): return x + self.name + "old"
+        """,
+        'actor().m("x"), bound("b")',
+        METHOD_FIX,
+        target="C.m",
+        setup="""
+            from {mod} import C
+            actor = inspect.getattr_static(C, "__ray_actor_class__")
+            bound = actor().m
+            """,
+    ),
     "static method": Case(
         """
         class C:

@@ -11,15 +11,16 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from tests.harness import megatron_on_cpu
+from tests.harness import megatron_on_cpu, slime_clone
 
 torch.set_num_threads(1)
 megatron_on_cpu.install()
+slime_clone.install()
 
 from megatron.core import parallel_state
 
@@ -34,18 +35,7 @@ LENGTHS, RESPONSES = (12, 16, 8), (7, 9, 5)
 Case = dict[str, Any]
 
 
-class _Names(ModuleType):
-    """Of slime's modules for servers and files, of which `loss` imports names only."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return SimpleNamespace
-
-
 def loss_module() -> Any:
-    for name in ("distributed_utils", "misc", "types", "data"):
-        sys.modules.setdefault(f"slime.utils.{name}", _Names(f"slime.utils.{name}"))
     return importlib.import_module("slime.backends.megatron_utils.loss")
 
 

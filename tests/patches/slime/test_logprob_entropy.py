@@ -1,22 +1,17 @@
 """slime-logprob-entropy: what is put in, and slime's real files, before, after and after a revert.
 
-slime is not on PyPI. ``SLIME_CLONE`` names a clone of github.com/THUDM/slime; without one the tests of its files are
-skipped, and what is left is the record of its tags (tests/record), by which the patch recognises the functions, and the
-tests of what is put in.
+Without a clone (tests/harness/slime_clone.py) the tests of its files are skipped, and what is left is the record of its
+tags (tests/record), by which the patch recognises the functions, and the tests of what is put in.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-
 import pytest
 
-from tests.harness import look_alikes
+from tests.harness import slime_clone
+from tests.harness.slime_clone import with_clone
 from tests.harness.warm import MEGATRON, Level
 
-CLONE = os.environ.get("SLIME_CLONE", "")
-with_clone = pytest.mark.skipif(not CLONE, reason="SLIME_CLONE names no clone of slime: its functions were NOT run")
 FILES = ("slime/utils/ppo_utils.py", *(f"slime/backends/megatron_utils/{name}.py" for name in ("loss", "cp_utils")))
 # Tag and what its metadata say, number of ranks, and of those, how many for context parallelism.
 RUNS = {
@@ -39,14 +34,7 @@ MORE = {
 def run(request, run_ranks, tmp_path_factory):
     """Name, and each rank's report."""
     tag, version, ranks, context = {**RUNS, **MORE}[request.param]
-    folder = tmp_path_factory.mktemp("slime")
-    for file in FILES:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shown = subprocess.run(
-            ["git", "-C", CLONE, "show", f"{tag}:{file}"], capture_output=True, text=True, check=True
-        )
-        (folder / file).write_text(shown.stdout)
-    look_alikes.write_metadata(folder, "slime", version)
+    folder = slime_clone.write(tmp_path_factory.mktemp("slime"), tag, version, FILES)
     worker = "tests.patches.slime.logprob_entropy_ranks"
     levels = (*MEGATRON, Level("tests.harness.loading:torch", str(folder)))
     arguments = ("--context-parallel", str(context))

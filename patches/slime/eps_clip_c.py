@@ -1,0 +1,48 @@
+"""slime on Megatron: the third bound of dual-clip PPO is the one that was asked for."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+
+def _forward(alongside: str) -> tuple[Rewrite]:
+    call = "compute_policy_loss(ppo_kl, advantages, args.eps_clip, args.eps_clip_high"
+    return (
+        Rewrite(
+            target="slime.backends.megatron_utils.loss:policy_loss_function",
+            pattern=f"{call})",
+            alongside=(alongside,),
+            replacement=f"{call}, args.eps_clip_c)",
+        ),
+    )
+
+
+PATCH = Patch(
+    name="slime-eps-clip-c",
+    summary="--eps-clip-c clips the policy loss",
+    symptom="""\
+`--eps-clip-c` changes nothing. Tokens with a negative advantage that have become far more likely since they were
+sampled (a large ratio) dominate the loss and its gradient, which is what dual-clip PPO is there to prevent.""",
+    cause="`policy_loss_function` calls `compute_policy_loss` without it, whose default is None: no bound.",
+    repair="""\
+It is passed on. Where the advantage A is negative, the loss of a token is at most -c A: the objective is
+max(min(r A, clip(r, 1 - eps, 1 + eps_high) A), c A), equation 5 of arXiv 1912.09729, with a gradient of 0 beyond r = c.
+Without the option nothing changes. A c of 1 or less is an error, as slime's function has it.
+
+Left alone: the FSDP backend of 0.2.0 to 0.2.2, which has the same call. main has been repaired since, and calls itself
+0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1, and is not needed.""",
+    references=(
+        "https://github.com/THUDM/slime/pull/2247",
+        "https://arxiv.org/abs/1912.09729",
+    ),
+    variants=(
+        # The tag v0.1.0 calls itself 0.0.1 in its metadata. No code is that of both.
+        Variant(Guard("slime", "==0.0.1"), _forward('old_log_probs = batch["log_probs"]')),
+        Variant(Guard("slime", ">=0.2.0,<=0.3.1"), _forward("args.use_rollout_logprobs")),
+    ),
+    retire="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    changes_numbers="""\
+Every release up to 0.3.1 has ignored --eps-clip-c. A run that was started with it has been trained on PPO's loss
+without that bound, and with the patch is trained on the one it asked for; to go on as before, leave the option out.
+Checkpoints can be trained on.""",
+)

@@ -1,0 +1,74 @@
+"""slime-eps-clip-c: slime's own policy loss against dual-clip PPO in float64, before, after and after a revert.
+
+eps_clip_c_ranks.py has both. The loss is a sum of 21 tokens in float32, so 1e-5; the gradient of tags before 0.3.1
+comes from a fused cross entropy that rounds it to bfloat16, so 2**-8 of the largest.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.harness import slime_clone
+from tests.harness.slime_clone import with_clone
+from tests.harness.warm import MEGATRON, Level
+from tests.patches.slime.test_logprob_entropy import FILES
+
+# Tag and what its metadata say.
+RUNS = {"v0.1.0": "0.0.1", "v0.3.1": "0.3.1"}
+MORE = {"v0.2.0": "0.2.0", "v0.2.4": "0.2.3", "v0.3.0": "0.3.0"}
+BOUNDS = ("no bound", "3", "1.5")
+LOSS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def run(run_ranks, tmp_path_factory):
+    def of_tag(tag, version):
+        folder = slime_clone.write(tmp_path_factory.mktemp("slime"), tag, version, FILES)
+        levels = (*MEGATRON, Level("tests.harness.loading:torch", str(folder)))
+        worker = "tests.patches.slime.eps_clip_c_ranks"
+        (report,) = run_ranks(worker, levels=levels, ranks=1)
+        return report
+
+    return of_tag
+
+
+@pytest.fixture(scope="module", params=[*RUNS, *(pytest.param(tag, marks=pytest.mark.exhaustive) for tag in MORE)])
+def tag_and_report(request, run):
+    return request.param, run(request.param, {**RUNS, **MORE}[request.param])
+
+
+def check(found, bound, tag):
+    """The loss and its gradient are those with ``bound``, and with no other one."""
+    for other in BOUNDS:
+        distance = found[f"distance from {other}"]
+        if other == bound:
+            assert distance["loss"] <= LOSS
+            assert distance["gradient"] <= (1e-5 if tag in ("v0.3.1", "HEAD") else 2**-8)
+        else:
+            assert distance["loss"] > 0.05
+            assert distance["gradient"] > 0.05
+
+
+@with_clone
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_the_bound_is_the_one_that_was_asked_for(tag_and_report, bound):
+    tag, report = tag_and_report
+    assert report["status"] == "applied"
+    check(report["after"][bound], bound, tag)
+
+
+@with_clone
+def test_unpatched_there_is_none(tag_and_report):
+    tag, report = tag_and_report
+    for state, bound in itertools.product(("before", "reverted"), BOUNDS):
+        check(report[state][bound], "no bound", tag)
+
+
+@with_clone
+def test_main_has_it_already(run):
+    report = run("HEAD", "0.3.1")
+    assert report["status"] == "refused"
+    for state, bound in itertools.product(("before", "after"), BOUNDS):
+        check(report[state][bound], bound, "HEAD")

@@ -1,0 +1,110 @@
+"""slime-uneven-groups: advantages of slime's own `RolloutManager`, and of its Ray actor, against the definition.
+
+slime computes in float32 on rewards up to 5, and divides by standard deviations down to 0.4: some 1e-6 absolute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import pytest
+
+from tests.harness import slime_clone
+from tests.harness.slime_clone import with_clone
+from tests.harness.warm import TORCH, Level
+from tests.patches.slime.uneven_groups_cases import CASES, ESTIMATORS, PER_PROMPT, REPAIRED
+
+WORKER = "tests.patches.slime.uneven_groups_ranks"
+FILES = ("slime/ray/rollout.py", "slime/utils/types.py")
+RUNS = {"v0.3.1": "0.3.1"}
+MORE = {"v0.2.0": "0.2.0", "v0.2.2": "0.2.2", "v0.2.4": "0.2.3", "v0.3.0": "0.3.0", "HEAD": "0.3.1"}
+EACH = [f"{name}, {estimator}" for name, estimator in itertools.product(CASES, ESTIMATORS)]
+
+
+def expected(case, divided=True):
+    """(r - mean) / (std + 1e-6) within each group; REINFORCE++-baseline only takes the mean off; 0 for a single one."""
+    name, _, estimator = case.partition(", ")
+    _, rewards, groups = CASES[name]
+    result = []
+    for reward, group in zip(rewards, groups, strict=True):
+        own = [one for one, other in zip(rewards, groups, strict=True) if other == group]
+        advantage = reward - statistics.fmean(own)
+        if divided and estimator != "reinforce_plus_plus_baseline" and len(own) > 1:
+            advantage /= statistics.stdev(own) + 1e-6
+        result.append(advantage)
+    return result
+
+
+@pytest.fixture(scope="module")
+def start(run_ranks, tmp_path_factory):
+    def run(tag, *arguments):
+        folder = slime_clone.write(tmp_path_factory.mktemp("slime"), tag, {**RUNS, **MORE}[tag], FILES)
+        levels = (*TORCH, Level("tests.harness.loading:torch", str(folder)))
+        (report,) = run_ranks(WORKER, *arguments, levels=levels, ranks=1)
+        return report
+
+    return run
+
+
+@pytest.fixture(scope="module", params=[*RUNS, *(pytest.param(tag, marks=pytest.mark.exhaustive) for tag in MORE)])
+def report(request, start):
+    found = start(request.param)
+    assert found["status"] == "applied"
+    return found
+
+
+@with_clone
+@pytest.mark.parametrize("case", [case for case in EACH if case.startswith(REPAIRED)])
+def test_each_prompt_is_normalised_by_itself(report, case):
+    assert report["after"][case] == pytest.approx(expected(case), abs=5e-6)
+    for state in ("before", "reverted"):
+        assert max(abs(one - other) for one, other in zip(report[state][case], expected(case), strict=True)) > 0.3
+
+
+@with_clone
+@pytest.mark.parametrize("case", [case for case in EACH if not case.startswith(REPAIRED)])
+def test_the_rest_is_as_released(report, case):
+    assert report["before"][case] == report["after"][case] == report["reverted"][case]
+    if case.startswith(("equal", "one prompt")):
+        assert report["after"][case] == pytest.approx(expected(case), abs=5e-6)
+
+
+@with_clone
+def test_settings(report):
+    assert report["after"]["not divided"] == pytest.approx(expected("fewer, grpo", divided=False), abs=5e-6)
+    for name in ("not normalised", "custom"):
+        assert report["before"][name] == report["after"][name] == CASES["fewer"][1]
+
+
+@with_clone
+def test_it_reaches_a_ray_actor(start):
+    """With the class that the driver sends; the patch itself is not in force in the actor's process."""
+    found = start("v0.3.1", "--ray")
+    assert found["rewards"] == pytest.approx(expected("fewer, grpo"), abs=5e-6)
+    assert (found["another process"], found["in force there"]) == (True, False)
+
+
+# ------------------------------------------------------------------------------------- what is put in
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_put_in_for_the_statistics(name):
+    """In one process, without slime."""
+    torch = pytest.importorskip("torch")
+
+    from types import SimpleNamespace
+
+    from rlhf_patches.patches.slime import uneven_groups as ours
+
+    prompts, values, groups = CASES[name]
+    samples = [SimpleNamespace(group_index=group) for group in groups]
+    args = SimpleNamespace(n_samples_per_prompt=PER_PROMPT, rollout_batch_size=prompts)
+    rewards = torch.tensor(values).reshape(-1, PER_PROMPT if len(values) == prompts * PER_PROMPT else len(values))
+    centred = rewards - ours.mean(rewards, samples, args)
+    found = (centred / (ours.std(centred, samples, args) + 1e-6)).flatten().tolist()
+    if name in (*REPAIRED, "equal", "one prompt"):
+        assert found == pytest.approx(expected(f"{name}, grpo"), abs=5e-6)
+    else:
+        rows = rewards - rewards.mean(-1, keepdim=True)
+        assert found == (rows / (rows.std(-1, keepdim=True) + 1e-6)).flatten().tolist()
