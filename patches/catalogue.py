@@ -52,6 +52,11 @@ LISTED = (
     Listed('nemo-rl-logprob-backward', 'rlhf_patches.patches.nemo_rl.logprob_backward:PATCH', (
         ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),
+    Listed('openrlhf-k3-gradient', 'rlhf_patches.patches.openrlhf.k3_gradient:PATCH', (
+        ListedVariant(distribution='openrlhf', versions='>=0.8.6,<0.9.9', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.9,<0.11.1', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='==0.11.1', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), None),
     Listed('openrlhf-masked-nan', 'rlhf_patches.patches.openrlhf.masked_nan:PATCH', (
         ListedVariant(distribution='openrlhf', versions='>=0.3.6.post1,<0.8.9', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='openrlhf', versions='>=0.8.9,<0.8.10', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
