@@ -165,6 +165,9 @@ LISTED = (
         ListedVariant(distribution='transformer-engine', versions='>=2.2.0,<2.8.0', modules=('transformer_engine.pytorch.triton.cross_entropy',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='transformer-engine', versions='>=2.8.0,<2.11.0', modules=('transformer_engine.pytorch.triton.cross_entropy',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'TransformerEngine 2.2.0 to 2.7.0 gave every token the weight of the first one in its gradient, and 2.8.0 to 2.10.0 those\nof other tokens where a micro batch had more than one sequence. A run trained so with the fused cross-entropy of\nTransformerEngine has seen another loss than the one it logged, or none: start it again, or at least look for the norm\nof its gradients, and choose the learning rate and the clipping anew.'),
+    Listed('transformers-moe-aux-loss', 'rlhf_patches.patches.transformers.moe_aux_loss:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=4.46.2,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+    ), "Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many\ntimes as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance\nwith `router_aux_loss_coef` multiplied by its number of ranks."),
     Listed('trl-chunked-divergence-zero3', 'rlhf_patches.patches.trl.chunked_divergence_zero3:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.10.0,<1.15.0', modules=('trl.trainer.distillation_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),

@@ -229,6 +229,12 @@ def rewards() -> None:
         importlib.import_module(module)
 
 
+def trainer() -> None:
+    """transformers' trainer, and TRL's SFT on it."""
+    for name in ("transformers.trainer", "peft", "trl.trainer.sft_trainer"):
+        importlib.import_module(name)
+
+
 def torch_and_interpreter() -> None:
     """The same, where Triton will interpret its kernels: it looks at the variable when torch imports it."""
     os.environ["TRITON_INTERPRET"] = "1"
