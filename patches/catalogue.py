@@ -7,6 +7,9 @@ from __future__ import annotations
 from rlhf_patches import Listed, ListedVariant
 
 LISTED = (
+    Listed('accelerate-fsdp2-load-by-position', 'rlhf_patches.patches.accelerate.fsdp2_load_by_position:PATCH', (
+        ListedVariant(distribution='accelerate', versions='>=1.6.0,<1.14.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), None),
     Listed('accelerate-fsdp2-upcast', 'rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH', (
         ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small\nlearning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory\nfor what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost\nnothing but those updates, and can be trained on.'),
@@ -48,6 +51,11 @@ LISTED = (
     ), None),
     Listed('nemo-rl-logprob-backward', 'rlhf_patches.patches.nemo_rl.logprob_backward:PATCH', (
         ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
+    ), None),
+    Listed('openrlhf-k3-gradient', 'rlhf_patches.patches.openrlhf.k3_gradient:PATCH', (
+        ListedVariant(distribution='openrlhf', versions='>=0.8.6,<0.9.9', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='>=0.9.9,<0.11.1', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='openrlhf', versions='==0.11.1', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),
     Listed('openrlhf-masked-nan', 'rlhf_patches.patches.openrlhf.masked_nan:PATCH', (
         ListedVariant(distribution='openrlhf', versions='>=0.3.6.post1,<0.8.9', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),

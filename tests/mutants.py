@@ -45,6 +45,15 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).parent / "mutations"
 ENVIRONMENTS = ("engine", "frameworks", "trl")
 SECONDS = 300.0
+CATALOGUE = "patches/catalogue.py"
+#: What a changed patch tells of itself, as `make docs` lists it.
+WRITE_CATALOGUE = f"""
+import sys
+sys.path.insert(0, "tools")
+import derive
+text = derive.catalogue(derive.paths(derive.ROOT / "patches"))
+(derive.ROOT / {CATALOGUE!r}).write_text(text, encoding="utf-8")
+"""
 
 
 @dataclass(frozen=True)
@@ -195,13 +204,18 @@ class Copy:
     @contextlib.contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
         """While the file is another."""
-        file = self.tree / mutation.file
-        text = file.read_text()
+        file, catalogue = self.tree / mutation.file, self.tree / CATALOGUE
+        text, listed = file.read_text(), catalogue.read_text()
         try:
             _put(file, mutation.mutated(text))
+            if mutation.file.startswith("patches/"):
+                # A list that is stale would fail every test; where the patch cannot be imported, that is what is said.
+                python = next(iter(self.pythons.values()))
+                subprocess.run([python, "-c", WRITE_CATALOGUE], cwd=self.tree, capture_output=True)
             yield
         finally:
             _put(file, text)
+            _put(catalogue, listed)
 
 
 def _put(file: Path, text: str) -> None:

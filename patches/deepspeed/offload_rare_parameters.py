@@ -1,4 +1,4 @@
-"""ZeRO-2 with an optimizer on the CPU, and parameters that not every micro-batch uses: an advice."""
+"""ZeRO-1 and ZeRO-2 with an optimizer on the CPU, and parameters that not every micro-batch uses: an advice."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from rlhf_patches import Advice, Guard, Shape, Variant
 
 ADVICE = Advice(
     name="deepspeed-offload-rare-parameters",
-    summary="ZeRO-2 with an offloaded optimizer gives parameters that some micro-batches do not use a wrong gradient",
+    summary="ZeRO-1 and 2 with an offloaded optimizer train parameters that are not always used on wrong gradients",
     symptom="""\
-ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) and gradient accumulation, and a parameter that some micro-batches
-of a step use and others do not: an expert that no token was routed to, a vision tower beside text alone, an adapter or
-a head of one of several tasks. Its gradient is wrong, and so are the norm in the log and everything that is clipped by
-it. No error. Of four micro-batches, where the last one did not use the parameter, the norm was 7.06 where 10.37 is
-right; where the first one did not, 10.87 where 9.14 is right. ZeRO-1 with the same offload is right.""",
+ZeRO-1 or ZeRO-2 with `offload_optimizer` (`"device": "cpu"`), and a parameter that some micro-batches use and others do
+not: an expert that no token was routed to, a vision tower beside text alone, an adapter or a head of one of several
+tasks. No error.
+
+- A step that does not use it at all trains it again, on the gradient of the last step that did. Neither ZeRO-2 nor
+  accumulation is needed, and the norm in the log does not show it.
+- ZeRO-2 with accumulation: where the last micro-batch does not use it, the gradient of the others is lost; where the
+  first does not, that of the step before is added. The norm in the log, and clipping, are wrong with it: of four
+  micro-batches 7.06 where 10.37 is right, and 10.87 where 9.14 is right.""",
     cause="""\
-Between micro-batches the gradients lie in buffers on the CPU. What was accumulated is handed to the optimizer by
-`copy_grads_in_partition`, which runs for a parameter when the last micro-batch has a gradient for it: if it has none,
-all that the others gave is lost. And a buffer is not emptied after a step: what it holds is added in the next one,
-unless the first micro-batch uses the parameter and overwrites it. 0.15.2 to 0.18.9 do not add it, and lose more, which
-`deepspeed-offload-accumulation` repairs. Seen in 0.15.1, 0.15.2, 0.18.9, 0.19.0 and 0.19.8; before 0.15.1 the code is
-the same, and does not run beside a torch of today.""",
+The optimizer's gradient and, for ZeRO-2, the sums between micro-batches lie in buffers on the CPU, which nothing
+empties. A parameter's part of the optimizer's is written (`copy_grads_in_partition`) when the last micro-batch has a
+gradient for it, and keeps what it had otherwise. Sums are overwritten by the first micro-batch if it has a gradient,
+and go on from the last step's otherwise. 0.15.2 to 0.18.9 do not add these, and lose more, which
+`deepspeed-offload-accumulation` repairs. Seen in 0.15.2, 0.18.9 and 0.19.8; before 0.15.1 the code is the same, and
+does not run beside a torch of today.""",
     what_to_do="""\
-If every micro-batch uses every parameter that is trained, nothing: such runs are right. Otherwise set `"stage": 1` and
-keep the offload, which costs memory for the gradients, or offload no optimizer. Or let every micro-batch use them all:
-add `sum((0 * p).sum() for p in model.parameters())` to each loss. No release up to 0.19.8 has a repair.""",
+If every micro-batch uses every parameter that is trained, nothing: such runs are right. Otherwise let them: add
+`sum((0 * p).sum() for p in model.parameters())` to each loss; or offload no optimizer. ZeRO-1 alone does not help. No
+release up to 0.19.8 has a repair.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/7967",
         "https://github.com/deepspeedai/DeepSpeed/pull/7981",

@@ -183,6 +183,12 @@ def accelerate() -> None:
         importlib.import_module(module)
 
 
+def accelerate_and_bitsandbytes() -> None:
+    """Both."""
+    accelerate()
+    importlib.import_module("bitsandbytes")
+
+
 def deepspeed() -> None:
     """DeepSpeed alone."""
     importlib.import_module("tests.harness.deepspeed_on_cpu")

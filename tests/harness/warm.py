@@ -85,10 +85,16 @@ def verl(release: str | None = None) -> Levels:
     return (*MEGATRON, Level("tests.harness.loading:verl", folder))
 
 
-def beside(release: str | None, load: str) -> Levels:
-    """A function of loading.py on torch, with a release's folder, such as ``deepspeed-0.18.9``, or without one."""
-    folder = str(side_by_side.folder(release)) if release else None
-    return (*TORCH, Level(f"tests.harness.loading:{load}", folder))
+def beside(release: str | None, load: str, *more: str) -> Levels:
+    """A function of loading.py on torch, with a release's folder, such as ``deepspeed-0.18.9``, or without one.
+
+    Args:
+        release: the folder, or None.
+        load: the function.
+        more: folders of what it needs besides.
+    """
+    folders = [str(side_by_side.folder(name)) for name in (release, *more) if name]
+    return (*TORCH, Level(f"tests.harness.loading:{load}", os.pathsep.join(folders) or None))
 
 
 def with_rewards(math_verify: str, verl: str) -> Levels:

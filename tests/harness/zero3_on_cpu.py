@@ -77,11 +77,6 @@ def start() -> tuple[int, Communication]:
     return state.process_index, counted
 
 
-def wait_at_most(seconds: float) -> None:
-    """Collectives that the other rank does not enter fail after so long."""
-    torch.distributed.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
-
-
 def partition(module: torch.nn.Module) -> torch.nn.Module:
     """Hand a module's parameters to ZeRO-3; they are partitioned afterwards."""
     import deepspeed

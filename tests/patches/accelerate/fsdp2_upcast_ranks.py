@@ -9,9 +9,9 @@ import warnings
 from typing import Any
 
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate import Accelerator
 
-from tests.harness import states
+from tests.harness import fsdp2_on_cpu, states
 
 NAME = "accelerate-fsdp2-upcast"
 STEPS, RANKS, RATE = 8, 2, 1e-4
@@ -80,18 +80,17 @@ def exactly(case: dict[str, Any]) -> torch.Tensor:
 
 def through_accelerate(case: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
     """``Accelerator``'s own preparation for FSDP2, then SGD."""
-    precision = case.get("precision", "bf16")
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=bool(case.get("efficient")))
-    if precision != "no":
-        plugin.set_mixed_precision(precision)
-    # On a CPU accelerate itself never chooses FSDP.
-    accelerator.state._shared_state["_mixed_precision"] = precision
-    accelerator.state._shared_state["fsdp_plugin"] = plugin
     model = fresh(case)
     start = flat(model)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        model, optimizer = accelerator._prepare_fsdp2(model, torch.optim.SGD(model.parameters(), lr=RATE))
+        model, optimizer = fsdp2_on_cpu.prepare(
+            accelerator,
+            model,
+            torch.optim.SGD(model.parameters(), lr=RATE),
+            case.get("precision", "bf16"),
+            bool(case.get("efficient")),
+        )
     for batch in batches():
         x = batch[accelerator.process_index].to(next(model.parameters()).dtype)
         model(x).float().pow(2).sum().backward()

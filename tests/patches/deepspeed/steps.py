@@ -24,6 +24,7 @@ class Case:
         micro_batches: in a step.
         by_hand: `set_gradient_accumulation_boundary` says where a step ends, and gradient_accumulation_steps is 1.
         rare: the micro-batches of a step that use the whole model; the others leave its last layer out.
+        idle: the steps of which no micro-batch uses that layer.
         touched: each loss has every parameter in it, times 0.
         masters: the optimizer's copy of the parameters and its gradients are bfloat16 too.
         accumulate: the configuration's ``grad_accum_dtype``.
@@ -36,6 +37,7 @@ class Case:
     clip: float = 0.0
     dtype: torch.dtype = torch.float32
     rare: tuple[int, ...] | None = None
+    idle: tuple[int, ...] = ()
     touched: bool = False
     masters: bool = False
     accumulate: str | None = None
@@ -61,9 +63,10 @@ def data(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def loss_of(case: Case, number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def loss_of(case: Case, step: int, number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Of a micro-batch, by its number within the step."""
-    loss: torch.Tensor = ((model(x, case.rare is None or number in case.rare) - y) ** 2).sum()
+    whole = step not in case.idle and (case.rare is None or number in case.rare)
+    loss: torch.Tensor = ((model(x, whole) - y) ** 2).sum()
     return loss + sum((0 * parameter).sum() for parameter in model.parameters()) if case.touched else loss
 
 
@@ -90,10 +93,10 @@ def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor]:
         data_types={"grad_accum_dtype": case.accumulate},
     )
     norms = []
-    for xs, ys in zip(*data(case), strict=True):
+    for step, (xs, ys) in enumerate(zip(*data(case), strict=True)):
         for number, (x, y) in enumerate(zip(xs[:, rank], ys[:, rank], strict=True)):
             last = number == case.micro_batches - 1
-            loss = loss_of(case, number, engine, x, y)
+            loss = loss_of(case, step, number, engine, x, y)
             if case.by_hand:
                 engine.set_gradient_accumulation_boundary(last)
                 loss = loss / case.micro_batches
@@ -110,9 +113,9 @@ def exactly(case: Case) -> tuple[list[float], torch.Tensor]:
     """The same, by the definition: the mean over micro-batches and ranks, clipped as a whole, plain SGD."""
     model = fresh(case).double()
     norms = []
-    for xs, ys in zip(*(tensor.double() for tensor in data(case)), strict=True):
+    for step, (xs, ys) in enumerate(zip(*(tensor.double() for tensor in data(case)), strict=True)):
         losses = [
-            loss_of(case, number, model, x, y)
+            loss_of(case, step, number, model, x, y)
             for number, ranks in enumerate(zip(xs, ys, strict=True))
             for x, y in zip(*ranks, strict=True)
         ]

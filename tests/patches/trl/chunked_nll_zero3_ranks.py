@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness import zero3_on_cpu as zero3
+from tests.harness.patience import wait_at_most
 
 RANK, COMMUNICATION = zero3.start()
 
@@ -729,7 +730,7 @@ def divergence_unpatched(report: dict[str, Any]) -> None:
 def wait_in_vain(report: dict[str, Any], step: Callable[[], Any]) -> None:
     """One rank has one chunk, the other five. The first comes back, and the other one waits for it."""
     store = torch.distributed.distributed_c10d._get_default_store()
-    zero3.wait_at_most(6)
+    wait_at_most(6)
     started = time.monotonic()
     report["stall"] = failure(step)
     report["stalled_for"] = time.monotonic() - started

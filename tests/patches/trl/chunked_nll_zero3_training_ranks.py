@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness import zero3_on_cpu as zero3
+from tests.harness.patience import wait_at_most
 
 RANK, COMMUNICATION = zero3.start()
 
@@ -139,7 +140,7 @@ def main() -> None:
         else:
             rlhf_patches.revert()
         if run == options.runs[-1]:  # it may end with one rank waiting for the other
-            zero3.wait_at_most(15)
+            wait_at_most(15)
         report[run] = attempt(options.out, **RUNS[what])
         print(run, report[run], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)

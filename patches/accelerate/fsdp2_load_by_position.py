@@ -1,0 +1,63 @@
+"""FSDP2 with efficient loading: each tensor of rank 0 becomes the parameter of its name on the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
+
+_LOAD = "accelerate.utils.fsdp_utils:fsdp2_load_full_state_dict"
+
+
+def by_name(full: Mapping[str, Any], sharded: Mapping[str, Any]) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """The pairs that rank 0 goes over, in the order in which the other ranks expect the tensors.
+
+    Args:
+        full: names and whole tensors, on rank 0.
+        sharded: names and DTensors of the sharded model, alike on all ranks.
+
+    Raises:
+        KeyError: a parameter has no tensor; raised before the first pair, so that no rank has received any.
+    """
+    missing = [name for name in sharded if name not in full]
+    if missing:
+        raise KeyError(
+            f"rank 0 has no tensor for {len(missing)} of the sharded model's {len(sharded)} parameters: {missing}; "
+            "expected one for each name: load the same model on all ranks"
+        )
+    return (((name, full[name]), one) for name, one in sharded.items())
+
+
+PATCH = Patch(
+    name="accelerate-fsdp2-load-by-position",
+    summary="FSDP2's efficient loading sends each parameter under its name, whatever else the state has",
+    symptom="""\
+FSDP2 with `cpu_ram_efficient_loading` (the default) and QLoRA: `accelerator.prepare` fails on rank 0 with
+``AttributeError: `weight` is not an nn.Module``, and the other ranks wait in a broadcast for ever, until NCCL's
+time limit. Any model is concerned whose state has more entries than parameters once it is sharded, as bitsandbytes'
+4-bit weights have (`weight.absmax` and others).""",
+    cause="""\
+On rank 0 `fsdp2_load_full_state_dict` goes over the state of the whole model and that of the sharded one by `zip`, and
+the other ranks over the sharded one's. bitsandbytes writes its entries only for weights that are not sharded, so from
+the first of them on rank 0 broadcasts what the others do not expect.""",
+    repair="""\
+Rank 0 goes over the sharded model's names as the other ranks do, and takes the tensor of that name, as in 1.14.0. A
+parameter that it has no tensor for is an error before anything is sent.""",
+    references=("https://github.com/huggingface/accelerate/pull/3982",),
+    variants=(
+        Variant(
+            Guard("accelerate", ">=1.6.0,<1.14.0"),
+            (
+                Rewrite(
+                    target=_LOAD,
+                    pattern="zip(full_sd.items(), $SHARDED.values())",
+                    replacement="$BY_NAME(full_sd, $SHARDED)",
+                    uses={"BY_NAME": f"{__name__}:{by_name.__name__}"},
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest accelerate in use is 1.14",
+    signatures=(Signature("AttributeError", "`weight` is not an nn.Module", specific=False),),
+)

@@ -1,0 +1,56 @@
+"""The k3 estimate of the KL: bounded before the exponential, not only after it."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+
+def _variant(versions: str, old: str, new: str, bounded: str) -> Variant:
+    return Variant(
+        Guard("openrlhf", versions),
+        (
+            Rewrite(
+                target="openrlhf.models.utils:compute_approx_kl",
+                pattern=old,
+                replacement=new,
+                alongside=(f"{bounded}.clamp(min=-10, max=10)",),
+            ),
+        ),
+    )
+
+
+_K3 = "(-log_ratio).exp() - 1 + log_ratio"
+_BOUNDED_K3 = "(-log_ratio.clamp(min=-10)).exp() - 1 + log_ratio.clamp(min=-10)"
+
+PATCH = Patch(
+    name="openrlhf-k3-gradient",
+    summary="the gradient of the k3 KL is 0 where it is bounded, and not NaN",
+    symptom="""\
+With `--use_kl_loss` and `--kl_estimator k3`, the loss is finite and its gradient is NaN, and the next optimizer step
+makes every weight NaN. A token's log-probability under the policy is lower than under the reference by more than 88.
+The token may be masked.""",
+    cause="""\
+`compute_approx_kl` bounds its result by 10, which hides that the exponential has overflowed. In backward the bound's
+gradient, 0, is multiplied with the exponential's, inf.""",
+    repair="""\
+The difference is bounded by 10 before the exponential, where the estimate is 22,015 and bounded anyway. So all results
+are bit for bit what they were, and so are all gradients that were not NaN. The estimate is that of GRPO (Shao et al.,
+[arXiv:2402.03300](https://arxiv.org/abs/2402.03300), equation 4).
+
+Before 0.8.6 nothing is bounded, and the estimate itself is infinite.""",
+    references=(
+        "https://github.com/OpenRLHF/OpenRLHF/pull/1335",
+        "https://github.com/OpenRLHF/OpenRLHF/pull/1160",
+    ),
+    variants=(
+        _variant(
+            ">=0.8.6,<0.9.9",
+            old="log_ratio = -log_ratio",
+            new="log_ratio = (-log_ratio).clamp(max=10)",
+            bounded="log_ratio",
+        ),
+        _variant(">=0.9.9,<0.11.1", old=f"log_ratio = {_K3}", new=f"log_ratio = {_BOUNDED_K3}", bounded="log_ratio"),
+        _variant("==0.11.1", old=f"value = {_K3}", new=f"value = {_BOUNDED_K3}", bounded="value"),
+    ),
+    retire="when the oldest OpenRLHF in use is 0.11.2",
+)
