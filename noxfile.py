@@ -177,7 +177,7 @@ BEFORE_AND_AFTER = (
 # Many wheels, older releases, hundreds of processes: tests with this mark have sessions of their own.
 NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 # What is installed beside TRL. ms-swift, in the other environment, has no room for these.
-BY_TRL = [f"tests/patches/{name}" for name in ("trl", "deepspeed", "accelerate", "peft", "openrlhf")]
+BY_TRL = [f"tests/patches/{name}" for name in ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf")]
 NOT_BY_TRL = ["tests/patches", *(f"--ignore={folder}" for folder in BY_TRL)]
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}

@@ -40,6 +40,8 @@ def page(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
             continue
         source = "git tags" if item.in_git else "PyPI"
         parts.append(f"## {item.name}\n\n{len(item.entries)} releases read ({source}).\n")
+        if not item.in_git and (oldest := record.reviewed().oldest.get(item.name)):
+            parts.append(f"None before {oldest['version']}: {oldest['why']}.\n")
         rows = ["| versions | state | patch or advice | note |", "| --- | --- | --- | --- |"]
         for patch in own:
             link = f"[{patch.name}](patches/{patch.name}.md)"

@@ -274,10 +274,12 @@ class Reviewed:
     Attributes:
         harmless: patch -> fingerprint of a target that the patch does not recognise -> why it has no such defect.
         accepted: patch -> version, or in git a tag or branch, for which the two guards may disagree -> why.
+        oldest: distribution -> ``version``, the oldest that is fetched, and ``why`` the ones before need no reading.
     """
 
     harmless: dict[str, dict[str, str]]
     accepted: dict[str, dict[str, str]]
+    oldest: dict[str, dict[str, str]]
 
     def accepts(self, item: Disagreement) -> bool:
         """Whether a disagreement has been explained."""
@@ -287,7 +289,7 @@ class Reviewed:
 def reviewed() -> Reviewed:
     """Read ``reviewed.toml``."""
     data = tomllib.loads((HERE / "reviewed.toml").read_text(encoding="utf-8"))
-    return Reviewed(data.get("harmless", {}), data.get("accepted", {}))
+    return Reviewed(data.get("harmless", {}), data.get("accepted", {}), data.get("oldest", {}))
 
 
 @dataclass(frozen=True)

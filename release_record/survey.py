@@ -90,7 +90,9 @@ def survey_index(name: str, url: str, patches: list[KnownBug], console: Console)
     own = record.patches_of(name, patches)
     with PyPISimple(url) as index:
         packages = index.get_project_page(name).packages
-    wanted = {package.filename: package for package in map(_best, _by_version(packages).values())}
+    oldest = Version(record.reviewed().oldest.get(name, {}).get("version", "0.dev0"))
+    chosen = [_best(files) for version, files in _by_version(packages).items() if version >= oldest]
+    wanted = {package.filename: package for package in chosen}
     _survey(
         Record(name, False, name, {}, []),
         own,

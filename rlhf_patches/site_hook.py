@@ -31,6 +31,7 @@ WATCHED = (
     "slime",
     "swift",
     "transformer_engine",
+    "transformers",
     "trl",
     "verl",
 )

@@ -41,6 +41,7 @@ NEEDS = {
     "patches/deepspeed": ("deepspeed", "trl-newest"),
     "patches/trl": ("deepspeed", "trl-newest"),
     "patches/peft": ("peft", "trl-newest"),
+    "patches/transformers": ("trl", "trl-newest"),
     "patches/openrlhf": ("deepspeed", "trl-newest"),
     "cluster": ("ray", "cluster"),
     "record/test_survey.py": ("pypi_simple", "releases"),

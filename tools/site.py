@@ -15,7 +15,8 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from rlhf_patches.definitions.patch import Patch
+from rlhf_patches.definitions.pages import summary
+from rlhf_patches.definitions.patch import KnownBug
 from rlhf_patches.patches import plugin
 
 ROOT = Path(__file__).parents[1]
@@ -77,14 +78,14 @@ def _within(markdown: str) -> str:
     return _OUTSIDE.sub(lambda link: f"{link[1]} (`{link[2]}` in the repository)", markdown)
 
 
-def first_page(patches: Iterable[Patch], records: Iterable[record.Record]) -> str:
+def first_page(patches: Iterable[KnownBug], records: Iterable[record.Record]) -> str:
     """The catalogue as Markdown with HTML: one row per patch, and in it what the filters look at."""
     patches, records = list(patches), list(records)
     frameworks = "".join(f"<option>{name}</option>" for name in sorted({patch.distribution for patch in patches}))
     return _PAGE.format(frameworks=frameworks, rows="\n".join(_row(patch, records) for patch in patches))
 
 
-def _row(patch: Patch, records: list[record.Record]) -> str:
+def _row(patch: KnownBug, records: list[record.Record]) -> str:
     versions = {entry.version for item in record.records_of(patch, records) for entry in item.entries}
     ranges = [SpecifierSet(variant.guard.versions) for variant in patch.variants]
     affected = [text for text in sorted(versions) if any(each.contains(text, prereleases=True) for each in ranges)]
@@ -95,7 +96,7 @@ def _row(patch: Patch, records: list[record.Record]) -> str:
     cells = (
         f'<a href="patches/{patch.name}.html">{patch.name}</a>',
         f"{patch.distribution} {html.escape(patch.versions)}",
-        html.escape(patch.summary),
+        html.escape(summary(patch)),
     )
     return f"<tr {data}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 

@@ -177,6 +177,12 @@ def transformers_trainer() -> None:
         importlib.import_module(module)
 
 
+def trl_dpo() -> None:
+    """TRL's DPO trainer, without DeepSpeed."""
+    for module in ("tokenizers", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.dpo_trainer"):
+        importlib.import_module(module)
+
+
 def accelerate() -> None:
     """accelerate alone."""
     for module in ("accelerate", "torch.distributed.fsdp", "torch.distributed.tensor"):
@@ -221,6 +227,12 @@ def rewards() -> None:
         "trl.rewards",
     ):
         importlib.import_module(module)
+
+
+def trainer() -> None:
+    """transformers' trainer, and TRL's SFT on it."""
+    for name in ("transformers.trainer", "peft", "trl.trainer.sft_trainer"):
+        importlib.import_module(name)
 
 
 def torch_and_interpreter() -> None:

@@ -213,6 +213,8 @@ def levels(case: Case) -> Levels:
         if importlib.util.find_spec("deepspeed") is None:  # beside ms-swift
             return warm.beside(case.beside, "trl_grpo")
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
+    if module.startswith("transformers."):
+        return warm.beside(case.beside, "trainer")
     if module.startswith("peft."):
         return warm.peft(case.beside)
     if module.endswith(".worker_dispatch"):

@@ -132,6 +132,19 @@ def test_every_release_is_looked_at_once(index, make_releases):
     assert (make_releases.home / "record" / "toy.json").read_bytes() == before
 
 
+def test_releases_that_need_no_reading_are_not_fetched(index, make_releases):
+    """The page says which, and why."""
+    index.publish("0.9", DEFECT)
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT)
+    (make_releases.home / "reviewed.toml").write_text('[oldest.toy]\nversion = "1.0"\nwhy = "it has no step"\n')
+    status, said = make_releases()
+    assert status == 0, said
+    assert states(make_releases.home) == {"1.0": record.DEFECT, "1.1": record.DEFECT}
+    assert "toy-0.9-py3-none-any.whl" not in index.requests
+    assert "None before 1.0: it has no step." in (make_releases.home / "docs" / "compatibility.md").read_text()
+
+
 def test_later_it_shows_what_changed_upstream(index, make_releases):
     index.publish("1.0", DEFECT)
     index.publish("1.1", DEFECT)

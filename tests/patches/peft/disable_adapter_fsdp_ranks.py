@@ -53,8 +53,14 @@ def margin(model: Any, policy: PeftModel, words: torch.Tensor) -> torch.Tensor:
 
 
 def policy() -> PeftModel:
-    config = LoraConfig(r=small.RANK, lora_alpha=small.ALPHA, target_modules=["words", "up"], modules_to_save=["head"])
-    model = get_peft_model(Worded(), config)
+    """With a second adapter, which is not active."""
+
+    def lora(**more: Any) -> LoraConfig:
+        return LoraConfig(r=small.RANK, lora_alpha=small.ALPHA, target_modules=["words", "up"], **more)
+
+    model = get_peft_model(Worded(), lora(modules_to_save=["head"]))
+    model.add_adapter("other", lora())
+    model.set_adapter("default")
     small.fill(model)
     return model
 

@@ -1,0 +1,65 @@
+"""transformers: ``Trainer`` multiplies the router's auxiliary loss by the number of ranks."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Variant, Wrap
+
+_TARGET = "transformers.trainer:Trainer.compute_loss"
+
+PATCH = Patch(
+    name="transformers-moe-aux-loss",
+    summary="the router's auxiliary loss has the weight that is configured, on any number of ranks",
+    symptom="""\
+A mixture of experts is trained with its load-balancing loss (`output_router_logits=True`; TRL 1.14's `SFTTrainer`
+switches it on by default) by `Trainer` or by what uses its `compute_loss` (TRL's SFT). On 64 ranks that loss counts 64
+times: the router is balanced at the cost of what is learnt, and the loss that is logged is too high. No error.""",
+    cause="""\
+The model's loss is the sum over this rank's tokens divided by the tokens of all ranks, plus `router_aux_loss_coef`
+times the auxiliary loss. Data parallelism takes the mean over ranks, so `compute_loss` multiplies by their number: the
+first part needs that, the second does not. It happens with `average_tokens_across_devices`, since 4.54.0
+the default.""",
+    repair="""\
+What the second part has gained is subtracted: coefficient times auxiliary loss times (ranks - 1). The gradient is then
+that of the cross-entropy, averaged over all tokens, plus the coefficient times the mean of the ranks' auxiliary losses
+(Fedus et al., Switch Transformers, 2021, equations 4 to 6). In training and in evaluation.
+
+The coefficient is the one that the model's forward uses. For forwards that are neither of transformers, TRL nor
+Liger-Kernel, outputs without `aux_loss` (NLLB-MoE, Switch Transformers), tuples (`return_dict=False`), `DataParallel`,
+DeepSpeed's sequence parallelism and losses of your own (`compute_loss_func`, label smoothing), nothing changes.
+
+Not repaired: under gradient accumulation the auxiliary losses of the micro-batches add up, since 4.46.0; set the
+coefficient to its value divided by `gradient_accumulation_steps`.""",
+    references=(
+        "https://github.com/huggingface/transformers/issues/48690",
+        "https://github.com/huggingface/transformers/pull/48691",
+        "https://github.com/huggingface/transformers/pull/48706",
+        "https://arxiv.org/abs/2101.03961",
+    ),
+    variants=(
+        Variant(
+            Guard("transformers", ">=4.46.2,<=5.23.0"),
+            (
+                Wrap(
+                    target=_TARGET,
+                    implementation=f"{__package__}.router_loss:once",
+                    fingerprints={
+                        "76812cdcda974fc8": "4.46.2 to 4.48.3",
+                        "c0d76af0b927754e": "4.49.0 to 4.53.3",
+                        "96d0e70b39349c32": "4.54.0 to 4.56.2",
+                        "7c89bdefea484566": "4.57.0 to 4.57.6",
+                        "036bc6fd80449696": "5.0.0rc0 to 5.1.0",
+                        "7ccbaa907d9b6fd8": "5.2.0 to 5.9.0",
+                        "a7d0eb52001f9676": "5.10.0 to 5.14.1: tensor-parallel ranks are not counted",
+                        "3aef336ac08185dc": "5.15.0 to 5.18.0",
+                        "84cf1eef0beeae91": "5.19.0 to 5.23.0: nor those that share a batch otherwise",
+                    },
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest transformers in use scales the cross-entropy alone; none released so far does",
+    changes_numbers="""\
+Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many
+times as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance
+with `router_aux_loss_coef` multiplied by its number of ranks.""",
+)
