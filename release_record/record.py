@@ -38,6 +38,7 @@ DIFFERENT = "different"
 NO_FUNCTION = "no function"
 NO_MODULE = "no module"
 UNREADABLE = "unreadable"
+_LINES = re.compile(r" \(at line [0-9, ]+\)")
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,8 @@ def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
 
 
 def _without_label(release: Release, error: Exception) -> str:
-    # The path of a file on the machine that made the record means nothing to its readers.
-    return str(error).replace(f" in {release.label}", "").replace(f"{release.label}/", "")
+    # The path of a file on the machine that made the record means nothing to its readers, and lines move.
+    return _LINES.sub("", str(error).replace(f" in {release.label}", "").replace(f"{release.label}/", ""))
 
 
 # -------------------------------------------------------------------------------------- reading, writing

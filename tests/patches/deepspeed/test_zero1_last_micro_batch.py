@@ -58,8 +58,9 @@ def test_reverted_it_is_deepspeed_s_own_again(reports):
         assert report["reverted"] == report["before"]
 
 
+@pytest.mark.exhaustive
 def test_a_release_that_is_repaired_is_left_alone(run_ranks):
-    """The installed one."""
+    """The installed one, and its numbers are right; test_contract.py looks at its text in every run."""
     for report in run_ranks(WORKER, "four", "one", levels=beside(None, "deepspeed")):
         assert report["status"] == "unaffected"
         assert report["after"] == report["before"]
