@@ -51,7 +51,7 @@ class Status(str, enum.Enum):
         return self in (Status.REFUSED, Status.FAILED)
 
 
-_ACTING = (Status.PENDING, Status.APPLIED, Status.APPLIES)
+_ACTING = (Status.APPLIED, Status.APPLIES)
 
 
 def printable(text: str) -> str:
