@@ -25,7 +25,7 @@ DRIFT = Case(
 def frozen(runner: Runner) -> Iterator[Row]:
     """A frozen adapter, for the reference, is loaded beside the policy's."""
     (found,) = runner.forked("tests.patches.peft.adapter_freeze_ranks", levels=peft("peft-0.20"), ranks=1)
-    before, after = (found[state]["LoRA"] for state in ("released", "patched"))
+    before, after = (found[state]["LoRA"] for state in ("before", "after"))
     wanted = f"float64 {after['wanted norm']:.5g}"
     repaired = before["norm"] == 0 and after["off float64 by"] < 1e-5
     norms = [f"norm {one['norm']:.5g}" for one in (before, after)]
@@ -35,7 +35,7 @@ def frozen(runner: Runner) -> Iterator[Row]:
 def drift(runner: Runner) -> Iterator[Row]:
     """An adapter is merged into the base weights and unmerged, after each of 100 steps."""
     (found,) = runner.forked("tests.patches.peft.lora_merge_drift_ranks", levels=peft(None), ranks=1)
-    before, after = (found[state]["bfloat16"] for state in ("released", "patched"))
+    before, after = (found[state]["bfloat16"] for state in ("before", "after"))
     moved = [f"moved by {one['moved']:.2%}" for one in (before, after)]
     verdict = "bit for bit" if after["same"] else "NO"
     words = tuple(f"{text} of their mean size" for text in moved)
