@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
-
 from rlhf_patches.definitions.pages import summary
 from rlhf_patches.definitions.patch import KnownBug
 from rlhf_patches.patches import plugin
@@ -86,9 +84,8 @@ def first_page(patches: Iterable[KnownBug], records: Iterable[record.Record]) ->
 
 
 def _row(patch: KnownBug, records: list[record.Record]) -> str:
-    versions = {entry.version for item in record.records_of(patch, records) for entry in item.entries}
-    ranges = [SpecifierSet(variant.guard.versions) for variant in patch.variants]
-    affected = [text for text in sorted(versions) if any(each.contains(text, prereleases=True) for each in ranges)]
+    entries = (entry for item in record.records_of(patch, records) for entry in item.entries)
+    affected = sorted({entry.version for entry in entries if record.claimed(patch, entry) is not None})
     errors = [f"{signature.exception} {signature.message}" for signature in patch.signatures]
     text = " ".join([patch.name, patch.summary, patch.symptom, patch.cause, *errors])
     attributes = {"framework": patch.distribution, "releases": " ".join(affected), "text": " ".join(text.split())}

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from .. import autoload, settings
 from .._version import __version__
+from ..definitions.patch import DefinitionError
 from ..offline import pins
 from ..runs import report_summary
 from . import audit, author, catalogue, diagnose, environment, judge, output, run
@@ -22,6 +23,7 @@ from .command_line import Commands, UsageError
 
 _WRONG = (
     UsageError,
+    DefinitionError,
     settings.SettingsError,
     autoload.AutoloadError,
     pins.PinsError,

@@ -8,7 +8,7 @@ import difflib
 import re
 from typing import Any
 
-from ..definitions.patch import DefinitionError, Rewrite
+from ..definitions.patch import Rewrite
 from ..definitions.status import printable
 from ..guards import rewriting, shapes, sources
 from ..guards.sources import NotFound, Source, Unreadable
@@ -56,10 +56,7 @@ def _try(options: argparse.Namespace) -> int:
     source, node = _function(options.target, options.release)
     places: list[tuple[int, int]] = []
     if options.pattern is not None:
-        try:
-            places = rewriting.lines_of_matches(source, node, options.pattern, options.inside)
-        except DefinitionError as error:
-            raise UsageError(str(error)) from error
+        places = rewriting.lines_of_matches(source, node, options.pattern, options.inside)
     first = sources.first_line(node)
     marked = {line for start, end in places for line in range(start, end + 1)}
     for number, text in enumerate(source.text.splitlines()[first - 1 : node.end_lineno], first):
@@ -80,12 +77,9 @@ def _try(options: argparse.Namespace) -> int:
 
 def _rewrite(options: argparse.Namespace, matches: int) -> Rewrite:
     uses = dict(use.partition("=")[::2] for use in options.use)
-    try:
-        return Rewrite(
-            options.target, options.pattern, options.replacement, matches=matches, inside=options.inside, uses=uses
-        )
-    except DefinitionError as error:
-        raise UsageError(str(error)) from error
+    return Rewrite(
+        options.target, options.pattern, options.replacement, matches=matches, inside=options.inside, uses=uses
+    )
 
 
 def _show(rewrite: Rewrite, source: Source) -> None:

@@ -173,8 +173,7 @@ class Engine:
         found = self._ledger.matched(name).get(target)
         if found is not None:
             return found
-        patch = self._known(name, "matched").patch
-        patch = patch.load() if isinstance(patch, Listed) else patch
+        patch = self._define(self._known(name, "matched"))
         changes = [change for variant in patch.variants for change in variant.changes]
         targets = [change.target for change in changes if isinstance(change, (Replace, Wrap)) and change.fingerprints]
         if target not in targets:
@@ -313,10 +312,10 @@ class Engine:
                         entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
                 return
 
-    def _define(self, entry: _Entry) -> None:
+    def _define(self, entry: _Entry) -> KnownBug:
         """Import a patch of which only the list is known."""
-        if isinstance(entry.patch, Listed):
-            entry.patch = entry.patch.load()
+        patch = entry.patch = entry.patch.load() if isinstance(entry.patch, Listed) else entry.patch
+        return patch
 
     def _outcome(self, entry: _Entry, announced: ModuleType | None) -> _Outcome:
         patch = entry.patch

@@ -63,7 +63,8 @@ def from_dict(values: Mapping[str, Any]) -> Process:
 def effects(engine: Engine) -> dict[str, Effect]:
     """What every patch does in this process, or will do once its modules are imported, to be compared with others.
 
-    Nothing is imported or changed. An advice does nothing anywhere, so it makes no difference.
+    No module of a framework is imported, and nothing changed. An advice does nothing anywhere, so it makes no
+    difference.
     """
     carried = (each for each in engine.carried() if each[0].kind != Advice.kind)
     return {patch.name: effect(patch, row, texts) for patch, row, texts in carried}

@@ -21,7 +21,10 @@ LEARNING_RATE = 0.1
 
 
 def without_operator() -> None:
-    """An all-reduce in shared memory that DeepSpeed compiles, for CPUs only; without it there is gloo's."""
+    """An all-reduce in shared memory that DeepSpeed compiles, for CPUs only; without it there is gloo's.
+
+    It waits without a limit for the other ranks' memory. As an attribute, deepspeed.comm.torch is the package torch.
+    """
     operators: Any = importlib.import_module("deepspeed.comm.torch")
     operators.build_shm_op = lambda: None
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import importlib
 import json
 import os
 from pathlib import Path
@@ -37,10 +36,9 @@ def start(library: str) -> None:
         torch.distributed.init_process_group("gloo")
     elif library == "deepspeed":
         import deepspeed
+        from deepspeed_on_cpu import without_operator  # beside this script
 
-        # An all-reduce in shared memory that DeepSpeed compiles, for CPUs only: it waits without a limit for the other
-        # ranks' memory. As an attribute, deepspeed.comm.torch is the package torch itself.
-        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+        without_operator()
         deepspeed.init_distributed("gloo")
     else:
         from accelerate import PartialState
