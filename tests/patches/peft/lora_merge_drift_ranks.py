@@ -134,13 +134,13 @@ def transposed() -> dict[str, Any]:
 
     base = small.Small().to(torch.bfloat16)
     base.up = Conv1D(2 * small.WIDTH, small.WIDTH).to(torch.bfloat16)
+    base.down = Conv1D(small.WIDTH, 2 * small.WIDTH).to(torch.bfloat16)
     small.fill(base)
     config = LoraConfig(r=small.RANK, target_modules=["up", "down"], fan_in_fan_out=True)
-    base.down = Conv1D(small.WIDTH, 2 * small.WIDTH).to(torch.bfloat16)
     model = get_peft_model(base, config)
-    train(model, 0)
     with trial(model) as found:
-        for _ in range(CYCLES):
+        for step in range(CYCLES):
+            train(model, step)
             model.merge_adapter()
             model.unmerge_adapter()
     return found

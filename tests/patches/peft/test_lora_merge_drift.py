@@ -34,7 +34,7 @@ def found(request, run_ranks):
 @pytest.mark.parametrize("case", EXACT)
 def test_without_it_100_cycles_move_the_base_weights(found, case):
     for state in ("before", "reverted"):
-        assert found[state][case]["moved"] > (5e-4 if case == "float16" else 2e-3)
+        assert found[state][case]["moved"] > (2e-4 if case == "float16" else 1.5e-3), "a quarter of what was seen"
         assert set(found[state][case]["ways"].values()) == {0}, "the patch has no part in it"
 
 
