@@ -7,13 +7,17 @@ imports torch.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -56,6 +60,18 @@ def _check_fingerprints(change: Replace | Wrap) -> None:
             )
 
 
+@functools.cache
+def parsed_range(versions: str) -> SpecifierSet:
+    """A specifier as packaging has it; not to be changed.
+
+    Raises:
+        InvalidSpecifier: it is none of PEP 440's.
+    """
+    from packaging.specifiers import SpecifierSet  # 10 ms: only where a framework is installed
+
+    return SpecifierSet(versions)
+
+
 @dataclass(frozen=True)
 class Guard:
     """The version guard; the shape guard is part of each change, and both must hold.
@@ -73,12 +89,12 @@ class Guard:
     may_be_missing: str | None = None
 
     def __post_init__(self) -> None:
-        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+        from packaging.specifiers import InvalidSpecifier
 
         if not self.distribution:
             raise DefinitionError("Guard.distribution is empty: expected the framework's name on PyPI")
         try:
-            SpecifierSet(self.versions)
+            parsed_range(self.versions)
         except InvalidSpecifier as error:
             raise DefinitionError(
                 f"Guard.versions is {self.versions!r}: expected a PEP 440 specifier such as '>=0.9.0,<0.17' ({error})"
@@ -94,9 +110,7 @@ class Guard:
 
         Membership changes at the versions that the ranges name only, so those, and one right after each, tell all.
         """
-        from packaging.specifiers import SpecifierSet
-
-        ranges = [SpecifierSet(guard.versions) for guard in (self, other)]
+        ranges = [parsed_range(guard.versions) for guard in (self, other)]
         named = {pin.version.removesuffix(".*") for each in ranges for pin in each}
         candidates = [
             text for base in sorted(named) for text in (base, f"{base}.0.0.0.1", f"{base}.post1", f"{base}.dev1")
