@@ -25,6 +25,16 @@ class DefinitionError(ValueError):
     """A patch is described wrongly; the message says which field, what was expected and what to write."""
 
 
+def check_name(name: object, what: str) -> None:
+    """Check the name of a patch or an advice; ``what`` is what the message calls it.
+
+    Raises:
+        DefinitionError: it is not kebab-case.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DefinitionError(f"{what} is {name!r}: expected kebab-case, framework first ('trl-some-bug')")
+
+
 def _check_path(path: str, what: str) -> None:
     if not isinstance(path, str) or not _PATH.fullmatch(path):
         raise DefinitionError(f"{what} is {path!r}: expected 'module:qualified.name', such as 'pkg.mod:Class.method'")
@@ -453,10 +463,7 @@ class KnownBug:
     changes_numbers: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DefinitionError(
-                f"{type(self).__name__}.name is {self.name!r}: expected kebab-case, framework first ('trl-some-bug')"
-            )
+        check_name(self.name, f"{type(self).__name__}.name")
         for text in self._texts():
             if not getattr(self, text).strip():
                 raise DefinitionError(f"{self}: {text} is empty; users read it, so write it")
