@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
-import re
 from typing import Any
 
 from ..definitions.patch import Rewrite
@@ -15,8 +13,6 @@ from ..guards.sources import NotFound, Source, Unreadable
 from ..offline import archive, download
 from . import output
 from .command_line import Commands, UsageError
-
-_METAVARIABLE = re.compile(r"\$+([A-Z_])")
 
 
 def add(commands: Commands) -> None:
@@ -66,9 +62,9 @@ def _try(options: argparse.Namespace) -> int:
     print()
     print(printable(f"{options.pattern!r}: {len(places)} matches in {options.target} ({source.filename})"))
     if not places:
-        complaint = _no_python(options.pattern)
+        complaint = rewriting.no_python(options.pattern)
         if complaint:
-            output.complain(complaint)
+            output.complain(f"the pattern {options.pattern!r} {complaint}")
         return 1
     if options.replacement is not None:
         _show(_rewrite(options, len(places)), source)
@@ -101,15 +97,6 @@ def _show(rewrite: Rewrite, source: Source) -> None:
     text = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in given.items())])
     print()
     print(printable(f"Rewrite({text})"))
-
-
-def _no_python(pattern: str) -> str:
-    """What is wrong with a pattern that Python does not parse; ast-grep reads of it what it can."""
-    try:
-        ast.parse(_METAVARIABLE.sub(r"\1", pattern))
-    except SyntaxError as error:
-        return f"the pattern {pattern!r} is no Python by itself ({error.msg}), so it may never match"
-    return ""
 
 
 def _fingerprint(options: argparse.Namespace) -> int:
