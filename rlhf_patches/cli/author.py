@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
-import re
 
 from ..authoring import definition, upstream
 from ..definitions.patch import Rewrite
@@ -14,8 +12,6 @@ from ..guards import rewriting, shapes, sources
 from ..guards.sources import Source
 from . import output
 from .command_line import Commands, UsageError
-
-_METAVARIABLE = re.compile(r"\$+([A-Z_])")
 
 
 def add(commands: Commands) -> None:
@@ -63,9 +59,9 @@ def _try(options: argparse.Namespace) -> int:
     print()
     print(printable(f"{options.pattern!r}: {len(places)} matches in {options.target} ({source.filename})"))
     if not places:
-        complaint = no_python(options.pattern)
+        complaint = rewriting.no_python(options.pattern)
         if complaint:
-            output.complain(complaint)
+            output.complain(f"the pattern {options.pattern!r} {complaint}")
         return 1
     if options.replacement is not None:
         _show(rewrite_of(options, len(places)), source)
@@ -110,15 +106,6 @@ def _show(rewrite: Rewrite, source: Source) -> None:
         print(output.printable_lines(line))
     print()
     print(printable(definition.one_line(rewrite)))
-
-
-def no_python(pattern: str) -> str:
-    """What is wrong with a pattern that Python does not parse; ast-grep reads of it what it can."""
-    try:
-        ast.parse(_METAVARIABLE.sub(r"\1", pattern))
-    except SyntaxError as error:
-        return f"the pattern {pattern!r} is no Python by itself ({error.msg}), so it may never match"
-    return ""
 
 
 def _fingerprint(options: argparse.Namespace) -> int:

@@ -97,7 +97,8 @@ def _rewrite(options: argparse.Namespace, source: Source, node: FunctionNode) ->
         return Rewrite(options.target, plugin.NO_PATTERN, plugin.NO_REPLACEMENT)
     matches = len(rewriting.lines_of_matches(source, node, options.pattern, options.inside))
     if not matches:
-        why = author.no_python(options.pattern) or f"`rlhf-patches try {options.target}` shows its lines"
+        complaint = rewriting.no_python(options.pattern)
+        why = f"it {complaint}" if complaint else f"`rlhf-patches try {options.target}` shows its lines"
         raise UsageError(f"{options.target} does not contain {options.pattern!r} ({source.filename}): {why}")
     if options.replacement is None:
         options.replacement = plugin.NO_REPLACEMENT
