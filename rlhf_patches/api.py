@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 
 from . import import_system, settings
-from .definitions.status import PatchError, Report
+from .definitions.status import PatchError, Report, Status
 from .engine import log
 from .engine.engine import engine
 from .guards.sources import fingerprint
+from .runs import children as child_processes
 
 __all__ = ["apply", "fingerprint", "in_force", "matched", "report", "revert"]
 
 
 def apply(
-    only: Iterable[str] | str | None = None, exclude: Iterable[str] | str | None = None, strict: bool | None = None
+    only: Iterable[str] | str | None = None,
+    exclude: Iterable[str] | str | None = None,
+    strict: bool | None = None,
+    children: bool = False,
 ) -> Report:
     """Apply every patch whose guards hold, now where the framework is imported, on import otherwise.
 
@@ -27,16 +32,26 @@ def apply(
         only: names or globs of patches to apply; None means all.
         exclude: names or globs of patches to leave out.
         strict: raise when a patch is refused or fails, also later, on import; None means RLHF_PATCHES_STRICT.
+        children: also patch the Python processes of this environment that this one starts from now on, however it does
+            that, and theirs: it sets RLHF_PATCHES_AUTOLOAD=1. They follow the variables, so what is not to be applied
+            is said by these and not by the arguments.
 
     Returns:
         the state of every registered patch.
 
     Raises:
-        SettingsError: a name or a variable is wrong; nothing was changed.
+        SettingsError: a name or a variable is wrong, or children cannot be reached; nothing was changed.
         PatchError: strict mode and a refused or failed patch or an unusable plugin.
         VerifyError: RLHF_PATCHES_VERIFY, the process group is there already, and the ranks differ.
     """
     with import_system.loading():
+        if children:
+            if not (only is None and exclude is None and strict is None):
+                raise settings.SettingsError(
+                    "apply(children=True) with only, exclude or strict: child processes do not get these. Set "
+                    "RLHF_PATCHES_ONLY, RLHF_PATCHES_DISABLE or RLHF_PATCHES_STRICT, which hold for this process, too"
+                )
+            child_processes.check()
         log.configure()
         path = os.environ.get("RLHF_PATCHES_REPORT")
         if path:
@@ -46,10 +61,10 @@ def apply(
         try:
             report = engine.apply(only, exclude, strict)
         except PatchError:  # what is not refused is applied all the same
-            _arrange_verification()
+            _arrange(children)
             raise
-        _arrange_verification()
-        return report
+        _arrange(children)
+        return _noted(report)
 
 
 def revert(only: Iterable[str] | str | None = None, exclude: Iterable[str] | str | None = None) -> Report:
@@ -65,9 +80,11 @@ def revert(only: Iterable[str] | str | None = None, exclude: Iterable[str] | str
     Raises:
         SettingsError: a name is wrong; nothing was changed.
     """
-    process_group = sys.modules.get("rlhf_patches.runs.process_group")
-    if process_group is not None and only is None and exclude is None:
-        process_group.cancel()
+    if only is None and exclude is None:
+        child_processes.leave()
+        process_group = sys.modules.get("rlhf_patches.runs.process_group")
+        if process_group is not None:
+            process_group.cancel()
     return engine.revert(only, exclude)
 
 
@@ -82,7 +99,7 @@ def report() -> Report:
     Raises:
         SettingsError: RLHF_PATCHES_PLUGINS is wrong, and the patches are loaded only now.
     """
-    return engine.report()
+    return _noted(engine.report())
 
 
 def in_force(name: str) -> bool:
@@ -120,7 +137,14 @@ def matched(name: str, target: str) -> str:
     return engine.matched(name, target)
 
 
-def _arrange_verification() -> None:
+def _noted(report: Report) -> Report:
+    acts = report.with_status(Status.APPLIED, Status.PENDING)
+    return replace(report, notes=(child_processes.NOTE,)) if acts and not child_processes.are_reached() else report
+
+
+def _arrange(children: bool) -> None:
+    if children:
+        child_processes.reach()
     if settings.truth("VERIFY"):
         from .runs import process_group  # json, zlib: only where they are needed
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import site
 import stat
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import settings, site_hook
+from . import hook_files, settings, site_hook
 from .definitions import registry
 from .definitions.registry import Registered
 
-# Sorts after an editable install's own .pth, which has to come first.
-_NAME = "rlhf_patches_autoload"
 _MODE = 0o644
 
 # A .pth file's code has to be one line. Nothing of it is compiled unless it is needed, for every interpreter reads it.
@@ -80,7 +76,7 @@ class Autoload:
 
 def status() -> Autoload:
     """Whether `on` was called for this environment, and whether that reaches all of its users."""
-    file = _folder() / f"{_NAME}.pth"
+    file = hook_files.folder() / hook_files.SWITCHED_ON
     return Autoload(file.exists(), file, os.environ.get(settings.PREFIX + "AUTOLOAD"), tuple(problems(file)))
 
 
@@ -90,7 +86,7 @@ def on() -> Autoload:
     Raises:
         AutoloadError: site-packages cannot be written.
     """
-    file = _folder() / f"{_NAME}.pth"
+    file = hook_files.folder() / hook_files.SWITCHED_ON
     try:
         _write(file, line("1", watch_list(registry.load()[0])))
         if sys.version_info >= (3, 15):  # PEP 829: where a .start file exists, import lines of the .pth are ignored
@@ -109,7 +105,7 @@ def off() -> Autoload:
     Raises:
         AutoloadError: the file cannot be removed.
     """
-    file = _folder() / f"{_NAME}.pth"
+    file = hook_files.folder() / hook_files.SWITCHED_ON
     try:
         for name in (file, file.with_suffix(".start")):
             name.unlink(missing_ok=True)
@@ -142,7 +138,11 @@ def line(default: str, watch: tuple[str, ...] = ()) -> str:
 def problems(file: Path) -> list[str]:
     """Why a hook's file does not reach every user, or is not safe, each with what to do. Absent files have none."""
     found = []
-    remedy = "`rlhf-patches autoload on` writes it anew" if file.stem == _NAME else "set its mode to 644 (chmod)"
+    remedy = (
+        "`rlhf-patches autoload on` writes it anew"
+        if file.name == hook_files.SWITCHED_ON
+        else "set its mode to 644 (chmod)"
+    )
     for path in (file, file.with_suffix(".start")):
         if not path.exists():
             continue
@@ -154,28 +154,6 @@ def problems(file: Path) -> list[str]:
         if state.st_uid not in (0, path.parent.stat().st_uid):
             found.append(f"{path} belongs to user {state.st_uid}, the environment does not: remove it, and {remedy}")
     return found
-
-
-def hook_file() -> Path | None:
-    """The hook of this environment, `on`'s before the wheel's; None in an editable install without `on`."""
-    # Where `on` writes, or beside the package (a wheel, also one in the user's own site-packages).
-    folders = [_folder()]
-    if not outside():
-        folders.append(_beside())
-    for folder in dict.fromkeys(folders):
-        for name in (_NAME, "rlhf_patches"):
-            if (folder / f"{name}.pth").exists():
-                return folder / f"{name}.pth"
-    return None
-
-
-def outside() -> Path | None:
-    """The wheel's hook, if it lies where Python runs no .pth files: `pip install --target`, a path on PYTHONPATH."""
-    read = [_folder(), *map(Path, site.getsitepackages())]
-    if site.ENABLE_USER_SITE:
-        read.append(Path(site.getusersitepackages()))
-    file = _beside() / "rlhf_patches.pth"
-    return file if file.exists() and _beside() not in [folder.resolve() for folder in read] else None
 
 
 def watch_list(registered: Iterable[Registered]) -> tuple[str, ...]:
@@ -194,11 +172,3 @@ def _write(file: Path, text: str) -> None:
         os.replace(temporary, file)
     finally:
         Path(temporary).unlink(missing_ok=True)
-
-
-def _beside() -> Path:
-    return Path(__file__).resolve().parent.parent
-
-
-def _folder() -> Path:
-    return Path(sysconfig.get_path("purelib"))

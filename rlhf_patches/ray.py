@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import autoload, settings, site_hook
+from . import autoload, hook_files, settings, site_hook
 from .definitions import registry
 from .engine.engine import engine
 from .engine.log import logger
@@ -89,7 +89,7 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
     if any(made.get(field) for field in _ALONE):
         logger.info("the runtime environment names a container, so its workers need the site hook in the image")
-    elif _nested_init_fails() and autoload.hook_file() and made.get(_HOOK) in (None, _OURS):
+    elif _nested_init_fails() and hook_files.found() and made.get(_HOOK) in (None, _OURS):
         made.pop(_HOOK, None)
     else:
         made[_HOOK] = _chained(made.get(_HOOK))

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from .. import autoload, settings
+from .. import autoload, hook_files, settings
 from .._version import __version__
 from ..definitions import registry
 from ..definitions.status import PatchReport, printable
@@ -110,8 +110,8 @@ def _others(count: int, absent: list[PatchReport]) -> list[str]:
 
 
 def _hook_state() -> str:
-    file = autoload.hook_file()
-    outside = autoload.outside()
+    file = hook_files.found()
+    outside = hook_files.outside()
     if file is None and outside:
         return (
             f"site hook: none. {outside} lies where Python runs no .pth files (pip install --target, PYTHONPATH); "

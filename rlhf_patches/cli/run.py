@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import tempfile
 
-from .. import autoload, settings
+from .. import autoload, hook_files, settings
 from ..definitions import registry
 from ..runs import report_file, report_summary
 from . import output, supervised
@@ -72,11 +72,8 @@ def _run(options: argparse.Namespace) -> int:
     os.environ.update(environment)
     settings.from_environment(names)
     settings.log_level()
-    if not autoload.hook_file():
-        raise UsageError(
-            "this environment has no site hook, so the command would run unpatched (an editable install ships none, "
-            "and that of `pip install --target` is not run): run `rlhf-patches autoload on` once, or install the wheel"
-        )
+    if not hook_files.found():
+        raise UsageError(hook_files.NONE.format(", so the command would run unpatched"))
     # This environment's programs first: a `python` of another one has another hook, or none.
     folders = (sysconfig.get_path("scripts"), os.path.dirname(sys.executable), *os.get_exec_path())
     environment["PATH"] = os.pathsep.join(dict.fromkeys(folders))

@@ -178,6 +178,8 @@ class Report:
 
     patches: tuple[PatchReport, ...]
     plugin_failures: tuple[PluginFailure, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What else a user should know, of no patch in particular."""
 
     def __iter__(self) -> Iterator[PatchReport]:
         return iter(self.patches)
@@ -202,6 +204,7 @@ class Report:
         return {
             "patches": [patch.to_dict() for patch in self.patches],
             "plugin_failures": [{"plugin": f.plugin, "reason": f.reason} for f in self.plugin_failures],
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
     def to_json(self, **options: Any) -> str:
@@ -233,7 +236,7 @@ class Report:
                 ("PATCH", "STATUS", "FRAMEWORK", "REASON"), cells, width, [row.below(places) for row in shown]
             )
         lines += folded(row for row in self.patches if row not in shown)
-        return "\n".join([*lines, *(printable(str(failure)) for failure in self.plugin_failures)])
+        return "\n".join([*lines, *(printable(str(failure)) for failure in self.plugin_failures), *self.notes])
 
     def __str__(self) -> str:
         return self.to_text()
@@ -257,6 +260,7 @@ class Report:
         more = [
             *folded(self.with_status(Status.ABSENT)),
             *(printable(str(failure)) for failure in self.plugin_failures),
+            *self.notes,
         ]
         return f"<table>{table}</table>" + "".join(f"<div>{html.escape(line)}</div>" for line in more)
 

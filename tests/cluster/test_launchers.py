@@ -79,11 +79,15 @@ def test_a_difference_gets_out_of_each_library(installed, tmp_path, launcher):
     assert lines[3].endswith("): disabled (disabled by RLHF_PATCHES_DISABLE)")
 
 
-@pytest.mark.parametrize("way", ["site hook", pytest.param("apply()", marks=pytest.mark.exhaustive)])
-def test_children_of_a_process(installed, tmp_path, way):
+@pytest.mark.parametrize(
+    "settings",
+    [SITE_HOOK, *(pytest.param({"APPLY": where}, marks=pytest.mark.exhaustive) for where in ("top", "main"))],
+    ids=["site hook", "apply()", "apply(children=True)"],
+)
+def test_children_of_a_process(installed, tmp_path, settings):
     """multiprocessing by spawn and fork, before and after the import, and DataLoader's workers."""
-    settings = {**ENVIRONMENT, **(SITE_HOOK if way == "site hook" else {"APPLY": "1"})}
-    done = installed.run(installed.python, str(SUPPORT / "launched_children.py"), cwd=tmp_path, **settings)
+    script = str(SUPPORT / "launched_children.py")
+    done = installed.run(installed.python, script, cwd=tmp_path, **ENVIRONMENT, **settings)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert set(found) == {"parent", "fork before", "fork after", "spawn", "DataLoader fork", "DataLoader spawn"}

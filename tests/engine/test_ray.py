@@ -26,7 +26,7 @@ from tests.harness.ray_environment import BARE, HOOK
 )
 def test_a_setup_hook_is_left_out_where_ray_could_not_be_started_again(monkeypatch, version, hook_file, expected):
     monkeypatch.setattr(ray.importlib.metadata, "version", {"ray": version}.__getitem__)
-    monkeypatch.setattr(ray.autoload, "hook_file", lambda: hook_file)
+    monkeypatch.setattr(ray.hook_files, "found", lambda: hook_file)
     assert runtime_env().get("worker_process_setup_hook") == expected
     assert runtime_env(runtime_env()) == runtime_env()
     assert runtime_env({"worker_process_setup_hook": "os.getpid"})["worker_process_setup_hook"].runs_ours

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from rlhf_patches import Rewrite, autoload
+from rlhf_patches import Rewrite, autoload, hook_files
 from rlhf_patches.cli import judge
 from rlhf_patches.definitions.registry import Registered
 from tests.harness import toy_slime
@@ -67,7 +67,7 @@ def test_autoload_switches_the_environment(make_installed, slime):
 @pytest.fixture
 def pth(tmp_path, monkeypatch):
     """What `autoload on` writes, in a folder that is no environment's."""
-    monkeypatch.setattr(autoload, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(hook_files, "folder", lambda: tmp_path)
     return tmp_path / "rlhf_patches_autoload.pth"
 
 

@@ -1,6 +1,7 @@
 """A process and its children, each of which says what became of the patch: multiprocessing and DataLoader's workers.
 
-With APPLY set it calls `rlhf_patches.apply()` at the top of the script, which spawned children run again.
+With APPLY=top it calls `rlhf_patches.apply()` at the top of the script, which spawned children run again; with
+APPLY=main below the guard, which they do not, for its children, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from launched_ranks import look
 
-if os.environ.get("APPLY"):
+if os.environ.get("APPLY") == "top":
     import rlhf_patches
 
     rlhf_patches.apply()
@@ -59,6 +60,10 @@ def workers(method: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    if os.environ.get("APPLY") == "main":
+        import rlhf_patches
+
+        rlhf_patches.apply(children=True)
     said = {"fork before": children("fork"), "parent": [look()], "fork after": children("fork")}
     said |= {"DataLoader fork": workers("fork"), "DataLoader spawn": workers("spawn"), "spawn": children("spawn")}
     print(json.dumps(said), flush=True)

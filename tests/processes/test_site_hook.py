@@ -13,6 +13,7 @@ import time
 import pytest
 
 from rlhf_patches import autoload
+from rlhf_patches.runs.children import NOTE
 from tests.harness import toy_slime
 from tests.harness.toy_slime_fixtures import make_refused
 
@@ -94,21 +95,54 @@ def test_multiprocessing(installed, slime, method):
     assert (done.returncode, done.stdout.split()) == (0, ["applied"]), done.stderr
 
 
+BELOW_ITS_GUARD = f"""
+import concurrent.futures, multiprocessing, os, sys
+def look():
+    {toy_slime.LOOK}
+    sys.stdout.flush()
+if __name__ == '__main__':
+    import rlhf_patches
+    said = rlhf_patches.apply(CHILDREN)
+    for method in 'spawn', 'forkserver':
+        process = multiprocessing.get_context(method).Process(target=look)
+        process.start(); process.join(); assert process.exitcode == 0
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+        pool.submit(look).result()
+    rlhf_patches.revert()
+    process = multiprocessing.get_context('spawn').Process(target=look)
+    process.start(); process.join(); assert process.exitcode == 0
+    print(said.notes)
+"""
+
+
 @pytest.mark.parametrize(
-    ("line", "found"), [("", "untouched"), ("os.environ['RLHF_PATCHES_AUTOLOAD'] = '1'", "applied")]
+    ("children", "found", "settings"),
+    [("", ["untouched"] * 4, {}), ("children=True", ["applied"] * 3 + ["untouched"], {}), ("", ["applied"] * 4, ON)],
 )
-def test_spawned_children_of_a_script_that_calls_apply_below_its_guard(installed, slime, line, found):
-    (slime / "job.py").write_text(
-        "import multiprocessing, os, sys\n"
-        f"def look():\n    {toy_slime.LOOK}\n"
-        "if __name__ == '__main__':\n"
-        f"    {line}\n"
-        "    import rlhf_patches; rlhf_patches.apply()\n"
-        "    process = multiprocessing.get_context('spawn').Process(target=look)\n"
-        "    process.start(); process.join(); sys.exit(process.exitcode)\n"
-    )
-    done = installed.run(installed.python, "job.py", cwd=slime)
-    assert (done.returncode, done.stdout.split()) == (0, [found]), done.stderr
+def test_spawned_children_of_a_script_that_calls_apply_below_its_guard(installed, slime, children, found, settings):
+    (slime / "job.py").write_text(BELOW_ITS_GUARD.replace("CHILDREN", children))
+    done = installed.run(installed.python, "job.py", cwd=slime, **settings)
+    note = () if "applied" in found else (NOTE,)
+    assert (done.returncode, done.stdout.split("\n")[:-1]) == (0, [*found, str(note)]), done.stderr
+
+
+def test_children_that_cannot_be_reached_are_an_error(make_installed, slime):
+    changed = make_installed()
+    code = f"import rlhf_patches\ntry: rlhf_patches.apply({{}})\nfinally: {toy_slime.LOOK}"
+
+    def said(arguments: str, **settings: str) -> str:
+        done = changed.run(changed.python, "-c", code.format(arguments), cwd=slime, **settings)
+        assert (done.returncode, done.stdout) == (1, "untouched\n")
+        return done.stderr.splitlines()[-1].removeprefix("rlhf_patches.settings.SettingsError: ")
+
+    off = said("children=True", RLHF_PATCHES_AUTOLOAD="0")
+    assert off.startswith("RLHF_PATCHES_AUTOLOAD=0 keeps child processes unpatched")
+    for argument in ("only='slime-*'", "exclude=[]", "strict=False"):
+        assert said(f"children=True, {argument}").startswith("apply(children=True) with only, exclude or strict")
+    (changed.site / "rlhf_patches.pth").unlink()  # as an editable install leaves it
+    assert said("children=True").startswith("this environment has no site hook, so apply(children=True) would reach no")
+    printed = f"import rlhf_patches; print(rlhf_patches.apply().notes == ({NOTE!r},))"
+    assert changed.code("import os; os.environ['RLHF_PATCHES_AUTOLOAD'] = '1'; " + printed, cwd=slime) == "True"
 
 
 def test_python_m(installed, slime):
