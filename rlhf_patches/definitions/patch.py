@@ -11,13 +11,15 @@ import functools
 import importlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, Union
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
+
+_Kind = TypeVar("_Kind", bound=type)
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -29,9 +31,92 @@ class DefinitionError(ValueError):
     """A patch is described wrongly; the message says which field, what was expected and what to write."""
 
 
+def check_name(name: object, what: str) -> None:
+    """Check the name of a patch or an advice; ``what`` is what the message calls it.
+
+    Raises:
+        DefinitionError: it is not kebab-case.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DefinitionError(f"{what} is {_shown(name)}: expected kebab-case, framework first ('trl-some-bug')")
+
+
 def _check_path(path: str, what: str) -> None:
     if not isinstance(path, str) or not _PATH.fullmatch(path):
-        raise DefinitionError(f"{what} is {path!r}: expected 'module:qualified.name', such as 'pkg.mod:Class.method'")
+        raise DefinitionError(
+            f"{what} is {_shown(path)}: expected 'module:qualified.name', such as 'pkg.mod:Class.method'"
+        )
+
+
+_LONGEST = 100  # characters of a wrong value in a message
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+_TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "text"),
+    "str | None": (lambda value: value is None or isinstance(value, str), "text, or None"),
+    "int": (lambda value: type(value) is int, "a whole number"),
+    "bool": (lambda value: type(value) is bool, "True or False"),
+    "tuple[str, ...]": (
+        lambda value: isinstance(value, tuple) and all(isinstance(item, str) for item in value),
+        "a tuple of strings, ('one',) say",
+    ),
+    "Mapping[str, str]": (
+        lambda value: isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values()),
+        "a dictionary of strings",
+    ),
+}
+"""How a field is annotated, what holds of its values, and how to say so. Fields of other types are checked by name."""
+
+
+def _check_types(described: Any, owner: str) -> None:
+    for each in fields(described):
+        holds, expected = _TYPES.get(str(each.type), (None, ""))
+        value = getattr(described, each.name)
+        if holds is not None and not holds(value):
+            raise DefinitionError(f"{owner}{each.name} is {_shown(value)}: expected {expected}")
+
+
+def _names_fields(kind: _Kind) -> _Kind:
+    """Decorates a dataclass: fields that are missing or unknown are a `DefinitionError`, which names the patch."""
+    make = kind.__init__  # type: ignore[misc]
+
+    @functools.wraps(make)
+    def init(self: object, *args: Any, **kwargs: Any) -> None:
+        try:
+            make(self, *args, **kwargs)
+        except TypeError as error:
+            wrong = _wrong_fields(kind, args, kwargs)
+            if not wrong:
+                raise
+            raise DefinitionError(wrong) from error
+
+    kind.__init__ = init  # type: ignore[misc]
+    return kind
+
+
+def _wrong_fields(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    names = [each.name for each in fields(kind)]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    owner = f"{kind.__name__} {given.get('name', given.get('target', ''))}".rstrip()
+    needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+    missing = [name for name in needed if name not in given]
+    unknown = [name for name in kwargs if name not in names]
+    if unknown:
+        others = [name for name in names if name not in given]
+        return f"{owner} has no field {unknown[0]!r}; expected one of {', '.join(others)}"
+    if len(args) > len(names):
+        return f"{owner} has {len(names)} fields ({', '.join(names)}), and {len(args)} values"
+    if missing:
+        return f"{owner} lacks {', '.join(missing)}"
+    return next((f"{owner} has {name} twice" for name in names[: len(args)] if name in kwargs), "")
 
 
 def _freeze(change: object, name: str) -> None:
@@ -49,14 +134,16 @@ def _check_fingerprints(change: Replace | Wrap) -> None:
     kind, found = type(change).__name__, change.fingerprints
     if not isinstance(found, Mapping):
         raise DefinitionError(
-            f"{kind}.fingerprints is {found!r}: expected a dictionary, from each fingerprint to the releases with it"
+            f"{kind}.fingerprints is {_shown(found)}: "
+            "expected a dictionary, from each fingerprint to the releases with it"
         )
     for fingerprint, releases in found.items():
         if not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
-            raise DefinitionError(f"{kind}.fingerprints has {fingerprint!r}: expected 16 hex digits")
+            raise DefinitionError(f"{kind}.fingerprints has {_shown(fingerprint)}: expected 16 hex digits")
         if not isinstance(releases, str) or not releases.strip():
             raise DefinitionError(
-                f"{kind}.fingerprints[{fingerprint!r}] is {releases!r}: expected the releases that have it, as text"
+                f"{kind}.fingerprints[{fingerprint!r}] is {_shown(releases)}: "
+                "expected the releases that have it, as text"
             )
 
 
@@ -72,6 +159,7 @@ def parsed_range(versions: str) -> SpecifierSet:
     return SpecifierSet(versions)
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Guard:
     """The version guard; the shape guard is part of each change, and both must hold.
@@ -91,6 +179,7 @@ class Guard:
     def __post_init__(self) -> None:
         from packaging.specifiers import InvalidSpecifier
 
+        _check_types(self, "Guard.")
         if not self.distribution:
             raise DefinitionError("Guard.distribution is empty: expected the framework's name on PyPI")
         try:
@@ -124,6 +213,7 @@ class Guard:
         return None
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Rewrite:
     """Edit one function's source: ``pattern`` becomes ``replacement``, wherever it occurs in the function.
@@ -157,7 +247,7 @@ class Rewrite:
     def __post_init__(self) -> None:
         _check_shape(self)
         for name, path in self.uses.items():
-            if not _METAVARIABLE.fullmatch(name):
+            if not isinstance(name, str) or not _METAVARIABLE.fullmatch(name):
                 raise DefinitionError(f"Rewrite.uses has the name {name!r}: expected capitals, as in a metavariable")
             _check_path(path, f"Rewrite.uses[{name!r}]")
         _freeze(self, "uses")
@@ -165,6 +255,7 @@ class Rewrite:
     __reduce__ = _reduce
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Replace:
     """Replace a whole function by another.
@@ -192,6 +283,7 @@ class Replace:
     __reduce__ = _reduce
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Wrap:
     """Put ``implementation`` around a function, in wrapt's convention: ``(wrapped, instance, args, kwargs)``.
@@ -220,6 +312,7 @@ class Wrap:
         _check_path(self.target, "Wrap.target")
         _check_path(self.implementation, "Wrap.implementation")
         _check_fingerprints(self)
+        _check_types(self, f"Wrap of {self.target}: ")
         by_signature = bool(self.signature and self.signature_suffices)
         if bool(self.signature) != bool(self.signature_suffices) or bool(self.fingerprints) == by_signature:
             raise DefinitionError(
@@ -231,6 +324,7 @@ class Wrap:
     __reduce__ = _reduce
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Shape:
     """What one function's source looks like where it has the bug; of an `Advice`, which changes nothing.
@@ -253,11 +347,9 @@ class Shape:
 def _check_shape(change: Rewrite | Shape) -> None:
     kind = type(change).__name__
     _check_path(change.target, f"{kind}.target")
+    _check_types(change, f"{kind} of {change.target}: ")
     if not change.pattern.strip():
         raise DefinitionError(f"{kind}.pattern is empty: expected an ast-grep pattern")
-    for name in ("alongside", "unless"):
-        if isinstance(getattr(change, name), str):
-            raise DefinitionError(f"{kind}.{name} is a string: expected a tuple of patterns")
     if change.matches < 1:
         raise DefinitionError(f"{kind}.matches is {change.matches}: expected the number of occurrences, 1 or more")
 
@@ -276,6 +368,7 @@ def put_to_use(changes: Iterable[Change]) -> tuple[str, ...]:
     return tuple(paths)
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Variant:
     """One shape of upstream's code that has the bug, and its repair in it.
@@ -294,8 +387,9 @@ class Variant:
 
     def __post_init__(self) -> None:
         if not isinstance(self.guard, Guard):
-            raise DefinitionError(f"Variant.guard is {self.guard!r}; expected a Guard")
-        _check_items("Variant", "changes", self.changes, (Rewrite, Replace, Wrap, Shape))
+            raise DefinitionError(f"Variant.guard is {_shown(self.guard)}; expected a Guard")
+        _check_types(self, "Variant.")
+        _check_items(f"Variant of {self.guard}", "changes", self.changes, (Rewrite, Replace, Wrap, Shape))
         if len({isinstance(change, Shape) for change in self.changes}) > 1:
             raise DefinitionError("Variant.changes has a Shape beside other changes; expected shapes alone, or none")
 
@@ -329,8 +423,13 @@ class Variant:
 
 
 def _check_items(owner: str, name: str, value: object, kind: type | tuple[type, ...]) -> None:
-    if not isinstance(value, tuple) or not value or not all(isinstance(item, kind) for item in value):
-        raise DefinitionError(f"{owner}: {name} is {value!r}; expected a tuple with one item or more")
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, tuple) or not value or not all(isinstance(item, kinds) for item in value):
+        expected = " or ".join(each.__name__ for each in kinds)
+        hint = "; write (...,) around it, with the comma" if isinstance(value, kinds) else ""
+        raise DefinitionError(
+            f"{owner}: {name} is {_shown(value)}; expected a tuple of {expected}, with one item or more{hint}"
+        )
 
 
 class ListedVariant(NamedTuple):
@@ -352,7 +451,10 @@ class ListedVariant(NamedTuple):
     @property
     def guard(self) -> Guard:
         """Made when it is asked for: a guard imports what parses ranges."""
-        return Guard(self.distribution, self.versions, self.may_be_missing)
+        return _guard(self.distribution, self.versions, self.may_be_missing)
+
+
+_guard = functools.cache(Guard)
 
 
 class Listed(NamedTuple):
@@ -410,6 +512,7 @@ def _modules(variants: Iterable[Variant | ListedVariant]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(module for variant in variants for module in variant.modules))
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Signature:
     """An exception by which a bug shows in a log.
@@ -430,9 +533,10 @@ class Signature:
 
     def __post_init__(self) -> None:
         if not isinstance(self.exception, str) or not self.exception.isidentifier():
-            raise DefinitionError(f"Signature.exception is {self.exception!r}: expected a type's name, 'KeyError' say")
-        if isinstance(self.frames, str):
-            raise DefinitionError("Signature.frames is a string: expected a tuple of functions")
+            raise DefinitionError(
+                f"Signature.exception is {_shown(self.exception)}: expected a type's name, 'KeyError' say"
+            )
+        _check_types(self, f"Signature of {self.exception}: ")
         for path in self.frames:
             _check_path(path, "Signature.frames")
         if not self.message:
@@ -467,18 +571,16 @@ class KnownBug:
     changes_numbers: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DefinitionError(
-                f"{type(self).__name__}.name is {self.name!r}: expected kebab-case, framework first ('trl-some-bug')"
-            )
+        check_name(self.name, f"{type(self).__name__}.name")
+        _check_items(str(self), "references", self.references, str)
+        _check_types(self, f"{self}: ")
         for text in self._texts():
             if not getattr(self, text).strip():
                 raise DefinitionError(f"{self}: {text} is empty; users read it, so write it")
         if "\n" in self.summary:
             raise DefinitionError(f"{self}: summary has several lines; expected one")
-        _check_items(str(self), "references", self.references, str)
         _check_items(str(self), "variants", self.variants, Variant)
-        if self.signatures:
+        if self.signatures != ():
             _check_items(str(self), "signatures", self.signatures, Signature)
         self._check_guards()
 
@@ -529,6 +631,7 @@ class KnownBug:
         return put_to_use(change for variant in self.variants for change in variant.changes)
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Patch(KnownBug):
     """One known bug and its repair.
@@ -573,6 +676,7 @@ class Patch(KnownBug):
         return *super()._texts(), "repair"
 
 
+@_names_fields
 @dataclass(frozen=True)
 class Advice(KnownBug):
     """One known bug that nothing here repairs, and what to do about it. It is recognised and told, and changes nothing.

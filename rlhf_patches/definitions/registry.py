@@ -10,7 +10,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from .. import installed, settings
@@ -29,6 +30,7 @@ class _OwnEntryPoint(NamedTuple):
 
     name: str
     value: str
+    dist: None = None
 
     def load(self) -> Any:
         return importlib.import_module(self.value)
@@ -39,13 +41,21 @@ _EntryPoint = Union["importlib.metadata.EntryPoint", _OwnEntryPoint]
 
 
 class PluginFailure(NamedTuple):
-    """A plugin, or one of its patches, that could not be used: ``plugin`` names it, ``reason`` says why."""
+    """A plugin, or one of its patches, that could not be used: ``plugin`` names it, ``reason`` says why.
+
+    ``partly``: others of its patches are used.
+    """
 
     plugin: str
     reason: str
+    partly: bool = False
 
     def __str__(self) -> str:
-        return f"plugin {self.plugin} could not be used: {self.reason}"
+        return f"plugin {self.plugin} could not be used{' in full' if self.partly else ''}: {self.reason}"
+
+
+class _Wrong(Exception):
+    """A plugin is not as it has to be; the text is the whole reason."""
 
 
 class Registered(NamedTuple):
@@ -62,7 +72,7 @@ def credit(plugin: str) -> str:
 
 def hint(failures: Sequence[PluginFailure]) -> str:
     """What else to say when a patch's name is unknown: it may be in a plugin that did not load."""
-    broken = ", ".join(failure.plugin for failure in failures)
+    broken = ", ".join(dict.fromkeys(failure.plugin for failure in failures))
     return f" (plugins that could not be used: {broken})" if broken else ""
 
 
@@ -74,8 +84,10 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
         try:
             registered.append(Registered(patch.load() if isinstance(patch, Listed) else patch, plugin))
         except (Exception, SystemExit) as error:
-            failures.append(_not_loaded(plugin, patch.name, error))
-    return registered, failures
+            path = patch.path if isinstance(patch, Listed) else ""
+            failures.append(_not_loaded(plugin, patch.name, path, error))
+    used = {item.plugin for item in registered}
+    return registered, [failure._replace(partly=failure.plugin in used) for failure in failures]
 
 
 def listed() -> tuple[list[tuple[KnownBug | Listed, str]], list[PluginFailure]]:
@@ -83,6 +95,7 @@ def listed() -> tuple[list[tuple[KnownBug | Listed, str]], list[PluginFailure]]:
 
     The order decides which of two conflicting patches is applied, so it must be the same on every rank:
     it depends on names only, never on the order of ``sys.path``. Of a plugin that is not allowed nothing is imported.
+    What is wrong with one patch of a plugin takes none of its others away.
 
     Raises:
         SettingsError: RLHF_PATCHES_PLUGINS names what is not installed.
@@ -90,30 +103,46 @@ def listed() -> tuple[list[tuple[KnownBug | Listed, str]], list[PluginFailure]]:
     found: dict[str, tuple[KnownBug | Listed, str]] = {}
     failures: list[PluginFailure] = []
     for plugin, entry_point in _entry_points(failures):
+
+        def complain(reason: str, plugin: str = plugin) -> None:
+            failures.append(PluginFailure(plugin, reason))
+
         try:
-            patches = _patches_of(entry_point, plugin)
+            for patch in _patches_of(entry_point, plugin, complain):
+                if patch.name not in found:
+                    found[patch.name] = patch, plugin
+                elif found[patch.name][1] == plugin:
+                    complain(
+                        f"it has two patches named {patch.name!r}, of which the first is used: give each bug one name "
+                        "and one Patch, with a Variant for each shape of its code"
+                    )
+                else:
+                    complain(f"its patch {patch.name!r} is ignored: {found[patch.name][1]} has one of that name")
         # A plugin runs foreign code at import; even its sys.exit() must not end a training run.
         except (Exception, SystemExit) as error:
-            failures.append(_not_loaded(plugin, entry_point.value, error))
-            continue
-        for patch in patches:
-            if not isinstance(patch, (KnownBug, Listed)):
-                failures.append(
-                    PluginFailure(plugin, f"returned a {type(patch).__name__}, expected a rlhf_patches.Patch")
-                )
-            elif patch.name in found:
-                first = found[patch.name][1]
-                failures.append(
-                    PluginFailure(plugin, f"its patch {patch.name!r} is ignored: {first} has one of that name")
-                )
-            else:
-                found[patch.name] = patch, plugin
-    return list(found.values()), failures
+            failures.append(_not_loaded(plugin, entry_point.value, entry_point.value, error))
+    used = {plugin for _, plugin in found.values()}
+    return list(found.values()), [failure._replace(partly=failure.plugin in used) for failure in failures]
 
 
-def _not_loaded(plugin: str, what: str, error: BaseException) -> PluginFailure:
-    reason = f"loading {what!r} raised {type(error).__name__}: {error}"
+def _not_loaded(plugin: str, what: str, path: str, error: BaseException) -> PluginFailure:
+    if isinstance(error, _Wrong):
+        return PluginFailure(plugin, str(error))
+    place = _place_of(error, path.partition(".")[0].partition(":")[0])
+    reason = f"loading {what!r} raised {type(error).__name__}: {error}{f' (at {place})' if place else ''}"
     return PluginFailure(plugin, reason + (_not_installed() if plugin == BUILT_IN else ""))
+
+
+def _place_of(error: BaseException, package: str) -> str:
+    """File and line of the code in a plugin's own package that led to an exception; empty where there is none."""
+    if isinstance(error, SyntaxError) and error.filename and os.path.isfile(error.filename):
+        return f"{error.filename}:{error.lineno}"
+    found, step = "", error.__traceback__
+    while step is not None:
+        if str(step.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
+            found = f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
+        step = step.tb_next
+    return found
 
 
 def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, _EntryPoint]]:
@@ -197,20 +226,90 @@ def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:
     return name or entry_point.name
 
 
-def _patches_of(entry_point: _EntryPoint, plugin: str) -> list[KnownBug | Listed]:
+def _patches_of(entry_point: _EntryPoint, plugin: str, complain: Callable[[str], None]) -> Iterator[KnownBug | Listed]:
+    """What a plugin brings, one after the other; ``complain`` is told of what is no patch."""
     if plugin == BUILT_IN:
-        return list(entry_point.load().listed())
+        yield from entry_point.load().listed()
+        return
     import pluggy  # and inspect: only where there is a plugin
 
     from . import hookspecs
 
+    brings = _led_to(entry_point)
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    manager.register(entry_point.load(), name=plugin)
-    manager.check_pending()
-    results = manager.hook.rlhf_patches()
-    if not results:
-        raise LookupError(
-            f"no hook implementation: expected a function rlhf_patches() marked with @{hookspecs.PROJECT}.hookimpl"
+    try:
+        manager.register(brings, name=plugin)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        places = "; ".join(map(_called_at, _marked(brings)))
+        raise _Wrong(
+            f"{places} is not as expected, a function rlhf_patches() without arguments: {' '.join(str(error).split())}"
+        ) from error
+    hooks = manager.hook.rlhf_patches.get_hookimpls()
+    if not hooks:
+        where = getattr(brings, "__file__", None) or entry_point.value
+        raise _Wrong(
+            "no hook implementation: expected a function rlhf_patches() marked with "
+            f"@{hookspecs.PROJECT}.hookimpl in {where}"
         )
-    return [patch for result in results for patch in result]
+    for hook in hooks:
+        yield from _returned(hook.function, complain)
+
+
+def _led_to(entry_point: _EntryPoint) -> Any:
+    """What an entry point names, a module or an object in one.
+
+    Raises:
+        _Wrong: there is no such thing.
+    """
+    path = getattr(entry_point.dist, "_path", None)
+    written = f"its entry point '{entry_point.name} = {entry_point.value}'" + (f" ({path})" if path else "")
+    module = entry_point.value.partition(":")[0].strip()
+    mend = "expected the module that has the hook, 'your_package.patches' say; correct it and install the plugin again"
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise _Wrong(f"{written} names no module: {mend}")
+    try:
+        found = entry_point.load()
+    except (ModuleNotFoundError, AttributeError) as error:
+        missing = f"{module}.".startswith(f"{error.name}.") if isinstance(error, ModuleNotFoundError) else True
+        if not missing or _place_of(error, module.partition(".")[0]):
+            raise
+        raise _Wrong(f"{written} leads nowhere ({type(error).__name__}: {error}): {mend}") from error
+    if isinstance(found, types.FunctionType):
+        raise _Wrong(f"{written} names {_called_at(found)}: {mend}")
+    return found
+
+
+def _marked(brings: object) -> list[Any]:
+    """The functions of a module that are marked as hooks."""
+    from . import hookspecs
+
+    functions = [each for each in getattr(brings, "__dict__", {}).values() if isinstance(each, types.FunctionType)]
+    return [each for each in functions if hasattr(each, f"{hookspecs.PROJECT}_impl")]
+
+
+def _called_at(function: Any) -> str:
+    """A function's name, with its file and line where it has any."""
+    code = getattr(function, "__code__", None)
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(function, '__name__', 'the hook')}(){place}"
+
+
+def _returned(hook: Callable[[], Any], complain: Callable[[str], None]) -> Iterator[KnownBug | Listed]:
+    expected = "expected a list of patches: `return [PATCH]`"
+    found = hook()
+    if found is None:
+        raise _Wrong(f"{_called_at(hook)} returned None, {expected}")
+    if isinstance(found, (KnownBug, Listed)):
+        raise _Wrong(f"{_called_at(hook)} returned the {found.kind} {found.name} by itself, {expected}")
+    if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
+        raise _Wrong(f"{_called_at(hook)} returned an object of type {type(found).__name__}, {expected}")
+    for number, patch in enumerate(found, 1):
+        if isinstance(patch, (KnownBug, Listed)):
+            yield patch
+        else:
+            complain(
+                f"item {number} of what {_called_at(hook)} returned is of type {type(patch).__name__} and is left out: "
+                "expected a rlhf_patches.Patch or Advice"
+            )

@@ -63,6 +63,7 @@ def ast_grep_is_known() -> bool:
 
 
 _MOST_LINES = 5  # named where a pattern is found too often
+_METAVARIABLE = re.compile(r"\$+([A-Z_][A-Z0-9_]*)?")
 
 
 class Unrecognised(Exception):
@@ -110,7 +111,7 @@ def find(shape: Rewrite | Shape, source: Source, node: sources.FunctionNode) -> 
     function = _function_node(source, node)
     for pattern in shape.alongside:
         if not _find_all(function, pattern):
-            raise Unrecognised(f"{shape.target} does not contain {pattern!r}")
+            raise Unrecognised(f"{shape.target} does not contain {pattern!r}{_doubt(pattern)}")
     for pattern in shape.unless:
         if _find_all(function, pattern):
             raise Unrecognised(f"{shape.target} contains {pattern!r}, which repairs it already")
@@ -121,8 +122,23 @@ def find(shape: Rewrite | Shape, source: Source, node: sources.FunctionNode) -> 
         raise Unrecognised(
             f"{shape.target} contains {shape.pattern!r}{where} {len(matches)} times, expected {shape.matches}"
             f"{f' (at line {lines})' if lines else ''}"
+            f"{_doubt(shape.pattern if not matches else None)}"
         )
     return matches
+
+
+def no_python(pattern: str) -> str:
+    """What is wrong with a pattern that Python does not parse; ast-grep reads of it what it can."""
+    try:
+        ast.parse(_METAVARIABLE.sub(lambda variable: variable[1] or "_", pattern))
+    except SyntaxError as error:
+        return f"is no Python by itself ({error.msg}), so it may never match"
+    return ""
+
+
+def _doubt(pattern: str | None) -> str:
+    wrong = no_python(pattern) if pattern else ""
+    return f"; the pattern {wrong}" if wrong else ""
 
 
 def lines_of_matches(

@@ -110,8 +110,8 @@ BAD_PATHS = [
         *((Wrap, "target", path, "Wrap.target is") for path in BAD_PATHS),
         *((Wrap, "implementation", path, "Wrap.implementation is") for path in BAD_PATHS),
         (Rewrite, "pattern", " ", "Rewrite.pattern is empty"),
-        (Rewrite, "alongside", "$A", "Rewrite.alongside is a string"),
-        (Rewrite, "unless", "$A", "Rewrite.unless is a string"),
+        (Rewrite, "alongside", "$A", "Rewrite of a.b:C.d: alongside is '$A': expected a tuple of strings"),
+        (Rewrite, "unless", "$A", "Rewrite of a.b:C.d: unless is '$A': expected a tuple of strings"),
         (Rewrite, "matches", 0, "Rewrite.matches is 0"),
         (Rewrite, "uses", {"fix": "a:b"}, "Rewrite.uses has the name 'fix'"),
         (Rewrite, "uses", {"FIX": "a.b"}, "Rewrite.uses['FIX'] is 'a.b'"),
@@ -140,7 +140,7 @@ BAD_PATHS = [
         (Variant, "changes", REPAIRED.changes + SEEN.changes, "a Shape beside other changes"),
         (Shape, "target", "a.b", "Shape.target is 'a.b'"),
         (Shape, "pattern", "", "Shape.pattern is empty"),
-        (Shape, "unless", "$A", "Shape.unless is a string"),
+        (Shape, "unless", "$A", "Shape of a.b:C.d: unless is '$A': expected a tuple of strings"),
         (Shape, "matches", 0, "Shape.matches is 0"),
         (Advice, "name", "bug", "Advice.name is 'bug': expected kebab-case"),
         (Advice, "what_to_do", " ", "Advice some-framework-bug: what_to_do is empty"),
@@ -151,6 +151,53 @@ BAD_PATHS = [
 def test_definition_errors(kind, field, value, message):
     with pytest.raises(DefinitionError, match=re.escape(message)):
         kind(**{**GOOD[kind], field: value})
+
+
+class Unshown:
+    def __repr__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "value", [3.5, [1], {1: 2}, Unshown(), "x" * 10**6 + "\n"], ids=lambda value: type(value).__name__
+)
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_value_of_the_wrong_type_is_named_with_its_field(kind, value):
+    for each in dataclasses.fields(kind):
+        if isinstance(value, str) and each.type in ("str", "str | None") and each.name != "target":
+            continue
+        with pytest.raises(DefinitionError, match=rf"\b{each.name}\b") as caught:
+            kind(**{**GOOD[kind], each.name: value})
+        assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_field_that_is_missing_or_unknown_is_named_with_what_it_is_of(kind):
+    owner = re.escape(f"{kind.__name__} {GOOD[kind].get('name', GOOD[kind].get('target', ''))}".rstrip())
+    needed = [
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    ]
+    for name in needed:
+        some = {field: value for field, value in GOOD[kind].items() if field != name}
+        called = owner if name not in ("name", "target") else kind.__name__
+        with pytest.raises(DefinitionError, match=rf"^{called} lacks {name}$"):
+            kind(**some)
+        with pytest.raises(DefinitionError, match=rf"^{called} has no field '{name}_'; expected one of .*\b{name}\b"):
+            kind(**some, **{f"{name}_": 1})
+    with pytest.raises(DefinitionError, match=f"^{kind.__name__} lacks {', '.join(needed)}$"):
+        kind()
+    values = list(GOOD[kind].values())
+    with pytest.raises(DefinitionError, match=rf"^{kind.__name__} .*has {next(iter(GOOD[kind]))} twice$"):
+        kind(*values, **{next(iter(GOOD[kind])): "a.b:c"})
+    with pytest.raises(DefinitionError, match=r" fields \(.*\), and 30 values$"):
+        kind(*["x"] * 30)
+
+
+def test_one_item_where_a_tuple_is_expected():
+    with pytest.raises(DefinitionError, match=r"expected a tuple of Variant, .*; write \(\.\.\.,\) around it"):
+        Patch(**{**GOOD[Patch], "variants": GOOD[Patch]["variants"][0]})
 
 
 def test_a_wrap_has_one_shape_guard():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rlhf_patches import SettingsError, Status, cli
+from rlhf_patches import PatchError, SettingsError, Status, cli
 from rlhf_patches.definitions import registry
 from rlhf_patches.engine.engine import Engine
 from rlhf_patches.patches import plugin
@@ -18,27 +18,42 @@ from tests.harness.plugins import GOOD, IMPOSTOR, TAKEN, numbers
 
 HOOK = "from rlhf_patches import hookimpl\n@hookimpl\ndef rlhf_patches():\n    "
 BAD = {
-    "raises at import": ("raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
+    "raises at import": ("raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh (at {file}:1)"),
+    "raises below": ("import json\n\njson.loads(\n    '{')", "column 2 (char 1) (at {file}:3)"),
     "exits at import": ("import sys\nsys.exit(3)", "raised SystemExit: 3"),
-    "does not parse": ("def f(:", "raised SyntaxError"),
+    "does not parse": ("\ndef f(:", "(at {file}:2)"),
     "imports what is missing": ("import no_such_module", "raised ModuleNotFoundError"),
-    "raises in the hook": (f"{HOOK}raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
+    "raises in the hook": (f"{HOOK}raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh (at {file}:4)"),
     "exits in the hook": (f"{HOOK}raise SystemExit", "raised SystemExit"),
     "is empty": ("", "no hook implementation: expected a function rlhf_patches() marked with @rlhf_patches.hookimpl"),
-    "forgot the mark": ("def rlhf_patches(): return []", "no hook implementation"),
-    "misspelt the hook": (HOOK.replace("def rlhf_patches", "def rlhf_patch") + "return []", "rlhf_patch"),
-    "wants arguments": (HOOK.replace("s():", "s(engine):") + "return []", "engine"),
-    "returns a number": (f"{HOOK}return 3", "raised TypeError"),
-    "returns numbers": (f"{HOOK}return [3]", "returned a int, expected a rlhf_patches.Patch"),
-    "returns None": (f"{HOOK}return None", "no hook implementation"),
+    "forgot the mark": ("def rlhf_patches(): return []", "rlhf_patches.hookimpl in {file}"),
+    "misspelt the hook": (
+        HOOK.replace("def rlhf_patches", "def rlhf_patch") + "return []",
+        "rlhf_patch() ({file}:2) is not as expected, a function rlhf_patches() without arguments",
+    ),
+    "wants arguments": (
+        HOOK.replace("s():", "s(engine):") + "return []",
+        "rlhf_patches() ({file}:2) is not as expected, a function rlhf_patches() without arguments",
+    ),
+    "returns text": (f"{HOOK}return 'x'", "returned an object of type str, expected a list of patches"),
+    "returns a number": (
+        f"{HOOK}return 3",
+        "rlhf_patches() ({file}:2) returned an object of type int, expected a list of patches",
+    ),
+    "returns numbers": (f"{HOOK}return [3]", "item 1 of what rlhf_patches() ({file}:2) returned is of type int"),
+    "returns None": (f"{HOOK}return None", "rlhf_patches() ({file}:2) returned None, expected a list of patches"),
     "returns what raises when shown": (
         f"class Bad:\n    def __repr__(self): raise ZeroDivisionError\n{HOOK}return [Bad()]",
-        "returned a Bad",
+        "item 1 of what rlhf_patches() ({file}:4) returned is of type Bad",
     ),
     "yields, then raises": (f"{HOOK}yield from ()\n    raise ZeroDivisionError('oh')", "raised ZeroDivisionError: oh"),
     "defines a patch wrongly": (
         "from rlhf_patches import Guard\nGuard('d', '1.0')",
         "raised DefinitionError: Guard.versions is '1.0'",
+    ),
+    "defines a patch wrongly, further down": (
+        "from rlhf_patches import Patch\n\n\nPATCH = Patch(\n    name='trl-bug',\n    summary='s',\n)",
+        "Error: Patch trl-bug lacks symptom, cause, repair, references, variants, retire (at {file}:4)",
     ),
 }
 
@@ -51,7 +66,8 @@ def test_a_plugin_that_breaks_is_named_and_stops_nobody(site, framework, how):
     try:
         report = made.apply()
         assert [failure.plugin for failure in report.plugin_failures] == [bad]
-        assert reason in report.plugin_failures[0].reason
+        file = site.folder / f"{bad.replace('-', '_')}.py"
+        assert reason.replace("{file}", str(file)) in report.plugin_failures[0].reason
         assert [row.plugin for row in report] == [good]
         assert framework.load().add(2, 1) == 3
         assert made.report()[good].status is Status.APPLIED
@@ -61,18 +77,96 @@ def test_a_plugin_that_breaks_is_named_and_stops_nobody(site, framework, how):
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [("no_such_module", "ModuleNotFoundError"), ("{}:nothing", "AttributeError")]
+    ("value", "reason"),
+    [
+        ("no_such_module", "leads nowhere (ModuleNotFoundError: No module named 'no_such_module')"),
+        ("{}.below", "leads nowhere (ModuleNotFoundError: "),
+        ("{}:nothing", "leads nowhere (AttributeError: "),
+        ("my-plugin.patches", "names no module"),
+        ("{}:rlhf_patches", "names rlhf_patches() ({file}:1)"),
+    ],
 )
 def test_an_entry_point_that_leads_nowhere(site, value, reason):
-    bad, good = site.add("bad", "", value=value.format(f"{site.prefix}_bad")), site.good()
+    value = value.format(f"{site.prefix}_bad")
+    bad, good = site.add("bad", "def rlhf_patches(): return []", value=value), site.good()
     registered, (failure,) = site.load()
     assert [item.plugin for item in registered] == [good]
-    assert (failure.plugin, reason in failure.reason) == (bad, True)
+    assert failure.plugin == bad
+    info = site.folder / f"{site.prefix}_bad-1.0.dist-info"
+    assert failure.reason.startswith(f"its entry point 'bad = {value}' ({info}) ")
+    assert reason.replace("{file}", str(site.folder / f"{site.prefix}_bad.py")) in failure.reason
+    assert "expected the module that has the hook" in failure.reason
+
+
+def test_a_module_that_a_plugin_imports_and_that_is_missing_is_not_the_entry_points_fault(site):
+    bad = site.add("bad", "import no_such_module")
+    _, (failure,) = site.load()
+    assert failure.reason == (
+        f"loading '{site.prefix}_bad' raised ModuleNotFoundError: No module named 'no_such_module' "
+        f"(at {site.folder / f'{site.prefix}_bad.py'}:1)"
+    ), bad
+
+
+SEVERAL = {
+    "nonsense among them": (
+        "return [patch('{0}-one'), 'nonsense', patch('{0}-two')]",
+        "item 2 of what rlhf_patches() (",
+    ),
+    "a list among them": ("return [patch('{0}-one'), [patch('x-y')], patch('{0}-two')]", "is of type list and is left"),
+    "two of one name": (
+        "return [patch('{0}-one'), patch('{0}-one'), patch('{0}-two')]",
+        "it has two patches named '{0}-one', of which the first is used",
+    ),
+    "an exception at the end": (
+        "yield patch('{0}-one')\n    yield patch('{0}-two')\n    raise ZeroDivisionError('oh')",
+        "raised ZeroDivisionError: oh (at ",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SEVERAL)
+def test_one_bad_patch_takes_none_of_its_plugins_others_away(site, framework, how, capsys):
+    """The good ones are there, and the bad one is a problem wherever people look."""
+    text, reason = SEVERAL[how]
+    reason = reason.format(site.prefix)
+    good = GOOD.format(framework=framework.distribution, target=framework.path("mod:add"), name="x")
+    plugin = site.add("bad", good.replace('return [patch("x")]', text.format(site.prefix)))
+    names = [f"{site.prefix}-one", f"{site.prefix}-two"]
+    made = Engine(load=site.load)
+    try:
+        report = made.apply()
+        assert [row.name for row in report] == names
+        (failure,) = report.plugin_failures
+        assert (failure.plugin, failure.partly) == (plugin, True)
+        assert str(failure).startswith(f"plugin {plugin} could not be used in full: ")
+        assert reason in failure.reason
+        assert reason in str(report)
+        assert framework.load().add(2, 1) == 3
+        assert made.report()[names[0]].status is Status.APPLIED
+        assert reason in str(made.report())
+    finally:
+        made.revert()
+    with pytest.raises(PatchError, match=f"plugin {plugin} could not be used in full: "):
+        Engine(load=site.load).apply(strict=True)
+    for command, expected in ((["list"], 0), (["doctor"], 1), (["doctor", "--quiet"], 1), (["doctor", "--json"], 1)):
+        assert cli.main(command) == expected
+        out, err = capsys.readouterr()
+        assert reason in err
+        assert "--quiet" in command or all(name in out for name in names)
+
+
+def test_one_patch_by_itself_is_no_list(site, framework):
+    text = GOOD.format(framework=framework.distribution, target=framework.path("mod:add"), name="x-y")
+    for number, alone in enumerate(("patch('x-y')", "patch('x-y').listed('x:Y')")):
+        site.add(f"bad{number}", text.replace('[patch("x-y")]', alone))
+    registered, failures = site.load()
+    assert registered == []
+    assert len(failures) == 2
+    for failure in failures:
+        assert "returned the patch x-y by itself, expected a list of patches: `return [PATCH]`" in failure.reason
 
 
 def test_strict_mode_raises_for_a_broken_plugin(site):
-    from rlhf_patches import PatchError
-
     bad = site.add("bad", "raise ZeroDivisionError('oh')")
     with pytest.raises(PatchError, match=f"plugin {bad} could not be used: .*ZeroDivisionError: oh"):
         Engine(load=site.load).apply(strict=True)
