@@ -1,7 +1,7 @@
 """The command ``rlhf-patches``. Nothing here imports a framework: it works on a login node without a GPU.
 
-Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken, the processes of a run differ or ``audit``
-has found a bug, 2 the command line, a setting, a release given to ``check`` or a file given to ``report`` or ``audit``
+Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken, the processes of a run differ, ``audit``
+has found a bug or ``survey`` a range that is wrong, 2 the command line, a setting, a release given to ``check`` or a file given to ``report`` or ``audit``
 is wrong.
 """
 
@@ -18,7 +18,7 @@ from .._version import __version__
 from ..definitions.patch import DefinitionError
 from ..offline import pins
 from ..runs import report_summary
-from . import audit, author, catalogue, diagnose, environment, judge, output, run
+from . import audit, author, catalogue, diagnose, environment, judge, output, run, survey
 from .command_line import Commands, UsageError
 
 _WRONG = (
@@ -70,6 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
     commands = Commands(parser)
-    for group in (catalogue, judge, audit, diagnose, run, environment, author):
+    for group in (catalogue, judge, audit, diagnose, run, environment, author, survey):
         group.add(commands)
     return parser
