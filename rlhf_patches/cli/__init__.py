@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from .. import autoload, settings
 from .._version import __version__
+from ..authoring import plugin, upstream
 from ..definitions.patch import DefinitionError
 from ..offline import pins
 from ..runs import report_summary
-from . import audit, author, catalogue, diagnose, environment, judge, output, run, survey
+from . import audit, author, catalogue, diagnose, environment, judge, new, output, run, survey
 from .command_line import Commands, UsageError
 
 _WRONG = (
@@ -28,6 +29,8 @@ _WRONG = (
     autoload.AutoloadError,
     pins.PinsError,
     report_summary.ReportFileError,
+    upstream.UpstreamError,
+    plugin.PluginError,
 )
 
 
@@ -70,6 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
     commands = Commands(parser)
-    for group in (catalogue, judge, audit, diagnose, run, environment, author, survey):
+    for group in (catalogue, judge, audit, diagnose, run, environment, author, new, survey):
         group.add(commands)
     return parser

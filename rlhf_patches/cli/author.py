@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from typing import Any
 
+from ..authoring import definition, upstream
 from ..definitions.patch import Rewrite
 from ..definitions.status import printable
 from ..guards import rewriting, shapes, sources
-from ..guards.sources import NotFound, Source, Unreadable
-from ..offline import archive, download
+from ..guards.sources import Source
 from . import output
 from .command_line import Commands, UsageError
 
@@ -26,11 +25,8 @@ def add(commands: Commands) -> None:
     _add_target(command)
     command.add_argument("pattern", metavar="PATTERN", nargs="?", help="an ast-grep pattern; without it, the source")
     command.add_argument("replacement", metavar="REPLACEMENT", nargs="?", help="what becomes of it, as in a Rewrite")
-    command.add_argument("--inside", metavar="PATTERN", help="what the match's parent has to be")
-    command.add_argument(
-        "--use", metavar="NAME=MODULE:FUNC", action="append", default=[], help="what $NAME in REPLACEMENT stands for"
-    )
-    command.add_argument("--in", dest="release", metavar="RELEASE", help=_RELEASE)
+    add_of_rewrite(command)
+    command.add_argument("--in", dest="release", metavar="RELEASE", help=RELEASE)
     command = commands.add(
         "fingerprint",
         _fingerprint,
@@ -38,10 +34,11 @@ def add(commands: Commands) -> None:
         "rlhf-patches fingerprint trl.trainer.utils:pad trl==1.13.0 trl==1.14.2",
     )
     _add_target(command)
-    command.add_argument("releases", metavar="RELEASE", nargs="*", help=_RELEASE)
+    command.add_argument("releases", metavar="RELEASE", nargs="*", help=RELEASE)
 
 
-_RELEASE = "a wheel, an sdist, a directory, or NAME==VERSION (fetched with pip); what is installed where there is none"
+RELEASE = "a wheel, an sdist, a directory, or NAME==VERSION (fetched with pip); what is installed where there is none"
+"""What the commands of authors take for upstream's code."""
 
 
 def _add_target(command: argparse.ArgumentParser) -> None:
@@ -49,7 +46,7 @@ def _add_target(command: argparse.ArgumentParser) -> None:
 
 
 def _try(options: argparse.Namespace) -> int:
-    source, node = _function(options.target, options.release)
+    source, node = upstream.open_upstream(options.release).function(options.target)
     places: list[tuple[int, int]] = []
     if options.pattern is not None:
         places = rewriting.lines_of_matches(source, node, options.pattern, options.inside)
@@ -67,36 +64,48 @@ def _try(options: argparse.Namespace) -> int:
             output.complain(f"the pattern {options.pattern!r} {complaint}")
         return 1
     if options.replacement is not None:
-        _show(_rewrite(options, len(places)), source)
+        _show(rewrite_of(options, len(places)), source)
     return 0
 
 
-def _rewrite(options: argparse.Namespace, matches: int) -> Rewrite:
+def add_of_rewrite(command: argparse.ArgumentParser) -> None:
+    """Give a command what a `Rewrite` has besides its pattern and its replacement."""
+    command.add_argument("--inside", metavar="PATTERN", help="what the match's parent has to be")
+    command.add_argument(
+        "--use", metavar="NAME=MODULE:FUNC", action="append", default=[], help="what $NAME in REPLACEMENT stands for"
+    )
+
+
+def rewrite_of(options: argparse.Namespace, matches: int) -> Rewrite:
+    """The rewrite that the options describe."""
     uses = dict(use.partition("=")[::2] for use in options.use)
     return Rewrite(
         options.target, options.pattern, options.replacement, matches=matches, inside=options.inside, uses=uses
     )
 
 
-def _show(rewrite: Rewrite, source: Source) -> None:
-    """The change as a diff, and the definition that makes it."""
+def edits_of(rewrite: Rewrite, source: Source) -> tuple[rewriting.Edit, ...]:
+    """What a rewrite changes in its module.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
     try:
         found = shapes.recognise(rewrite, source)
         shapes.check_compiles([found], lines=True)
     except (rewriting.Unrecognised, rewriting.Undefined, rewriting.NoEffect) as error:
         raise UsageError(f"it cannot be rewritten so: {error}") from error
-    new = rewriting.with_edits(source.text, found.edits)
+    return found.edits
+
+
+def _show(rewrite: Rewrite, source: Source) -> None:
+    """The change as a diff, and the definition that makes it."""
+    new = rewriting.with_edits(source.text, edits_of(rewrite, source))
     old, name = source.text.splitlines(), source.filename
     for line in difflib.unified_diff(old, new.splitlines(), name, name, lineterm=""):
         print(output.printable_lines(line))
-    arguments = [rewrite.target, rewrite.pattern, rewrite.replacement]
-    named: dict[str, Any] = {"matches": 1, "inside": None, "uses": {}}
-    given = {name: getattr(rewrite, name) for name, default in named.items() if getattr(rewrite, name) != default}
-    if "uses" in given:
-        given["uses"] = dict(rewrite.uses)
-    text = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in given.items())])
     print()
-    print(printable(f"Rewrite({text})"))
+    print(printable(definition.one_line(rewrite)))
 
 
 def _fingerprint(options: argparse.Namespace) -> int:
@@ -104,8 +113,8 @@ def _fingerprint(options: argparse.Namespace) -> int:
     wrong = 0
     for release in options.releases or [None]:
         try:
-            _, node = _function(options.target, release)
-        except UsageError as error:
+            _, node = upstream.open_upstream(release).function(options.target)
+        except upstream.UpstreamError as error:
             output.complain(str(error))
             wrong = 2
             continue
@@ -114,17 +123,3 @@ def _fingerprint(options: argparse.Namespace) -> int:
     for (fingerprint, signature), releases in found.items():
         print(printable(f"{fingerprint}  {signature}  {', '.join(releases)}"))
     return wrong
-
-
-def _function(target: str, release: str | None) -> tuple[Source, sources.FunctionNode]:
-    module, _, qualname = target.partition(":")
-    if not module or not qualname:
-        raise UsageError(f"{target!r} is no function: expected MODULE:FUNC, such as pkg.mod:Class.method")
-    try:
-        if release is None:
-            source = sources.read_module(module)
-        else:
-            source = archive.open_release(download.found(release)).source(module)
-        return source, sources.find_function(source, qualname)
-    except (NotFound, Unreadable, archive.ReleaseError, download.DownloadError) as error:
-        raise UsageError(str(error)) from error

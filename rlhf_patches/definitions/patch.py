@@ -28,6 +28,16 @@ class DefinitionError(ValueError):
     """A patch is described wrongly; the message says which field, what was expected and what to write."""
 
 
+def check_name(name: object, what: str) -> None:
+    """Check the name of a patch or an advice; ``what`` is what the message calls it.
+
+    Raises:
+        DefinitionError: it is not kebab-case.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DefinitionError(f"{what} is {_shown(name)}: expected kebab-case, framework first ('trl-some-bug')")
+
+
 def _check_path(path: str, what: str) -> None:
     if not isinstance(path, str) or not _PATH.fullmatch(path):
         raise DefinitionError(
@@ -545,11 +555,7 @@ class KnownBug:
     changes_numbers: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DefinitionError(
-                f"{type(self).__name__}.name is {_shown(self.name)}: "
-                "expected kebab-case, framework first ('trl-some-bug')"
-            )
+        check_name(self.name, f"{type(self).__name__}.name")
         _check_items(str(self), "references", self.references, str)
         _check_types(self, f"{self}: ")
         for text in self._texts():

@@ -1,0 +1,126 @@
+"""The code that a patch is written for: what is installed here, or one release; read as text, never imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..definitions.patch import Guard
+from ..guards import sources, versions
+from ..guards.sources import FunctionNode, NotFound, Source, Unreadable
+from ..guards.versions import Verdict
+from ..offline import archive, download
+from ..offline.archive import Release
+
+
+class UpstreamError(Exception):
+    """There is no such release, module or function; the message names it."""
+
+
+class Owner(NamedTuple):
+    """The distribution that a file belongs to; its version is None where the metadata states none."""
+
+    distribution: str
+    version: str | None
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version or '(no version)'}"
+
+
+class Upstream(NamedTuple):
+    """What is installed here (``release`` is None), or one release."""
+
+    release: Release | None
+
+    def source(self, module: str) -> Source:
+        """The text of a module.
+
+        Raises:
+            NotFound: there is none.
+            UpstreamError: it is there, and cannot be read.
+        """
+        try:
+            return sources.read_module(module) if self.release is None else self.release.source(module)
+        except (Unreadable, archive.ReleaseError) as error:
+            raise UpstreamError(str(error)) from error
+
+    def function(self, target: str) -> tuple[Source, FunctionNode]:
+        """The function ``MODULE:FUNC``, and the module that it is in.
+
+        Raises:
+            UpstreamError: it is not there, or not a function's name.
+        """
+        module, _, qualname = target.partition(":")
+        if not module or not qualname:
+            raise UpstreamError(f"{target!r} is no function: expected MODULE:FUNC, such as pkg.mod:Class.method")
+        try:
+            source = self.source(module)
+            return source, sources.find_function(source, qualname)
+        except (NotFound, Unreadable) as error:
+            raise UpstreamError(str(error)) from error
+
+    def owner(self, source: Source) -> Owner | None:
+        """The distribution whose metadata list a module's file; None where none does, or several do."""
+        if self.release is None:
+            return _owner_of(source.filename)
+        if os.path.isdir(self.release.label):
+            found = _owner_of(source.filename, [self.release.label])
+            if found is not None:
+                return found
+        return Owner(*self.release.claims[0]) if len(self.release.claims) == 1 else None
+
+
+def open_upstream(release: str | None) -> Upstream:
+    """What is installed here for None, else a wheel, an sdist, a directory, or ``NAME==VERSION``.
+
+    Raises:
+        UpstreamError: there is no such release.
+    """
+    try:
+        return Upstream(None if release is None else archive.open_release(download.found(release)))
+    except (archive.ReleaseError, download.DownloadError) as error:
+        raise UpstreamError(str(error)) from error
+
+
+def _owner_of(file: str, path: Sequence[str] | None = None) -> Owner | None:
+    copies = list(_copies(path))
+    found = {owner for owner, _, listed in copies if listed(file)}
+    if not found:  # an editable install lists the files that lead to its folder
+        found = {owner for owner, root, _ in copies if not _is_in(file, root) and _is_editable(owner, file)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _copies(path: Sequence[str] | None) -> Iterable[tuple[Owner, str, _Lists]]:
+    for copy in importlib.metadata.distributions(path=[entry or os.curdir for entry in path or sys.path]):
+        try:
+            name, version = copy.metadata["Name"], copy.metadata["Version"]
+            root = os.path.realpath(str(copy.locate_file("")))
+            listed = copy.read_text("RECORD") or copy.read_text("installed-files.txt") or ""
+        except Exception:  # a damaged folder
+            continue
+        if name:
+            yield Owner(name, version), root, _Lists(root, listed)
+
+
+class _Lists(NamedTuple):
+    root: str
+    record: str
+
+    def __call__(self, file: str) -> bool:
+        real = os.path.realpath(file)
+        if not _is_in(real, self.root):
+            return False
+        # Found as text: torch's has 15,000 lines, and there are hundreds of distributions.
+        return f"\n{Path(real).relative_to(self.root).as_posix()}," in f"\n{self.record}"
+
+
+def _is_in(file: str, root: str) -> bool:
+    return os.path.realpath(file).startswith(os.path.join(root, ""))
+
+
+def _is_editable(owner: Owner, file: str) -> bool:
+    return versions.judge_file(Guard(owner.distribution, ""), file).verdict is Verdict.AFFECTED

@@ -1,0 +1,32 @@
+"""What is shared by the tests of an author's commands."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_patches import cli
+
+
+@pytest.fixture
+def said(capsys):
+    """Runs a command; gives its status, what it printed, and what it complained of."""
+
+    def run(*arguments):
+        status = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def listed(framework):
+    """The framework's metadata, which lists its files as pip does; returns the framework."""
+
+    def write(*files):
+        info = framework.metadata("1.0")
+        lines = [f"{file.relative_to(framework.site).as_posix()},sha256=x,1" for file in files]
+        (info / "RECORD").write_text("\n".join([*lines, ""]))
+
+    framework.list = write
+    return framework
