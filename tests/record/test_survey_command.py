@@ -267,10 +267,11 @@ def test_pre_releases_as_pip_has_them(index, survey):
 
 
 @pytest.mark.parametrize("ends", ["done", "interrupted"])
-def test_nothing_is_left_behind(index, survey, tmp_path, monkeypatch, ends):
+def test_a_survey_leaves_nothing_behind(index, survey, tmp_path, monkeypatch, ends):
     index.publish("1.0", DEFECT)
     index.publish("1.1", DEFECT)
     (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     if ends == "interrupted":
 
@@ -283,6 +284,7 @@ def test_nothing_is_left_behind(index, survey, tmp_path, monkeypatch, ends):
     for arguments in ([], ["--cache", str(cache)]):
         status, out, err = survey(patch(">=1.0,<=1.1"), arguments=arguments)
         assert list((tmp_path / "tmp").iterdir()) == []
+        assert not (tmp_path / "home").exists()
         if ends == "interrupted":
             assert (status, out, err) == (
                 130,
