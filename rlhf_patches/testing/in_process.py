@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import operator
 import os
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
@@ -66,13 +67,13 @@ def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:
     import_all(variant.modules)
     targets = list(dict.fromkeys(change.target for change in variant.changes))
     found: dict[str, Any] = {"functions": targets}
-    with _environment(), engine.set_apart(patch):
+    with engine.set_apart(patch), _environment():
         before = codes_of(targets)
 
         def note(what: str, row: PatchReport) -> None:
             now = codes_of(targets)
             own = [
-                len(now[target]) == len(codes) and all(map(lambda a, b: a is b, now[target], codes))
+                len(now[target]) == len(codes) and all(map(operator.is_, now[target], codes))
                 for target, codes in before.items()
             ]
             found[what] = {"status": row.status.value, "reason": row.reason, "own code": own}
