@@ -140,6 +140,9 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
     read = sources.read_module
     if release != INSTALLED:
         opened = archive.open_release(download.found(release))
+        if not evaluate.is_patched(opened, [Registered(patch, "a test")]):
+            packages = ", ".join(dict.fromkeys(module.partition(".")[0] for module in patch.modules))
+            raise archive.ReleaseError(f"{opened.label} has no {packages}, so it tells nothing of {patch}")
         look, read = functools.partial(evaluate.look, opened), opened.source
     choice = decision.choose([look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):

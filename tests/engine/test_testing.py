@@ -14,6 +14,8 @@ import zipfile
 
 import pytest
 
+from rlhf_patches import Rewrite
+from rlhf_patches.testing import PatchContract
 from rlhf_patches.testing.cases import write_metadata
 
 FUNCTION = """
@@ -110,6 +112,10 @@ class TestNoSuchRelease(PatchContract):
     patch = MEAN
     releases = ("there/is/none.whl",)
 
+class TestOtherRelease(PatchContract):
+    patch = MEAN
+    releases = ("other",)
+
 class TestKept(PatchContract):
     patch = patch("kept")
 
@@ -136,6 +142,9 @@ class TestFixture:
 
     def test_refused(self, apply_patch):
         apply_patch(patch("mean", Rewrite("toy.losses:mean", "$TOTAL / max($LOSSES)", "$TOTAL / sum(mask)")))
+
+    def test_advice(self, apply_patch):
+        apply_patch(TestAdvice.patch)
 
     def test_unknown(self, apply_patch):
         apply_patch("toy-mean")
@@ -168,6 +177,7 @@ def outcomes(tmp_path_factory):
         write_metadata(where, "toy-framework", version)
     (folder / "toy" / "on_a_gpu.py").write_text("import no_such_driver\n" + FUNCTION.format(name="mean"))
     (folder / "repairs.py").write_text(REPAIRS)
+    (folder / "other" / "another").mkdir(parents=True)
     with zipfile.ZipFile(folder / "toy.whl", "w") as wheel:
         wheel.writestr("toy/losses.py", losses)
         wheel.writestr(
@@ -215,6 +225,7 @@ WRONG = {
     "TestShortRange": (FIXED_RELEASE, "is the range too short?"),
     "TestNoImplementation": (HERE, "no_such"),
     "TestNoSuchRelease": (TEXT, "releases names 'there/is/none.whl'"),
+    "TestOtherRelease": (TEXT, "releases names 'other': other has no toy, so it tells nothing of Patch toy-mean"),
     "TestKept": (HERE, "is reverted, and yet toy.losses:kept has not its own code"),
 }
 ALSO = {
@@ -222,6 +233,7 @@ ALSO = {
     "TestLongRange": {EDITED},
     "TestNoImplementation": {TEXT},
     "TestNoSuchRelease": {EDITED, OUTSIDE, FIXED_RELEASE},
+    "TestOtherRelease": {EDITED, OUTSIDE, FIXED_RELEASE},
 }
 """What follows from it."""
 
@@ -254,6 +266,7 @@ FIXTURE = {
     "while_it_is_applied": ("passed", ""),
     "after": ("passed", ""),
     "refused": ("failure", "Patch toy-mean is not applied but refused: toy-framework 1.4 is affected"),
+    "advice": ("failure", "cannot be applied: expected a Patch, or the name of one that is registered"),
     "unknown": ("failure", "names 'toy-mean', which is no patch"),
     "spoiled": ("error", "Patch toy-lost was not reverted: "),
     "disabled": ("failure", "is not applied but disabled: disabled by RLHF_PATCHES_DISABLE"),
@@ -266,3 +279,20 @@ def test_the_fixture_applies_one_patch_until_the_test_ends(outcomes, test):
     found = outcomes["TestFixture"][f"test_{test}"]
     assert found[-1][0] == outcome
     assert message in found[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({}, "Mine.patch is None: expected a rlhf_patches.Patch, or an Advice"),
+        ({"patch": "toy-mean"}, "Mine.patch is 'toy-mean': expected"),
+        ({"releases": "toy==1.0"}, "Mine.releases is 'toy==1.0': expected a tuple of releases"),
+    ],
+)
+def test_a_class_that_is_filled_in_wrongly_is_an_error_in_one_line(framework, attributes, message):
+    if "releases" in attributes:
+        attributes["patch"] = framework.patch(Rewrite(framework.path("mod:f"), "$A - $B", "$A + $B"))
+    mine = type("Mine", (PatchContract,), attributes)
+    with pytest.raises(pytest.fail.Exception, match=message) as raised:
+        mine().pytest_generate_tests(None)
+    assert not raised.value.pytrace
