@@ -463,8 +463,8 @@ class Engine:
                 reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
                 return _Outcome(Status.REFUSED, reason)
         if any(variant.rewrites for variant in choice.variants):
-            if not rewriting.is_loaded():
-                raise _NotReady(rewriting.load)
+            if not rewriting.ast_grep_is_known():
+                raise _NotReady(rewriting.load_ast_grep)
             rewriting.check_ast_grep()  # what will fail at the import is said before it
         waiting = " or ".join(dict.fromkeys(", ".join(group) for group in groups))
         reason = f"{choice.finding.reason}; waiting for the import of {waiting}"
@@ -567,7 +567,7 @@ def _origin(module: ModuleType) -> str | None:
 def _is_main(spec: ModuleSpec) -> bool:
     """Whether a module's file is the one that was started, as ``python file.py`` or ``python -m module``."""
     main = sources.namespace_of(sys.modules.get("__main__")).get("__file__")
-    return main is not None and spec.origin is not None and os.path.realpath(main) == os.path.realpath(spec.origin)
+    return main is not None and spec.origin is not None and sources.real_path(main) == sources.real_path(spec.origin)
 
 
 engine = Engine()
