@@ -1,13 +1,15 @@
-"""The entry point of the built-in patches; the engine finds them as it finds those of a plugin."""
+"""The built-in patches. The engine asks `listed`; of a plugin of another distribution it asks a pluggy hook."""
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Listed, Patch, hookimpl
+from typing import TYPE_CHECKING
 
 from .catalogue import LISTED
 
+if TYPE_CHECKING:
+    from rlhf_patches import Advice, Listed, Patch
 
-@hookimpl(specname="rlhf_patches")
+
 def listed() -> tuple[Listed, ...]:
     """Every built-in patch and advice, each to be imported together with what it is for."""
     return LISTED

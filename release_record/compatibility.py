@@ -10,6 +10,7 @@ import record
 from record import Entry, Record
 
 from rlhf_patches.definitions.patch import Advice, KnownBug
+from rlhf_patches.offline.facts import DEFECT, DIFFERENT, NO_MODULE
 
 _HEAD = """\
 # Compatibility
@@ -83,7 +84,7 @@ def _notes(members: list[Entry], patch: KnownBug, notes: dict[str, str]) -> list
         if record.recognised(patch, entry):
             continue
         for code in entry.patches[patch.name]:
-            if code.state == record.DIFFERENT:
+            if code.state == DIFFERENT:
                 found.append(notes.get(code.key, "not read yet"))
     return list(dict.fromkeys(found))
 
@@ -105,9 +106,9 @@ def decision(patch: KnownBug, entry: Entry) -> str:
     """What `rlhf-patches check` says of a release."""
     number = record.claimed(patch, entry)
     if number is None:
-        return "absent" if record.code(patch, entry).state == record.NO_MODULE else "unaffected"
+        return "absent" if record.code(patch, entry).state == NO_MODULE else "unaffected"
     if record.may_lack(patch, entry):
         return "absent"
     if patch.kind == Advice.kind:
         return "advice"
-    return "applies" if entry.patches[patch.name][number].state == record.DEFECT else "refused"
+    return "applies" if entry.patches[patch.name][number].state == DEFECT else "refused"

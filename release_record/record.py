@@ -22,43 +22,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import Change, KnownBug, Replace, Variant, Wrap
-from rlhf_patches.guards import decision, shapes, sources, versions
-from rlhf_patches.guards.rewriting import Unrecognised
-from rlhf_patches.guards.sources import NotFound, Source, Unreadable
-from rlhf_patches.guards.versions import Verdict
-from rlhf_patches.offline.archive import Release
+from rlhf_patches.definitions.patch import Change, KnownBug, Variant
+from rlhf_patches.offline import facts
+from rlhf_patches.offline.facts import DIFFERENT, NO_MODULE, UNREADABLE, Code
 
 HERE = Path(__file__).parent
-
-DEFECT = "defect"
-"""Recognised; for rewrites also: the edited module compiles, nothing but the function differs, no line moves."""
-DIFFERENT = "different"
-"""Every function is there, and at least one is not as the patch expects it."""
-NO_FUNCTION = "no function"
-NO_MODULE = "no module"
-UNREADABLE = "unreadable"
-_LINES = re.compile(r" \(at line [0-9, ]+\)")
-
-
-@dataclass(frozen=True)
-class Code:
-    """What the shape guard of one variant finds in one release.
-
-    Attributes:
-        state: one of the constants of this module.
-        fingerprints: of each target function, in the order of the variant's targets; empty if one is not defined.
-        why: what the shape guard said, empty for DEFECT.
-    """
-
-    state: str
-    fingerprints: tuple[str, ...] = ()
-    why: str = ""
-
-    @property
-    def key(self) -> str:
-        """How ``reviewed.toml`` names code that is DIFFERENT."""
-        return "+".join(self.fingerprints)
 
 
 @dataclass(frozen=True)
@@ -143,49 +111,6 @@ def _without_notes(change: Change) -> tuple[Any, ...]:
     return type(change).__name__, *(sorted(value) if name == "fingerprints" else value for name, value in values)
 
 
-# ------------------------------------------------------------------------------------- finding the facts
-
-
-def examine(release: Release, patch: KnownBug) -> tuple[Code, ...]:
-    """What the shape guard of each variant of a patch finds in a release."""
-    return tuple(_examine(release, variant) for variant in patch.variants)
-
-
-def _examine(release: Release, variant: Variant) -> Code:
-    try:
-        texts = {module: release.source(module) for module in variant.modules}
-    except NotFound as error:
-        return Code(NO_MODULE, why=_without_label(release, error))
-    except Unreadable as error:
-        return Code(UNREADABLE, why=_without_label(release, error))
-    try:
-        fingerprints = tuple(_fingerprints(variant, texts))
-        shapes.check_compiles(shapes.recognise_all(variant, texts), lines=True)
-    except NotFound as error:
-        return Code(NO_FUNCTION, why=_without_label(release, error))
-    except Unreadable as error:
-        return Code(UNREADABLE, why=_without_label(release, error))
-    except Unrecognised as error:
-        return Code(DIFFERENT, fingerprints, _without_label(release, error))
-    return Code(DEFECT, fingerprints)
-
-
-def targets(variant: Variant) -> tuple[str, ...]:
-    """The functions of a variant, each once."""
-    return tuple(dict.fromkeys(change.target for change in variant.changes))
-
-
-def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
-    for target in targets(variant):
-        module, _, qualname = target.partition(":")
-        yield sources.fingerprint_of(sources.find_function(texts[module], qualname))
-
-
-def _without_label(release: Release, error: Exception) -> str:
-    # The path of a file on the machine that made the record means nothing to its readers, and lines move.
-    return _LINES.sub("", str(error).replace(f" in {release.label}", "").replace(f"{release.label}/", ""))
-
-
 # -------------------------------------------------------------------------------------- reading, writing
 
 
@@ -234,35 +159,23 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 
 def recognised(patch: KnownBug, entry: Entry) -> list[int]:
-    """Which variants have their shape in a release, by number; more than one is never right."""
-    codes = entry.patches[patch.name]
-    there = [variant for variant, one in zip(patch.variants, codes, strict=True) if one.state == DEFECT]
-    return [patch.variants.index(variant) for variant in decision.widest(there)]
+    """`facts.recognised` of a release."""
+    return facts.recognised(patch, entry.patches[patch.name])
 
 
 def code(patch: KnownBug, entry: Entry) -> Code:
-    """What counts of a release: the variant that is recognised, or else the one that has come furthest."""
-    codes = entry.patches[patch.name]
-    for number in recognised(patch, entry):
-        return codes[number]
-    order = (UNREADABLE, DIFFERENT, NO_FUNCTION, NO_MODULE)
-    return min(codes, key=lambda one: order.index(one.state))
+    """`facts.counting` of a release."""
+    return facts.counting(patch, entry.patches[patch.name])
 
 
 def claimed(patch: KnownBug, entry: Entry) -> int | None:
-    """The variant whose version guard says that a release is affected, by number."""
-    for number, variant in enumerate(patch.variants):
-        if versions.judge(variant.guard, entry.version).verdict is Verdict.AFFECTED:
-            return number
-    return None
+    """`facts.claimed` of a release."""
+    return facts.claimed(patch, entry.version)
 
 
 def may_lack(patch: KnownBug, entry: Entry) -> bool:
-    """Whether an affected release has no module to patch, and its variant's guard says why that may be."""
-    number = claimed(patch, entry)
-    if number is None or patch.variants[number].guard.may_be_missing is None:
-        return False
-    return entry.patches[patch.name][number].state == NO_MODULE
+    """`facts.may_lack` of a release."""
+    return facts.may_lack(patch, entry.version, entry.patches[patch.name])
 
 
 # ----------------------------------------------------------------------------- holding the guards against it
@@ -317,9 +230,9 @@ def disagreements(records: Iterable[Record], patches: Iterable[KnownBug]) -> lis
     for record in records:
         for patch in patches_of(record.distribution, patches):
             for entry in record.entries:
-                number, there = claimed(patch, entry), recognised(patch, entry)
+                number = claimed(patch, entry)
                 one = code(patch, entry) if number is None else entry.patches[patch.name][number]
-                if there != ([] if number is None or may_lack(patch, entry) else [number]):
+                if not facts.agrees(patch, entry.version, entry.patches[patch.name]):
                     affected = number is not None
                     found.append(Disagreement(patch.name, record.name, entry.version, entry.file, affected, one))
     return found
@@ -342,10 +255,9 @@ def _loose(records: list[Record], patch: KnownBug, number: int, variant: Variant
     for record in records:
         for entry in record.entries:
             there[entry.order] = there.get(entry.order, False) or number in recognised(patch, entry)
-    pins = list(SpecifierSet(variant.guard.versions))
-    if {pin.operator[0] for pin in pins} < {"<", ">"} and [pin.operator for pin in pins] != ["=="]:
+    if facts.is_open(variant.guard.versions):
         yield f"{variant.guard.versions!r} is open to one side"
-    for pin in pins:
+    for pin in SpecifierSet(variant.guard.versions):
         version = Version(pin.version)
         if version not in there:
             yield f"{pin} names a release that is not in the record"
@@ -413,12 +325,12 @@ def mistaken_fingerprints(records: Iterable[Record], patches: Iterable[KnownBug]
     records = list(records)
     complaints: list[str] = []
     for patch in patches:
-        for (target, fingerprint), text in _fingerprint_texts(patch).items():
+        for (target, fingerprint), text in facts.fingerprint_texts(patch).items():
             there, known = [], []
             for record in records_of(patch, records):
                 for entry in sorted(record.entries, key=lambda entry: entry.order):
                     known.append(entry.label)
-                    if fingerprint in _found(patch, entry, target):
+                    if fingerprint in facts.found_fingerprints(patch, entry.patches[patch.name], target):
                         there.append(entry.label)
             said = _expanded(text, known)
             if said != set(there):
@@ -427,25 +339,6 @@ def mistaken_fingerprints(records: Iterable[Record], patches: Iterable[KnownBug]
                     f"the patch says {text!r}"
                 )
     return complaints
-
-
-def _fingerprint_texts(patch: KnownBug) -> dict[tuple[str, str], str]:
-    return {
-        (change.target, fingerprint): text
-        for variant in patch.variants
-        for change in variant.changes
-        if isinstance(change, (Replace, Wrap))
-        for fingerprint, text in change.fingerprints.items()
-    }
-
-
-def _found(patch: KnownBug, entry: Entry, target: str) -> set[str]:
-    return {
-        fingerprint
-        for variant, one in zip(patch.variants, entry.patches[patch.name], strict=True)
-        for name, fingerprint in zip(targets(variant), one.fingerprints, strict=False)
-        if name == target
-    }
 
 
 def _expanded(text: str, known: list[str]) -> set[str] | None:

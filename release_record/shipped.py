@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import record
-from record import NO_MODULE, Entry, Record
+from record import Entry, Record
 
 from rlhf_patches.definitions.patch import KnownBug
+from rlhf_patches.offline.facts import NO_MODULE
 
 PATH = Path(__file__).parents[1] / "rlhf_patches" / "offline" / "releases.json"
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import ast
-import hashlib
-import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +24,15 @@ import compatibility
 import record
 import shipped
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
-from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, PyPISimple
-from record import Code, Entry, Record
+from packaging.version import Version
+from pypi_simple import DistributionPackage
+from record import Entry, Record
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlhf_patches.definitions.patch import KnownBug
-from rlhf_patches.offline import archive
+from rlhf_patches.offline import archive, facts, index
+from rlhf_patches.offline.facts import Code
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache" / "releases"
@@ -45,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="distributions (default: all that patches name)")
     parser.add_argument("--git", action="append", default=[], metavar="NAME=FOLDER", help="a clone: its tags and main")
-    parser.add_argument("--index", default=PYPI_SIMPLE_ENDPOINT, metavar="URL", help="another index than PyPI")
+    parser.add_argument("--index", default=index.PYPI, metavar="URL", help="another index than PyPI")
     parser.add_argument("--offline", action="store_true", help="look at nothing new, only write what is derived")
     options = parser.parse_args()
     patches = record.built_in()
@@ -88,11 +87,10 @@ def main() -> int:
 def survey_index(name: str, url: str, patches: list[KnownBug], console: Console) -> None:
     """Bring the record of one distribution up to date."""
     own = record.patches_of(name, patches)
-    with PyPISimple(url) as index:
-        packages = index.get_project_page(name).packages
     oldest = Version(record.reviewed().oldest.get(name, {}).get("version", "0.dev0"))
-    chosen = [_best(files) for version, files in _by_version(packages).items() if version >= oldest]
-    wanted = {package.filename: package for package in chosen}
+    with index.Index(url) as source:
+        chosen = [release.file for release in source.releases(name) if release.version >= oldest]
+    wanted = {package.filename: package for package in chosen if package is not None}
     _survey(
         Record(name, False, name, {}, []),
         own,
@@ -102,38 +100,15 @@ def survey_index(name: str, url: str, patches: list[KnownBug], console: Console)
     )
 
 
-def _by_version(packages: Iterable[DistributionPackage]) -> dict[Version, list[DistributionPackage]]:
-    found: dict[Version, list[DistributionPackage]] = {}
-    for package in packages:
-        try:
-            version = Version(package.version or "")
-        except InvalidVersion:
-            continue
-        if package.package_type in ("wheel", "sdist"):
-            found.setdefault(version, []).append(package)
-    return found
-
-
-def _best(packages: list[DistributionPackage]) -> DistributionPackage:
-    """A wheel, because that is what gets installed; of several, the one that most people here would get."""
-    order = ("py3-none-any", "cp311-cp311-manylinux", "-cp311-", ".whl")
-    ranks = {package.filename: [mark not in package.filename for mark in order] for package in packages}
-    return min(packages, key=lambda package: (ranks[package.filename], package.filename))
-
-
 def _look_up(package: DistributionPackage, patches: list[KnownBug]) -> Entry:
     file = CACHE / canonicalize_name(package.project or "unknown") / package.filename
     sha256 = package.digests.get("sha256", "")
-    if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
-        with PyPISimple() as index:
-            index.download_package(package, unfinished, keep_on_error=False)
-        os.replace(unfinished, file)
+    with index.Index() as source:
+        source.fetch(package, file.parent)
     release = archive.open_release(str(file))
     ((_, version),) = release.claims
     return Entry(
-        version or "", package.filename, sha256, {patch.name: record.examine(release, patch) for patch in patches}
+        version or "", package.filename, sha256, {patch.name: facts.examine(release, patch) for patch in patches}
     )
 
 
@@ -215,7 +190,7 @@ def _look_up_tag(folder: str, ref: str, commit: str, repository: Repository, pat
                 (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)
                 (Path(tree) / path).write_text(_git(folder, "show", f"{commit}:{path}"), encoding="utf-8")
         release = archive.open_release(tree)
-        codes = {patch.name: record.examine(release, patch) for patch in patches}
+        codes = {patch.name: facts.examine(release, patch) for patch in patches}
     version = repository.version(_git(folder, "show", f"{commit}:{repository.version_file}"))
     return Entry(str(Version(version)), ref, commit, codes)
 
@@ -290,12 +265,12 @@ def changes(old: Record | None, new: Record, patches: list[KnownBug]) -> Iterato
         if entry.file in known or not known:
             continue
         for patch in patches:
-            was, now = record.code(patch, previous) if previous else Code(record.NO_MODULE), record.code(patch, entry)
+            was, now = record.code(patch, previous) if previous else Code(facts.NO_MODULE), record.code(patch, entry)
             if was == now:
                 news = f"as before: {now.state}"
-            elif was.state == now.state == record.DEFECT:
+            elif was.state == now.state == facts.DEFECT:
                 news = "the function changed, and still has the defect"
-            elif was.state == record.DEFECT:
+            elif was.state == facts.DEFECT:
                 news = (
                     f"no longer has the defect ({now.state} {now.why}): end the range before it, and say so in retire"
                 )

@@ -3,6 +3,9 @@
     import rlhf_patches; rlhf_patches.apply()
 
 Importing this package imports no framework and, until a name below is used, none of its own dependencies.
+
+PYTEST_DONT_REWRITE: pytest would warn of a package that brings a plugin and is imported before pytest, as by the site
+hook.
 """
 
 from . import import_system

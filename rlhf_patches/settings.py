@@ -24,8 +24,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 PREFIX = "RLHF_PATCHES_"
 KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY", "RUN")
@@ -152,6 +154,8 @@ def seconds(timeout: float | timedelta) -> float:
     Raises:
         SettingsError: it is none; for ever is none either.
     """
+    from datetime import timedelta  # only where somebody waits
+
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise SettingsError(f"timeout is {timeout!r}: expected seconds, more than 0, or a datetime.timedelta")

@@ -8,7 +8,7 @@ import os
 import sys
 from _thread import RLock, get_ident  # what threading has; threading itself need not be imported yet
 
-from . import import_system
+from . import import_system, installed
 
 TYPE_CHECKING = False  # as in __init__: typing is not imported at run time
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class _FirstImport(import_system.Observer):
         except (Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
             self._problem = (
                 f"the engine could not be loaded, {type(error).__name__}: {error}. Is rlhf-patches installed with all "
-                "that it depends on, and is no file of yours named as these are (pluggy.py, say)?"
+                "that it depends on, and is no file of yours named as these are (logging.py, say)?"
             )
             self._go_on_without(self._problem)
             return
@@ -197,30 +197,10 @@ class _FirstImport(import_system.Observer):
 
 
 def _plugins_installed() -> bool:
-    """Whether a distribution other than ours lists patches: read from its metadata, nothing imported."""
+    """Whether a distribution other than ours lists patches, and they may be used; nothing is imported."""
     if os.environ.get("RLHF_PATCHES_PLUGINS", "").strip().lower() == "none":
         return False
-    for folder in sys.path:
-        try:
-            names = os.listdir(folder or os.curdir)
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith((".dist-info", ".egg-info")):
-                try:
-                    file = os.open(os.path.join(folder, name, "entry_points.txt"), os.O_RDONLY)
-                except OSError:
-                    continue
-                try:
-                    _, ours, listed = os.read(file, 1 << 20).partition(b"[rlhf_patches]")
-                except OSError:
-                    continue
-                finally:
-                    os.close(file)
-                lines = listed.partition(b"[")[0].split()
-                if ours and lines and lines[-1] != b"rlhf_patches.patches.plugin":
-                    return True
-    return False
+    return bool(installed.others_bring_patches(sys.path))
 
 
 def _demanded() -> str | None:

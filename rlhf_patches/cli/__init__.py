@@ -1,8 +1,8 @@
 """The command ``rlhf-patches``. Nothing here imports a framework: it works on a login node without a GPU.
 
-Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken, the processes of a run differ or ``audit``
-has found a bug, 2 the command line, a setting, a release given to ``check`` or a file given to ``report`` or ``audit``
-is wrong.
+Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken, the processes of a run differ, ``audit``
+has found a bug or ``survey`` a range that is wrong, 2 the command line, a setting, a release given to ``check`` or
+looked at by ``survey``, or a file given to ``report`` or ``audit`` is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..authoring import fix, plugin, upstream
 from ..definitions.patch import DefinitionError
 from ..offline import pins
 from ..runs import report_summary
-from . import audit, author, catalogue, diagnose, environment, judge, new, output, run
+from . import audit, author, catalogue, diagnose, environment, judge, new, output, run, survey
 from .command_line import Commands, UsageError
 
 _WRONG = (
@@ -74,6 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
     commands = Commands(parser)
-    for group in (catalogue, judge, audit, diagnose, run, environment, author, new):
+    for group in (catalogue, judge, audit, diagnose, run, environment, author, new, survey):
         group.add(commands)
     return parser

@@ -9,7 +9,6 @@ import pluggy
 from .patch import KnownBug, Listed
 
 PROJECT = "rlhf_patches"
-ENTRY_POINT_GROUP = "rlhf_patches"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

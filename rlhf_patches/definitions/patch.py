@@ -14,7 +14,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, Union
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 _Kind = TypeVar("_Kind", bound=type)
 
@@ -144,6 +147,18 @@ def _check_fingerprints(change: Replace | Wrap) -> None:
             )
 
 
+@functools.cache
+def parsed_range(versions: str) -> SpecifierSet:
+    """A specifier as packaging has it; not to be changed.
+
+    Raises:
+        InvalidSpecifier: it is none of PEP 440's.
+    """
+    from packaging.specifiers import SpecifierSet  # 10 ms: only where a framework is installed
+
+    return SpecifierSet(versions)
+
+
 @_names_fields
 @dataclass(frozen=True)
 class Guard:
@@ -162,13 +177,13 @@ class Guard:
     may_be_missing: str | None = None
 
     def __post_init__(self) -> None:
-        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+        from packaging.specifiers import InvalidSpecifier
 
         _check_types(self, "Guard.")
         if not self.distribution:
             raise DefinitionError("Guard.distribution is empty: expected the framework's name on PyPI")
         try:
-            SpecifierSet(self.versions)
+            parsed_range(self.versions)
         except InvalidSpecifier as error:
             raise DefinitionError(
                 f"Guard.versions is {self.versions!r}: expected a PEP 440 specifier such as '>=0.9.0,<0.17' ({error})"
@@ -184,9 +199,7 @@ class Guard:
 
         Membership changes at the versions that the ranges name only, so those, and one right after each, tell all.
         """
-        from packaging.specifiers import SpecifierSet
-
-        ranges = [SpecifierSet(guard.versions) for guard in (self, other)]
+        ranges = [parsed_range(guard.versions) for guard in (self, other)]
         named = {pin.version.removesuffix(".*") for each in ranges for pin in each}
         candidates = [
             text for base in sorted(named) for text in (base, f"{base}.0.0.0.1", f"{base}.post1", f"{base}.dev1")
@@ -438,7 +451,10 @@ class ListedVariant(NamedTuple):
     @property
     def guard(self) -> Guard:
         """Made when it is asked for: a guard imports what parses ranges."""
-        return Guard(self.distribution, self.versions, self.may_be_missing)
+        return _guard(self.distribution, self.versions, self.may_be_missing)
+
+
+_guard = functools.cache(Guard)
 
 
 class Listed(NamedTuple):

@@ -6,24 +6,38 @@ name and its folder, and comes first. Whatever else calls itself rlhf-patches is
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
-import pluggy
-
-from .. import settings
-from . import hookspecs
+from .. import installed, settings
 from .patch import KnownBug, Listed
 
+if TYPE_CHECKING:
+    import importlib.metadata
+
 BUILT_IN = "rlhf-patches"
-_OWN = importlib.metadata.EntryPoint("built-in", f"{hookspecs.PROJECT}.patches.plugin", hookspecs.ENTRY_POINT_GROUP)
 _CALLS_ITSELF = "{} (calls itself {})"
 _VALID_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+class _OwnEntryPoint(NamedTuple):
+    """As an `importlib.metadata.EntryPoint`."""
+
+    name: str
+    value: str
+    dist: None = None
+
+    def load(self) -> Any:
+        return importlib.import_module(self.value)
+
+
+_OWN = _OwnEntryPoint("built-in", installed.OWN_ENTRY_POINT)
+_EntryPoint = Union["importlib.metadata.EntryPoint", _OwnEntryPoint]
 
 
 class PluginFailure(NamedTuple):
@@ -131,8 +145,8 @@ def _place_of(error: BaseException, package: str) -> str:
     return found
 
 
-def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
-    found = {(_own_name(), _OWN.name, _OWN.value): _OWN}
+def _entry_points(failures: list[PluginFailure]) -> list[tuple[str, _EntryPoint]]:
+    found: dict[tuple[str, str, str], _EntryPoint] = {(_own_name(), _OWN.name, _OWN.value): _OWN}
     for entry_point in _of_our_group(failures):
         # The same distribution can be listed twice (two metadata folders, a path twice on sys.path).
         found.setdefault((_called(entry_point), entry_point.name, entry_point.value), entry_point)
@@ -167,11 +181,15 @@ def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.
 
     It parses those of every distribution, of which an image has hundreds, and one malformed file fails it as a whole.
     """
+    if installed.others_bring_patches(sys.path) is False:
+        return
+    import importlib.metadata  # 25 ms
+
     for distribution in importlib.metadata.distributions():
         try:
-            if hookspecs.ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
+            if installed.ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
                 continue
-            found = distribution.entry_points.select(group=hookspecs.ENTRY_POINT_GROUP)
+            found = distribution.entry_points.select(group=installed.ENTRY_POINT_GROUP)
             others = [entry_point for entry_point in found if entry_point.value.strip() != _OWN.value]
             if others and not _is_shadowed(distribution):
                 yield from others
@@ -184,6 +202,8 @@ def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.
 
 def _is_shadowed(distribution: importlib.metadata.Distribution) -> bool:
     """Whether another of this name, which is its folder's, comes before it on the path."""
+    import importlib.metadata
+
     name = getattr(distribution, "_normalized_name", None)
     first = next(iter(importlib.metadata.distributions(name=name)), distribution) if name else distribution
     return getattr(first, "_path", None) != getattr(distribution, "_path", None)
@@ -206,10 +226,15 @@ def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:
     return name or entry_point.name
 
 
-def _patches_of(
-    entry_point: importlib.metadata.EntryPoint, plugin: str, complain: Callable[[str], None]
-) -> Iterator[KnownBug | Listed]:
+def _patches_of(entry_point: _EntryPoint, plugin: str, complain: Callable[[str], None]) -> Iterator[KnownBug | Listed]:
     """What a plugin brings, one after the other; ``complain`` is told of what is no patch."""
+    if plugin == BUILT_IN:
+        yield from entry_point.load().listed()
+        return
+    import pluggy  # and inspect: only where there is a plugin
+
+    from . import hookspecs
+
     brings = _led_to(entry_point)
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -232,7 +257,7 @@ def _patches_of(
         yield from _returned(hook.function, complain)
 
 
-def _led_to(entry_point: importlib.metadata.EntryPoint) -> Any:
+def _led_to(entry_point: _EntryPoint) -> Any:
     """What an entry point names, a module or an object in one.
 
     Raises:
@@ -258,6 +283,8 @@ def _led_to(entry_point: importlib.metadata.EntryPoint) -> Any:
 
 def _marked(brings: object) -> list[Any]:
     """The functions of a module that are marked as hooks."""
+    from . import hookspecs
+
     functions = [each for each in getattr(brings, "__dict__", {}).values() if isinstance(each, types.FunctionType)]
     return [each for each in functions if hasattr(each, f"{hookspecs.PROJECT}_impl")]
 

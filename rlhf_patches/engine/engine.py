@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -139,9 +139,7 @@ class Engine:
                 if entry.requested or self._ledger.carrying(name):  # an earlier call may not have got it off
                     entry.requested = False
                     entry.outcome = self._switch_off(name, "reverted by revert()")
-            still_needed = {m for e in entries.values() if e.requested for m in e.patch.modules}
-            for module in {m for name in chosen for m in entries[name].patch.modules} - still_needed:
-                import_hooks.unwatch(module, self._imported)
+            self._unwatch(entries[name] for name in chosen)
         self.on_change()
         return self.report()
 
@@ -190,6 +188,69 @@ class Engine:
                 f"{what} names {name!r}, which is no patch{settings.nearest(str(name), list(entries))}{self._hint()}"
             )
         return entries[name]
+
+    # --------------------------------------------------------------------------- one patch by itself, for tests
+
+    def definition(self, name: str) -> KnownBug:
+        """A registered patch or advice, imported.
+
+        Raises:
+            SettingsError: there is none of this name.
+        """
+        return self._define(self._known(name, "the test"))
+
+    @contextlib.contextmanager
+    def set_apart(self, patch: KnownBug) -> Iterator[None]:
+        """Have a patch off, for `switch` to put on; at the end it is as it was, and gone if it was not registered.
+
+        Every other patch stays as it is.
+
+        Raises:
+            SettingsError: another one is registered under its name, or other code keeps it from being taken off.
+        """
+        entries = self._registered()
+        registered = entries.get(patch.name)
+        if registered is not None and self._define(registered) != patch:
+            raise settings.SettingsError(
+                f"{patch} is registered by {registered.plugin}, which defines it otherwise: expected the same one. Is "
+                "an older version installed? `pip install -e .` has the one of the working tree"
+            )
+        entry = registered or _Entry(patch, "a test")
+        before = entry.requested, entry.outcome, entry.version
+        self._entries = {**entries, patch.name: entry}
+        try:
+            if self.switch(patch.name, on=False).status is Status.FAILED:
+                raise settings.SettingsError(f"{patch} cannot be tried: {entry.outcome.reason}")
+            yield
+        finally:
+            self.switch(patch.name, on=False)
+            if registered is None:
+                self._entries = {name: each for name, each in self._entries.items() if each is not entry}
+            elif before[0]:
+                self.switch(patch.name, on=True)
+            else:
+                entry.requested, entry.outcome, entry.version = before
+
+    @sources.parsed_once(kept=math.inf)
+    def switch(self, name: str, on: bool) -> PatchReport:
+        """Put on or take off one patch, and nothing else: no line in the log, and no error under strict mode.
+
+        Returns:
+            its row in the report.
+        """
+        entry = self._known(name, "the test")
+        if on:
+            self._resolve_implementations([entry])
+        with self._lock:
+            entry.requested = on
+            if not on:
+                entry.outcome = self._switch_off(name, "taken off by a test")
+                self._unwatch([entry])
+        if on:
+            for module in entry.patch.modules:
+                import_hooks.watch(module, self._imported)
+            self._attempt(entry, None)
+        return _row(entry, self._places(entry))
 
     # ---------------------------------------------------------------------------------- for other processes
 
@@ -402,8 +463,8 @@ class Engine:
                 reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
                 return _Outcome(Status.REFUSED, reason)
         if any(variant.rewrites for variant in choice.variants):
-            if not rewriting.is_loaded():
-                raise _NotReady(rewriting.load)
+            if not rewriting.ast_grep_is_known():
+                raise _NotReady(rewriting.load_ast_grep)
             rewriting.check_ast_grep()  # what will fail at the import is said before it
         waiting = " or ".join(dict.fromkeys(", ".join(group) for group in groups))
         reason = f"{choice.finding.reason}; waiting for the import of {waiting}"
@@ -434,6 +495,12 @@ class Engine:
             entry.outcome = _Outcome(Status.DISABLED, "reverted, by a revert() that was interrupted")
         elif undone:
             entry.outcome = _Outcome(Status.FAILED, undone)
+
+    def _unwatch(self, entries: Iterable[_Entry]) -> None:
+        """No longer wait for the modules of entries that nothing requested is for."""
+        needed = {m for e in (self._entries or {}).values() if e.requested for m in e.patch.modules}
+        for module in {m for e in entries for m in e.patch.modules} - needed:
+            import_hooks.unwatch(module, self._imported)
 
     # ------------------------------------------------------------------------------------ saying so
 
@@ -500,7 +567,7 @@ def _origin(module: ModuleType) -> str | None:
 def _is_main(spec: ModuleSpec) -> bool:
     """Whether a module's file is the one that was started, as ``python file.py`` or ``python -m module``."""
     main = sources.namespace_of(sys.modules.get("__main__")).get("__file__")
-    return main is not None and spec.origin is not None and os.path.realpath(main) == os.path.realpath(spec.origin)
+    return main is not None and spec.origin is not None and sources.real_path(main) == sources.real_path(spec.origin)
 
 
 engine = Engine()

@@ -67,7 +67,7 @@ def find(located: Located, expected: CodeType, originals: dict[FunctionType, Cod
         Unrecognised: none is, or several are; the message says what was found instead.
     """
     # Everywhere type(), not isinstance(): to that one, a wrapt proxy around a function passes for the function.
-    layers = list(_layers(located.raw, target))
+    layers = list(behind(located.raw, target))
     found = [f for f in layers if type(f) is FunctionType and originals.get(f, f.__code__) == expected]
     if len(found) == 1:
         return found[0]
@@ -91,12 +91,12 @@ def find(located: Located, expected: CodeType, originals: dict[FunctionType, Cod
 def reaches(raw: Any, function: FunctionType) -> bool:
     """Whether a function is still behind an attribute."""
     try:
-        return any(layer is function for layer in _layers(raw, ""))
+        return any(layer is function for layer in behind(raw, ""))
     except Unrecognised:
         return False
 
 
-def _layers(raw: Any, target: str) -> Iterator[Any]:
+def behind(raw: Any, target: str) -> Iterator[Any]:
     """The object and everything that decorators have put it in front of, outermost first."""
     waiting: list[Any] = [raw]
     seen: set[int] = set()

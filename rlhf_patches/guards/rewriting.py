@@ -34,11 +34,21 @@ def load() -> None:
 
     The engine calls it before it takes its lock, under which nothing is imported.
     """
-    global _ast_grep, _without_ast_grep
-    if is_loaded():
-        return
     import hashlib  # noqa: F401 - for fingerprints
 
+    load_ast_grep()
+
+
+def is_loaded() -> bool:
+    """Whether `load` has been called."""
+    return "hashlib" in sys.modules and ast_grep_is_known()
+
+
+def load_ast_grep() -> None:
+    """Import it, if it is there and not imported yet. Not under the engine's lock either."""
+    global _ast_grep, _without_ast_grep
+    if ast_grep_is_known():
+        return
     try:
         import ast_grep_py
     except ImportError as error:  # a subinterpreter, or it is not installed
@@ -47,8 +57,8 @@ def load() -> None:
         _ast_grep = ast_grep_py
 
 
-def is_loaded() -> bool:
-    """Whether `load` has been called."""
+def ast_grep_is_known() -> bool:
+    """Whether `load_ast_grep` has been called."""
     return _ast_grep is not None or _without_ast_grep is not None
 
 
@@ -166,7 +176,7 @@ def check_ast_grep() -> None:
     Raises:
         ImportError: they cannot; every patch that rewrites fails with it, and nothing else does.
     """
-    load()
+    load_ast_grep()
     if _without_ast_grep is not None:
         raise ImportError(_without_ast_grep)
 

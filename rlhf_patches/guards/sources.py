@@ -86,6 +86,14 @@ def parents_of(module: str) -> list[str]:
     return []
 
 
+def real_path(path: str) -> str:
+    """`os.path.realpath`, of which most work is the folders, which most files share."""
+    folder, name = os.path.split(path)
+    if name in ("", os.curdir, os.pardir) or os.path.islink(path):
+        return os.path.realpath(path)
+    return os.path.join(remembered(("real", folder), functools.partial(real_path, folder), small=True), name)
+
+
 def namespace_of(module: object) -> dict[str, Any]:
     """A module's own names, looked at without attribute access: that makes a lazy module run, and may raise."""
     try:

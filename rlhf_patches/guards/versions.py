@@ -8,19 +8,21 @@ owns the file; in every other case the version is unknown and the shape of the c
 from __future__ import annotations
 
 import enum
-import importlib.metadata
-import json
 import os
 import re
 import stat
 import sys
-import urllib.parse
 from collections.abc import Iterable
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Union
 
-from ..definitions.patch import Guard
+from .. import installed
+from ..definitions.patch import Guard, parsed_range
 from . import sources
+
+if TYPE_CHECKING:
+    import importlib.metadata
+
+_Metadata = Union["installed.Metadata", "importlib.metadata.Distribution"]
 
 MAX_METADATA = 2**20
 """Bytes of one metadata file. The largest of those that were looked at, pandas', has 0.09 MiB."""
@@ -110,16 +112,14 @@ def judge(guard: Guard, text: str | None) -> Finding:
     """Apply a version guard to the version that the metadata states, None when it states none."""
     if text is None:
         return unknown(f"the metadata of {guard.distribution} states no version")
-    # Guards have imported it; where no framework is installed there are none (`Listed`), and it takes 10 ms.
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import Version
+    from packaging.version import Version  # as `parsed_range`, with which it comes
 
     try:
         version = Version(text)
     except ValueError:  # InvalidVersion, or more digits than Python converts
         return Finding(Verdict.UNKNOWN, text, f"version {text!r} of {guard.distribution} is not PEP 440")
     # Pre-releases carry a defect as much as releases do, so they count as members of a range.
-    if SpecifierSet(guard.versions).contains(version, prereleases=True):
+    if parsed_range(guard.versions).contains(version, prereleases=True):
         return Finding(
             Verdict.AFFECTED, text, f"{guard.distribution} {text} is affected ({guard.versions or 'every version'})"
         )
@@ -145,7 +145,7 @@ class _Copy(NamedTuple):
     roots: tuple[str, ...]
 
     def owns(self, origin: str) -> bool:
-        real = os.path.realpath(origin)
+        real = sources.real_path(origin)
         return any(real.startswith(os.path.join(root, "")) for root in self.roots)
 
 
@@ -155,9 +155,7 @@ def _copies(distribution: str) -> list[_Copy]:
 
 def _search(distribution: str) -> list[_Copy]:
     found = []
-    # Not "", which means the working directory: what has no time of change is listed anew for every distribution.
-    path = [entry or os.curdir for entry in sys.path]
-    for copy in importlib.metadata.distributions(name=distribution, path=path):
+    for copy in _metadata_of(distribution):
         try:
             if not _is_bounded(copy, "METADATA", "PKG-INFO", ""):
                 continue
@@ -165,19 +163,30 @@ def _search(distribution: str) -> list[_Copy]:
         except Exception:  # a damaged folder
             continue
         roots = (str(copy.locate_file("")), _editable_root(copy))
-        found.append(_Copy(version, tuple(os.path.realpath(root) for root in roots if root)))
+        found.append(_Copy(version, tuple(sources.real_path(root) for root in roots if root)))
     return found
 
 
-def _is_bounded(copy: importlib.metadata.Distribution, *names: str) -> bool:
-    """Whether these files of a copy may be read: importlib.metadata would read a pipe or a device for ever."""
+def _metadata_of(distribution: str) -> Iterable[_Metadata]:
+    # Not "", which means the working directory: what has no time of change is listed anew for every distribution.
+    path = [entry or os.curdir for entry in sys.path]
+    everything = sources.remembered(("installed", *path), lambda: installed.find(path), small=True)
+    if everything is not None:
+        return everything.get(installed.normalized(distribution), ())
+    import importlib.metadata  # nothing of the standard library waits for the engine's lock
+
+    return importlib.metadata.distributions(name=distribution, path=path)
+
+
+def _is_bounded(copy: _Metadata, *names: str) -> bool:
+    """Whether these files of a copy may be read: a pipe or a device would be read for ever."""
     folder = getattr(copy, "_path", None)
-    if not isinstance(folder, Path):  # in a zip, or from a finder of another kind
+    if not isinstance(folder, (str, os.PathLike)):  # in a zip, or from a finder of another kind
         return True
     for name in names:
         try:
-            state = os.stat(folder / name)
-        except OSError:  # importlib.metadata passes over it too
+            state = os.stat(os.path.join(folder, name) if name else folder)
+        except OSError:  # reading passes over it too
             continue
         regular = stat.S_ISREG(state.st_mode) and state.st_size <= MAX_METADATA
         if not regular and not stat.S_ISDIR(state.st_mode):
@@ -185,19 +194,23 @@ def _is_bounded(copy: importlib.metadata.Distribution, *names: str) -> bool:
     return True
 
 
-def _version_text(copy: importlib.metadata.Distribution) -> str | None:
+def _version_text(copy: _Metadata) -> str | None:
     # Not `copy.metadata`: that parses the description too, a readme of a thousand lines.
     text = copy.read_text("METADATA") or copy.read_text("PKG-INFO") or copy.read_text("") or ""
     version = _VERSION.search(text.partition("\n\n")[0])
     return version.group(1).strip() or None if version else None
 
 
-def _editable_root(copy: importlib.metadata.Distribution) -> str | None:
+def _editable_root(copy: _Metadata) -> str | None:
     """The folder that an editable install's ``direct_url.json`` names."""
     try:
-        if not _is_bounded(copy, "direct_url.json"):
+        text = copy.read_text("direct_url.json") if _is_bounded(copy, "direct_url.json") else None
+        if not text:
             return None
-        direct = json.loads(copy.read_text("direct_url.json") or "{}")
+        import json
+        import urllib.parse
+
+        direct = json.loads(text)
         url = urllib.parse.urlparse(direct.get("url", ""))
         if url.scheme == "file" and direct.get("dir_info", {}).get("editable"):
             return os.path.realpath(urllib.parse.unquote(url.path))

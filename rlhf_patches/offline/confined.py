@@ -1,4 +1,4 @@
-"""`evaluate.check` in a process of its own, with limits: for releases that have not been read yet.
+"""A release read and judged in a process of its own, with limits: for those that have not been read yet.
 
 `archive` refuses what no release has. What is left to Python's own parser and compiler, and to ast-grep, has no limit
 that one could state: a kilobyte of source can take all memory, or crash the interpreter. Then that process ends, and
@@ -17,14 +17,14 @@ import os
 import resource
 import signal
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status
 from . import archive, evaluate
-from .archive import ReleaseError
+from .archive import Release, ReleaseError
 
 CPU_SECONDS = 10
 """A release of a framework takes 0.2, torch's wheel 0.7; on a slow machine five times that."""
@@ -55,6 +55,20 @@ def check(path: str, registered: Sequence[Registered], failures: Iterable[Plugin
     Raises:
         ReleaseError: it cannot be read, or not within the limits.
     """
+    answer = ask(path, lambda release: _answer(release, registered))
+    rows = (
+        PatchReport(**{**row, "status": Status(row["status"]), "places": tuple(row["places"])})
+        for row in answer["rows"]
+    )
+    return Checked(Report(tuple(rows), tuple(failures)), answer["is_patched"])
+
+
+def ask(path: str, question: Callable[[Release], Any]) -> Any:
+    """What ``question`` says of the release at ``path``, in values that JSON has.
+
+    Raises:
+        ReleaseError: it cannot be read, or not within the limits.
+    """
     end, other = os.pipe()
     try:
         with warnings.catch_warnings():
@@ -65,7 +79,7 @@ def check(path: str, registered: Sequence[Registered], failures: Iterable[Plugin
         os.close(other)
         raise ReleaseError(f"{path} is not read: there is no process to do it in ({error})") from error
     if not child:
-        _child(end, other, path, registered)
+        _child(end, other, path, question)
     os.close(other)
     with open(end, "rb") as stream:
         try:
@@ -83,11 +97,7 @@ def check(path: str, registered: Sequence[Registered], failures: Iterable[Plugin
         ) from None
     if "error" in answer:
         raise ReleaseError(answer["error"])
-    rows = (
-        PatchReport(**{**row, "status": Status(row["status"]), "places": tuple(row["places"])})
-        for row in answer["rows"]
-    )
-    return Checked(Report(tuple(rows), tuple(failures)), answer["is_patched"])
+    return answer["said"]
 
 
 def _wait(child: int) -> int | None:
@@ -107,7 +117,7 @@ def _why(status: int | None) -> str:
     return "ended without a result"
 
 
-def _child(parents: int, pipe: int, path: str, registered: Sequence[Registered]) -> NoReturn:
+def _child(parents: int, pipe: int, path: str, question: Callable[[Release], Any]) -> NoReturn:
     # What this process says anywhere but to its parent would be a traceback, or that of a crash.
     try:
         os.close(parents)
@@ -119,27 +129,31 @@ def _child(parents: int, pipe: int, path: str, registered: Sequence[Registered])
         faulthandler.disable()  # which may write elsewhere
         _limit()
         with open(pipe, "wb") as stream:
-            stream.write(json.dumps(_answer(path, registered)).encode())
+            stream.write(json.dumps(_attempt(path, question)).encode())
     finally:
         os._exit(0)
 
 
-def _answer(path: str, registered: Sequence[Registered]) -> dict[str, Any]:
+def _answer(release: Release, registered: Sequence[Registered]) -> dict[str, Any]:
+    report = evaluate.check(release, registered)
+    rows = [asdict(replace(row, reason=short(row.reason), version=short(row.version))) for row in report]
+    return {"rows": rows, "is_patched": evaluate.is_patched(release, registered)}
+
+
+def _attempt(path: str, question: Callable[[Release], Any]) -> dict[str, Any]:
     try:
-        release = archive.open_release(path)
-        report = evaluate.check(release, registered)
-        rows = [asdict(replace(row, reason=_short(row.reason), version=_short(row.version))) for row in report]
-        return {"rows": rows, "is_patched": evaluate.is_patched(release, registered)}
+        return {"said": question(archive.open_release(path))}
     except ReleaseError as error:
-        return {"error": _short(str(error))}
+        return {"error": short(str(error))}
     except MemoryError:
         much = f"more than {MEMORY // 2**20} MiB of memory"
         return {"error": f"{path} is not judged: reading it takes {much}, which no release does that is known"}
     except Exception as error:
-        return {"error": _short(f"{path} is not judged: {type(error).__name__}: {error}")}
+        return {"error": short(f"{path} is not judged: {type(error).__name__}: {error}")}
 
 
-def _short(text: str | None) -> Any:
+def short(text: str | None) -> Any:
+    """What a child says of a release's own texts, of which some are endless."""
     if text is None or len(text) <= MAX_REASON:
         return text
     return f"{text[:MAX_REASON]}... ({len(text)} characters)"

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -66,12 +66,11 @@ def fetch(text: str, cache: Path | None = None) -> Path:
         DownloadError: the text is not ``NAME==VERSION``, or pip found no wheel.
     """
     name, version = parse(text)
-    place = Path("wheels", name, version)
-    folder = (cache or default_cache()) / place
+    folder = place(cache or default_cache(), name, version)
     for wheel in sorted(folder.glob("*.whl")):
         return wheel
     try:
-        return _fetch(name, version, folder)
+        return put(folder, lambda incoming: _by_pip(name, version, str(incoming)))
     except OSError as error:
         if cache is None:
             temporary = tempfile.mkdtemp(prefix="rlhf-patches-")
@@ -80,11 +79,24 @@ def fetch(text: str, cache: Path | None = None) -> Path:
         raise DownloadError(f"the cache {cache} cannot be used: {error}; choose another with --cache") from error
 
 
-def _fetch(name: str, version: str, folder: Path) -> Path:
+def place(cache: Path, name: str, version: str) -> Path:
+    """The folder of a cache that has the files of a release."""
+    return cache / "wheels" / name / version
+
+
+def put(folder: Path, get: Callable[[Path], Path]) -> Path:
+    """Have ``get`` make a file in the folder that it is given, and move it into ``folder``. Returns where it is then.
+
+    A run that is interrupted leaves nothing: no half a file that looks like one, and no folder that was not there.
+    """
     new = [made for made in (folder, *folder.parents) if not made.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _fetch_into(folder, name, version)
+        # Beside its place, then renamed.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
+            file = get(Path(incoming))
+            os.replace(file, folder / file.name)
+            return folder / file.name
     except BaseException:
         for made in new:
             with contextlib.suppress(OSError):  # another process may have put something there
@@ -92,23 +104,20 @@ def _fetch(name: str, version: str, folder: Path) -> Path:
         raise
 
 
-def _fetch_into(folder: Path, name: str, version: str) -> Path:
-    # Beside its place, then renamed: a run that is interrupted leaves no half a wheel that looks like one.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
-        said = _pip(f"{name}=={version}", incoming)
-        if not any(Path(incoming).iterdir()) and _is_missing(said):
-            for python in _PYTHONS:
-                _pip(f"{name}=={version}", incoming, "--python-version", python, *_each("--platform", _PLATFORMS))
-                if any(Path(incoming).iterdir()):
-                    break
-        wheels = sorted(Path(incoming).glob("*.whl"))
-        if not wheels:
-            raise DownloadError(
-                f"pip found no wheel of {name}=={version}. If there is an sdist, download it from the index and give "
-                f"its path (pip would run code from it just to fetch it). pip said: {_last_error(said)}"
-            )
-        os.replace(wheels[0], folder / wheels[0].name)
-        return folder / wheels[0].name
+def _by_pip(name: str, version: str, incoming: str) -> Path:
+    said = _pip(f"{name}=={version}", incoming)
+    if not any(Path(incoming).iterdir()) and _is_missing(said):
+        for python in _PYTHONS:
+            _pip(f"{name}=={version}", incoming, "--python-version", python, *_each("--platform", _PLATFORMS))
+            if any(Path(incoming).iterdir()):
+                break
+    wheels = sorted(Path(incoming).glob("*.whl"))
+    if not wheels:
+        raise DownloadError(
+            f"pip found no wheel of {name}=={version}. If there is an sdist, download it from the index and give "
+            f"its path (pip would run code from it just to fetch it). pip said: {_last_error(said)}"
+        )
+    return wheels[0]
 
 
 def parse(text: str) -> tuple[str, str]:

@@ -10,17 +10,11 @@ from typing import Any
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.patch import KnownBug, Variant
 from rlhf_patches.guards import sources, versions
-from rlhf_patches.offline import archive, evaluate
+from rlhf_patches.testing import cases
+from rlhf_patches.testing.cases import write_metadata
 
 # Namespace packages: an __init__.py would hide what else is in them.
 NAMESPACES = {"megatron"}
-
-
-def write_metadata(folder: Path, distribution: str, version: str) -> None:
-    """Let a folder on sys.path claim to hold a distribution."""
-    metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
 
 
 def replacing(old: str = "", new: str = "") -> Callable[[str], str]:
@@ -50,7 +44,7 @@ def doctor_row(
         edit: makes the copy's text from the original's.
         source: the original, if it is not the installed module.
     """
-    definition = next(item.patch for item in registry.load()[0] if item.patch.name == patch)
+    definition = _registered(patch)
     (module,) = (_installed(definition) if source is None else definition).modules
     *packages, name = module.split(".")
     place = folder
@@ -88,7 +82,7 @@ def checked_copy(
         version: what the metadata states; None for no metadata.
         edit: makes each copy's text from the original's.
     """
-    definition = next(item.patch for item in registry.load()[0] if item.patch.name == patch)
+    definition = _registered(patch)
     for module in definition.modules:
         path = Path(*module.split(".")).with_suffix(".py")
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +93,9 @@ def checked_copy(
 
 
 def row_of(folder: Path, patch: str) -> dict[str, Any]:
-    """What ``rlhf-patches check FOLDER`` says of a patch; nothing is imported, so no process is needed."""
-    registered = [item for item in registry.load()[0] if item.patch.name == patch]
-    row = evaluate.check(archive.open_release(str(folder)), registered)[patch]
-    return row.to_dict()
+    """What ``rlhf-patches check FOLDER`` says of a registered patch."""
+    return cases.row_of(folder, _registered(patch)).to_dict()
+
+
+def _registered(patch: str) -> KnownBug:
+    return next(item.patch for item in registry.load()[0] if item.patch.name == patch)

@@ -1,12 +1,12 @@
 """What holds for every patch, by itself: on the real text of each release at hand, and on the loaded framework.
 
-A release is at hand if it is installed or lies beside the environment (tests/environments/side-by-side); for what is
-not on PyPI, the stand-ins. What else a patch does is in the tests of its own folder.
+The checks are those that a plugin's author inherits (rlhf_patches/testing). A release is at hand if it is installed or
+lies beside the environment (tests/environments/side-by-side); for what is not on PyPI, the stand-ins. What else a patch
+does is in the tests of its own folder.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from rlhf_patches import Status
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import Patch, Rewrite, Variant
-from rlhf_patches.guards import shapes, sources, versions
+from rlhf_patches.definitions.patch import KnownBug, Patch, Variant
+from rlhf_patches.guards import versions
+from rlhf_patches.testing import cases, checks
+from rlhf_patches.testing.cases import UNKNOWN
 from tests.conftest import NEEDS
 from tests.harness import side_by_side, warm
-from tests.harness.look_alikes import row_of, write_metadata
 from tests.harness.warm import MEGATRON, TORCH, TRL, Level, Levels
 
 ROOT = Path(__file__).parents[2]
@@ -32,22 +32,28 @@ STANDINS = ROOT / "tests" / "harness" / "standins"
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """A variant of a patch, and a release whose code has the bug in that shape."""
+class Case(cases.Case):
+    """That of a release at hand."""
 
-    patch: Patch
-    variant: Variant
-    version: str
-    folder: Path
+    folder: Path = Path()
     """Where the release's packages are."""
-    beside: str | None
+    beside: str | None = None
     """The folder's name beside the environment; None for the environment itself, or a stand-in."""
 
-    def text(self, module: str) -> str:
-        return self.folder.joinpath(*module.split(".")).with_suffix(".py").read_text()
+    __str__ = cases.Case.__str__
 
-    def __str__(self) -> str:
-        return f"{self.patch.name}, {self.patch.distribution} {self.version}"
+
+def at_hand(patch: KnownBug, variant: Variant, version: str, folder: Path, beside: str | None) -> Case:
+    """The case of a release."""
+
+    def read(module: str) -> str:
+        return file_of(folder, module).read_text()
+
+    return Case(patch, variant, version, read, folder=folder, beside=beside)
+
+
+def file_of(folder: Path, module: str) -> Path:
+    return folder.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def releases(distribution: str) -> Iterator[tuple[str, Path, str | None]]:
@@ -61,22 +67,20 @@ def releases(distribution: str) -> Iterator[tuple[str, Path, str | None]]:
         for metadata in folder.glob(f"{distribution.replace('-', '_')}-*.dist-info"):
             yield metadata.name.removesuffix(".dist-info").rpartition("-")[2], folder, folder.name
     if distribution == "slime":
-        yield "unknown", STANDINS, None
+        yield UNKNOWN, STANDINS, None
 
 
-def cases() -> Iterator[Case]:
+def affected() -> Iterator[Case]:
     for patch in PATCHES:
         for variant in patch.variants:
             for version, folder, beside in releases(patch.distribution):
-                there = all(folder.joinpath(*m.split(".")).with_suffix(".py").is_file() for m in variant.modules)
-                affected = version == "unknown" or (
-                    versions.judge(variant.guard, version).verdict is versions.Verdict.AFFECTED
-                )
-                if there and affected:
-                    yield Case(patch, variant, version, folder, beside)
+                there = all(file_of(folder, module).is_file() for module in variant.modules)
+                verdict = versions.judge(variant.guard, version).verdict
+                if there and (version == UNKNOWN or verdict is versions.Verdict.AFFECTED):
+                    yield at_hand(patch, variant, version, folder, beside)
         if patch.name == "megatron-lm-no-sync-reentry":
             for name in ("megatron_lm", "megatron_lm_newer"):
-                yield Case(patch, patch.variants[0], "unknown", STANDINS / name, None)
+                yield at_hand(patch, patch.variants[0], UNKNOWN, STANDINS / name, None)
 
 
 def fixed() -> Iterator[Case]:
@@ -85,9 +89,9 @@ def fixed() -> Iterator[Case]:
         for version, folder, beside in releases(patch.distribution):
             verdicts = {versions.judge(variant.guard, version).verdict for variant in patch.variants}
             variant = patch.variants[-1]
-            there = all(folder.joinpath(*m.split(".")).with_suffix(".py").is_file() for m in variant.modules)
+            there = all(file_of(folder, module).is_file() for module in variant.modules)
             if there and verdicts == {versions.Verdict.OUTSIDE}:
-                yield Case(patch, variant, version, folder, beside)
+                yield at_hand(patch, variant, version, folder, beside)
 
 
 def each_of(found: list[Any]) -> pytest.MarkDecorator:
@@ -98,104 +102,31 @@ def each_of(found: list[Any]) -> pytest.MarkDecorator:
     )
 
 
-CASES = list(cases())
+CASES = list(affected())
 each_case = each_of(CASES)
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 
 
-def copied(folder: Path, case: Case, version: str, texts: dict[str, str] | None = None) -> Path:
-    """The variant's modules, edited or not, and metadata that state a version."""
-    for module in case.variant.modules:
-        path = folder.joinpath(*module.split(".")).with_suffix(".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((texts or {}).get(module) or case.text(module))
-    write_metadata(folder, case.patch.distribution, version)
-    return folder
-
-
 @each_case
 def test_it_applies_to_the_text_of_the_release(tmp_path, case):
-    """Also where nothing tells the version."""
-    for version in dict.fromkeys((case.version, "unknown")):
-        folder = tmp_path / version
-        folder.mkdir()
-        row = row_of(copied(folder, case, version), case.patch.name)
-        assert (row["status"], row["version"]) == ("applies", version), row
-
-
-def edits(case: Case) -> Iterator[tuple[str, str, str]]:
-    """For each function that the patch changes: its name, the module, and a text in which it is another one."""
-    seen = set()
-    texts = {module: sources.Source(module, f"{module}.py", case.text(module)) for module in case.variant.modules}
-    for item in shapes.recognise_all(case.variant, texts):
-        module, _, _ = item.change.target.partition(":")
-        text = texts[module].text
-        if isinstance(item.change, Rewrite):
-            for edit in item.edits[:1]:
-                for other in ("0", "pass"):
-                    changed = text[: edit.start] + other + text[edit.end :]
-                    if compiles(changed):
-                        yield item.change.target, module, changed
-                        break
-                else:
-                    raise AssertionError(f"no edit of {text[edit.start : edit.end]!r} compiles")
-        elif item.change.target not in seen:
-            seen.add(item.change.target)
-            # After the docstring, which no guard looks at.
-            first = item.node.body[ast.get_docstring(item.node) is not None :][0]
-            lines = text.splitlines(keepends=True)
-            line = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", []))])
-            lines.insert(line - 1, " " * first.col_offset + "edited = 0\n")
-            yield item.change.target, module, "".join(lines)
-
-
-def compiles(text: str) -> bool:
-    try:
-        compile(text, "edited", "exec", dont_inherit=True)
-    except SyntaxError:
-        return False
-    return True
+    checks.applies(case, tmp_path)
 
 
 @each_case
 def test_it_is_refused_where_the_text_is_another(tmp_path, case):
-    """Each function that it changes, edited alone; unaffected where nothing tells the version."""
-    edited = 0
-    for number, (target, module, text) in enumerate(edits(case)):
-        for version in dict.fromkeys((case.version, "unknown")):
-            folder = tmp_path / f"{number}-{version}"
-            folder.mkdir()
-            row = row_of(copied(folder, case, version, {module: text}), case.patch.name)
-            if version != "unknown":
-                assert row["status"] == "refused", (target, row)
-            elif row["status"] != "unaffected":  # another variant has the other changes, and not this one
-                others = [other.guard for other in case.patch.variants if other is not case.variant]
-                says = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
-                assert any(text in row["reason"] for text in says), (target, row)
-        edited += 1
-    assert edited > 0
+    checks.refused_where_edited(case, tmp_path)
 
 
 @each_case
-@pytest.mark.parametrize("version", ["0.0.0.0.1.dev0", "99999"])
+@pytest.mark.parametrize("version", [checks.OLDER, checks.NEWER])
 def test_it_stays_away_from_versions_outside_its_range(tmp_path, case, version):
-    if any(versions.judge(v.guard, version).verdict is versions.Verdict.AFFECTED for v in case.patch.variants):
-        pytest.skip("the range is open at this end")
-    row = row_of(copied(tmp_path, case, version), case.patch.name)
-    assert row["status"] == "unaffected", row
+    checks.stays_away_outside(case, tmp_path, version)
 
 
 @each_of(list(fixed()))
 def test_it_leaves_a_release_without_the_bug_alone(tmp_path, case):
-    """As what it is; where nothing tells the version; and where it calls itself a release that has the bug."""
-    affected = [other.version for other in CASES if other.patch == case.patch and other.version != "unknown"]
-    expected = {case.version: "unaffected", "unknown": "unaffected", **dict.fromkeys(affected[:1], "refused")}
-    for version, status in expected.items():
-        folder = tmp_path / version
-        folder.mkdir()
-        row = row_of(copied(folder, case, version), case.patch.name)
-        assert row["status"] == status, (version, row)
-        assert "but its code has the defect" not in row["reason"]
+    has_it = [other.version for other in CASES if other.patch == case.patch and other.version != UNKNOWN]
+    checks.leaves_alone(case, tmp_path, has_it[0] if has_it else None)
 
 
 # ------------------------------------------------------------------------------------- on the loaded framework
@@ -264,20 +195,19 @@ def at_an_end(case: Case) -> bool:
 
 @each_of([case if at_an_end(case) else pytest.param(case, marks=pytest.mark.exhaustive) for case in live()])
 def test_applied_reverted_and_disabled_on_the_loaded_framework(run_ranks, case):
-    """Other code while it is applied; the very same code objects after a revert; untouched where it is disabled."""
     arguments = (case.patch.name, str(case.patch.variants.index(case.variant)))
     (found,) = run_ranks(
         "tests.patches.contract_ranks", *arguments, levels=levels(case), ranks=1, TORCHDYNAMO_DISABLE="1"
     )
-    assert found["applied"]["status"] == Status.APPLIED.value, found
-    assert not any(found["applied"]["own code"])
-    assert found["reverted"]["status"] == "disabled"
-    assert found["reverted"]["own code"] == found["disabled"]["own code"] == [True] * len(found["functions"])
-    assert found["disabled"]["status"] == "disabled"
-    assert "RLHF_PATCHES_DISABLE" in found["disabled"]["reason"]
+    checks.lives_as_it_should(case.patch, found)
 
 
 # ------------------------------------------------------------------------------------- what belongs to a patch
+
+
+@each_patch
+def test_its_fields_are_complete(patch):
+    checks.fields_are_complete(patch)
 
 
 @each_patch

@@ -126,7 +126,7 @@ def test_nothing_is_imported_under_the_global_import_lock(ask, start):
 
 
 @pytest.mark.parametrize(
-    "moment", ["pluggy", "packaging.version", "rlhf_patches.engine", "rlhf_patches.patches.catalogue"]
+    "moment", ["dataclasses", "packaging.version", "rlhf_patches.engine", "rlhf_patches.patches.catalogue"]
 )
 @pytest.mark.parametrize("start", ["hook", "apply"])
 def test_a_fork_while_another_thread_loads_the_engine(ask, start, moment):
@@ -281,7 +281,7 @@ def test_an_engine_that_cannot_be_loaded(installed, tmp_path, damage, variable):
     """Where a patched run is demanded, every import of a framework fails, and not as if there were no framework."""
     toy_slime.write(tmp_path)
     if damage != "not installed":
-        (tmp_path / "pluggy.py").write_text("" if damage == "shadowed" else "raise SystemExit(0)\n")
+        (tmp_path / "dataclasses.py").write_text("" if damage == "shadowed" else "raise SystemExit(0)\n")
     code = "import sys\n" + (HIDDEN if damage == "not installed" else "") + CAUGHT
     settings = {f"RLHF_PATCHES_{variable}": "1"} if variable else {}
     done = installed.run(installed.python, "-c", code, cwd=tmp_path, **HOOK, **settings)

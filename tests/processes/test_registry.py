@@ -99,6 +99,15 @@ def test_the_readme_is_right(environment):
     assert _run(environment, code).splitlines()[-1] == "2.0"
 
 
+def test_the_example_passes_its_own_tests(environment):
+    folder = environment.parents[2] / "source" / "examples" / "plugin"
+    command = [environment, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 passed, 1 skipped" in done.stdout
+    assert "toy-framework 1.4 has the bug; name a release that has not" in done.stdout
+
+
 # -------------------------------------------------------------------------------------------- plugins that break
 
 

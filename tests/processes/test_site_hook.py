@@ -38,7 +38,12 @@ def test_off_loads_nothing(installed, slime):
 def test_on_loads_only_itself_before_a_framework(installed):
     bare = set(installed.code(MODULES, "-I").split())
     on = set(installed.code(MODULES, "-I", **ON).split())
-    assert on - bare == {"rlhf_patches", "rlhf_patches.import_system", "rlhf_patches.site_hook"}
+    assert on - bare == {
+        "rlhf_patches",
+        "rlhf_patches.import_system",
+        "rlhf_patches.installed",
+        "rlhf_patches.site_hook",
+    }
 
 
 @pytest.mark.parametrize("flags", [(), ("-E",), ("-I",), ("-X", "dev")])

@@ -14,7 +14,7 @@ import record
 from packaging.version import Version
 
 from rlhf_patches.definitions.registry import Registered
-from rlhf_patches.offline import archive, download, evaluate
+from rlhf_patches.offline import archive, download, evaluate, facts
 
 CACHE = Path(os.environ.get("RLHF_PATCHES_TEST_CACHE", Path(__file__).parents[2] / ".cache" / "rlhf-patches"))
 PATCHES = record.built_in()
@@ -32,7 +32,7 @@ def sample():
                     for entry in (members[0], members[-1]):
                         # pip fetches no sdist, and no wheel for Windows, of which DeepSpeed has nothing else.
                         fetched = entry.file.endswith(".whl") and "-win" not in entry.file
-                        if fetched and record.code(patch, entry).state != record.NO_MODULE:
+                        if fetched and record.code(patch, entry).state != facts.NO_MODULE:
                             found[item.name, entry.version] = entry
     return found
 
@@ -43,7 +43,7 @@ NEWEST = {name: version for name, version in SAMPLE if version == max((v for n, 
 
 def test_the_sample_has_both_kinds():
     states = {code.state for entry in SAMPLE.values() for codes in entry.patches.values() for code in codes}
-    assert {record.DEFECT, record.NO_FUNCTION} <= states
+    assert {facts.DEFECT, facts.NO_FUNCTION} <= states
     assert len(SAMPLE) >= 8
 
 
@@ -59,7 +59,7 @@ def test_a_published_wheel_is_as_the_record_says(name, version):
     release = archive.open_release(str(download.fetch(f"{name}=={version}", CACHE)))
     entry = SAMPLE[name, version]
     own = record.patches_of(name, PATCHES)
-    assert {patch.name: record.examine(release, patch) for patch in own} == entry.patches
+    assert {patch.name: facts.examine(release, patch) for patch in own} == entry.patches
     # And what a user is told follows from it.
     report = evaluate.check(release, [Registered(patch, "tests") for patch in own])
     for patch, row in zip(own, report, strict=True):

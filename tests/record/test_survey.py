@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
 import subprocess
 import sys
-import threading
-import zipfile
 
 import pytest
 import record
 import survey
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches.offline import facts
+from tests.harness.simple_index import index
+
+__all__ = ["index"]
 
 DEFECT = "def step(x):\n    return x * 2\n"
 DEFECT_ELSEWHERE = "import os\n\n\ndef step(x, y=0):\n    y += 1\n    return x * 2\n"
@@ -30,54 +30,6 @@ PATCH = Patch(
     variants=(Variant(Guard("toy", ">=1.0,<=1.1"), (Rewrite("toy.steps:step", "x * 2", "x * 3"),)),),
     retire="never",
 )
-
-
-class Index:
-    """A folder of wheels behind the simple API."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        (folder / "simple" / "toy").mkdir(parents=True)
-        self.requests = []
-        handler = functools.partial(self._handler(), directory=str(folder))
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/simple/"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def _handler(index):
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def log_message(self, *arguments):
-                pass
-
-            def do_GET(self):
-                index.requests.append(self.path.rpartition("/")[2])
-                super().do_GET()
-
-        return Handler
-
-    def publish(self, version, text):
-        """Publish a wheel; ``text`` None leaves the module out."""
-        file = self.folder / f"toy-{version}-py3-none-any.whl"
-        with zipfile.ZipFile(file, "w") as wheel:
-            wheel.writestr("toy/__init__.py", "raise SystemExit('imported!')\n")
-            if text is not None:
-                wheel.writestr("toy/steps.py", text)
-            wheel.writestr(
-                f"toy-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: toy\nVersion: {version}\n"
-            )
-        links = [
-            f'<a href="/{wheel.name}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a>'
-            for wheel in sorted(self.folder.glob("*.whl"))
-        ]
-        (self.folder / "simple" / "toy" / "index.html").write_text("<!DOCTYPE html>\n" + "\n".join(links))
-        return file
-
-
-@pytest.fixture
-def index(tmp_path):
-    made = Index(tmp_path / "index")
-    yield made
-    made.server.shutdown()
 
 
 @pytest.fixture
@@ -116,10 +68,10 @@ def test_every_release_is_looked_at_once(index, make_releases):
     status, said = make_releases()
     assert status == 0, said
     assert states(make_releases.home) == {
-        "0.9rc1": record.NO_MODULE,
-        "0.9": record.NO_FUNCTION,
-        "1.0": record.DEFECT,
-        "1.1": record.DEFECT,
+        "0.9rc1": facts.NO_MODULE,
+        "0.9": facts.NO_FUNCTION,
+        "1.0": facts.DEFECT,
+        "1.1": facts.DEFECT,
     }
     assert "toy-step: absent 1, applies 2, unaffected 1" in said
     page = (make_releases.home / "docs" / "compatibility.md").read_text()
@@ -140,7 +92,7 @@ def test_releases_that_need_no_reading_are_not_fetched(index, make_releases):
     (make_releases.home / "reviewed.toml").write_text('[oldest.toy]\nversion = "1.0"\nwhy = "it has no step"\n')
     status, said = make_releases()
     assert status == 0, said
-    assert states(make_releases.home) == {"1.0": record.DEFECT, "1.1": record.DEFECT}
+    assert states(make_releases.home) == {"1.0": facts.DEFECT, "1.1": facts.DEFECT}
     assert "toy-0.9-py3-none-any.whl" not in index.requests
     assert "None before 1.0: it has no step." in (make_releases.home / "docs" / "compatibility.md").read_text()
 
@@ -217,7 +169,7 @@ def test_other_changes_are_looked_at_again_without_fetching(index, make_releases
     assert record.outdated(record.load_all(), [other])
     status, said = make_releases(patch=other)
     assert status == 1
-    assert set(states(make_releases.home).values()) == {record.DIFFERENT}
+    assert set(states(make_releases.home).values()) == {facts.DIFFERENT}
     assert index.requests == [""]
     assert ">=1.0 names a release whose code is not of this shape" in said
 
@@ -229,7 +181,7 @@ def test_a_rewrite_that_does_not_compile_is_no_match(index, make_releases):
         **{**vars(PATCH), "variants": (Variant(PATCH.variants[0].guard, (Rewrite("toy.steps:step", "x * 2", "x *"),)),)}
     )
     make_releases(patch=wrong)
-    assert set(states(make_releases.home).values()) == {record.DIFFERENT}
+    assert set(states(make_releases.home).values()) == {facts.DIFFERENT}
 
 
 def test_tags_of_a_clone(tmp_path, make_releases, monkeypatch):
@@ -254,9 +206,9 @@ def test_tags_of_a_clone(tmp_path, make_releases, monkeypatch):
     status, said = make_releases("--git", f"Toy={clone}")
     found = record.load(make_releases.home / "record" / "git" / "Toy.json")
     assert [(e.file, e.version, e.patches["toy-step"][0].state) for e in found.entries] == [
-        ("v1.0", "1.0", record.DEFECT),
-        ("v1.1", "1.1", record.DEFECT),
-        ("main", "1.2.dev0", record.DIFFERENT),
+        ("v1.0", "1.0", facts.DEFECT),
+        ("v1.1", "1.1", facts.DEFECT),
+        ("main", "1.2.dev0", facts.DIFFERENT),
     ]
     assert status == 1, said
     assert "not reviewed: Toy 1.2.dev0 (main)" in said

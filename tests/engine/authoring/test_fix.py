@@ -134,29 +134,21 @@ def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package):
     told = list(blocks.values())
     name = f"{package.name}.mod"
     uses = "a Rewrite's `uses` brings what its replacement needs"
+    once = "code that runs once, at import, before it can be patched: Wrap or Replace the functions that use it"
+    parameters = (
+        "its parameters become (self, x, y=0), which no change of its code gives it: Wrap or Replace the function"
+    )
+    neither = "the new code of total uses helper, which neither it nor its module defines"
     assert told == [
         [f"NOT DRAFTED: {name}: an import: {uses}"],
-        [
-            (
-                f"NOT DRAFTED: {name}: code that runs once, at import, before it can be patched: "
-                "Wrap or Replace the functions that use it"
-            )
-        ],
+        [f"NOT DRAFTED: {name}: {once}"],
         [f"NOT DRAFTED: {name}: code of the class Model, which exists by then: Wrap or Replace its methods"],
         [f"drafted: {name}:Model.loss, 1 rewrite"],
         [
-            (
-                f"NOT DRAFTED: {name}:Model.other: its parameters become (self, x, y=0), which no change of its code gives "
-                "it: Wrap or Replace the function"
-            ),
+            f"NOT DRAFTED: {name}:Model.other: {parameters}",
             f"NOT DRAFTED: {name}:helper is new: put it into your package; {uses}",
         ],
-        [
-            (
-                f"NOT DRAFTED: {name}:total: the new code of total uses helper, which neither it nor its module defines: "
-                "write a Rewrite whose `uses` brings it"
-            )
-        ],
+        [f"NOT DRAFTED: {name}:total: {neither}: write a Rewrite whose `uses` brings it"],
     ]
     # What is not drafted is left to the author, so that the plugin's test fails.
     text = Path("some-fix/rlhf_patches_some_fix/patch.py").read_text()

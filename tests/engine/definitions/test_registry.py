@@ -266,7 +266,7 @@ def test_built_in_patches_need_no_metadata_and_come_once(site, monkeypatch, list
     for _ in range(listed):
         impostor(site, value="rlhf_patches.patches.plugin")
     if not listed:
-        monkeypatch.setattr(registry.importlib.metadata, "distributions", lambda **name: ())
+        monkeypatch.setattr(registry.installed, "find", lambda path: {})
     registered, failures = registry.load()
     ours = [(item.patch.name, item.plugin) for item in registered if item.patch.name != "x-user"]
     assert ours == [(patch.name, "rlhf-patches") for patch in plugin.rlhf_patches()]

@@ -1,0 +1,157 @@
+"""``survey``: whether the ranges of a patch are those of its bug, by the code of every release on an index."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..definitions import registry
+from ..definitions.registry import Registered
+from ..definitions.status import printable
+from ..offline import facts, survey
+from ..offline.index import PYPI, Index, IndexProblem
+from ..offline.survey import Looked, Survey
+from . import catalogue, output
+from .command_line import Commands, UsageError, add_output
+
+_INTERRUPTED = 130
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    command = commands.add(
+        "survey",
+        _survey,
+        "whether a patch's ranges are those of its bug, by the code of every release on PyPI",
+        "rlhf-patches survey trl-some-bug --releases '>=1.0'",
+    )
+    command.add_argument("names", metavar="PATCH", nargs="+", help="a patch of a plugin, or a built-in one")
+    add_output(command)
+    command.add_argument("--all", action="store_true", help="a line for each release")
+    command.add_argument("--releases", metavar="SPECIFIER", default="", help="only these, '>=1.0,<2' say")
+    command.add_argument("--pre", action="store_true", help="pre-releases, too")
+    command.add_argument("--cache", metavar="DIR", help="keep the files there; else each is deleted when it is read")
+    command.add_argument(
+        "--index",
+        metavar="URL",
+        default=os.environ.get("PIP_INDEX_URL") or PYPI,
+        help="a simple index (default: PIP_INDEX_URL, or PyPI)",
+    )
+
+
+def _survey(options: argparse.Namespace) -> int:
+    registered, failures = registry.load()
+    wanted: dict[str, list[Registered]] = {}
+    for name in dict.fromkeys(options.names):
+        item = catalogue.find(name, registered, failures)
+        wanted.setdefault(canonicalize_name(item.patch.distribution), []).append(item)
+    try:
+        found = [each for name, items in wanted.items() for each in _of_one(name, items, options)]
+    except IndexProblem as error:
+        raise UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        output.complain("interrupted; nothing is left but what --cache holds")
+        return _INTERRUPTED
+    finally:
+        output.complain_of_plugins(failures)
+    if options.json:
+        print(json.dumps([each.to_dict() for each in found], indent=2))
+    for each in found:
+        for one in each.looked:
+            if one.failed:
+                output.complain(f"{each.patch.name}: {one.version} could not be looked at: {one.problem}")
+        if options.quiet:
+            for one, text in each.disagreements:
+                output.complain(f"{each.patch.name}: {each.patch.distribution} {one.version} {text}")
+        elif not options.json:
+            _print(each, options)
+        if not each.learned:
+            output.complain(f"{each.patch.name}: none of these releases has {', '.join(each.patch.modules)}")
+    unknown = not all(each.learned for each in found) or any(one.failed for each in found for one in each.looked)
+    return 2 if unknown else int(any(each.disagreements for each in found))
+
+
+def _of_one(name: str, items: list[Registered], options: argparse.Namespace) -> list[Survey]:
+    try:
+        specifier = SpecifierSet(options.releases)
+    except InvalidSpecifier as error:
+        raise UsageError(f"--releases {options.releases!r}: expected a PEP 440 specifier, '>=1.0,<2' say") from error
+    cache = Path(options.cache) if options.cache else None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    to = Console(stderr=True)
+    with Index(options.index) as index:
+        published = index.releases(name)
+        releases = survey.chosen(published, specifier, options.pre)
+        if not releases:
+            there = f"; the newest is {published[-1].version}" if published else ""
+            raise UsageError(f"{index.label} has no release of {name} {specifier}".rstrip() + there)
+        with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as progress:
+            bar = progress.add_task(name, total=len(releases))
+            return survey.survey(index, name, items, releases, cache, lambda: progress.advance(bar))
+
+
+def _print(found: Survey, options: argparse.Namespace) -> None:
+    patch, console = found.patch, output.console()
+    console.print(printable(f"{patch.name}: {patch.distribution}, {len(found.looked)} releases"), style="bold")
+    rows: list[tuple[str, ...]] = [(str(each.version), *_cells(found, each)) for each in found.looked]
+    if not options.all:
+        rows = list(_folded(rows))
+    output.print_table(("RELEASES", "RANGE", "CODE", "STATUS", "NOTE"), [tuple(map(printable, row)) for row in rows])
+    console.print()
+    for variant, ranges in zip(patch.variants, found.suggested(), strict=True):
+        console.print(printable(_verdict(found, variant.guard.versions, ranges, bool(options.releases))))
+    for target, fingerprints in found.fingerprints().items():
+        known = {fingerprint for name, fingerprint in facts.fingerprint_texts(patch) if name == target}
+        console.print(printable(f"{target}:"))
+        console.print("    fingerprints={")
+        for fingerprint, releases in fingerprints.items():
+            new = "" if fingerprint in known else "  # not in the patch"
+            console.print(f'        "{fingerprint}": "{releases}",{new}')
+        console.print("    }")
+        for fingerprint in sorted(known - fingerprints.keys()):
+            console.print(f"    {fingerprint}, which is in the patch, is that of none of these releases")
+    print()
+
+
+def _cells(found: Survey, each: Looked) -> tuple[str, str, str, str]:
+    yanked = "" if each.yanked is None else f"yanked ({each.yanked})"
+    if each.problem:
+        return "-", "-", "-", "; ".join(filter(None, (f"NOT LOOKED AT: {each.problem}", yanked)))
+    one = each.judged[found.patch.name]
+    disagreement = found.disagreement(one)
+    note = "; ".join(filter(None, (disagreement and f"DISAGREES: {disagreement}", yanked)))
+    return found.claim(one) or "-", facts.counting(found.patch, one.codes).state, one.status.value, note
+
+
+def _folded(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    for cells, group in itertools.groupby(rows, lambda row: row[1:]):
+        versions = [row[0] for row in group]
+        span = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
+        yield span, *cells
+
+
+def _verdict(found: Survey, versions: str, ranges: list[str], of_some: bool) -> str:
+    claim = f"the range {versions or 'of every version'}"
+    if not ranges:
+        return f"{claim}: none of these releases has its code"
+    if len(ranges) > 1:
+        return (
+            f"{claim}: its code is in {' and in '.join(ranges)}, with releases between them that do not have it; "
+            "a Variant can have one of these"
+        )
+    if SpecifierSet(ranges[0]) == SpecifierSet(versions):
+        return f"{claim}: as suggested"
+    if not found.disagreements and of_some:  # whose bounds are those that the user has set
+        return f"{claim}: holds for these releases"
+    holds = "" if found.disagreements else " holds for these releases"
+    open_ = ", but is open to one side" if facts.is_open(versions) else ""
+    return f"{claim}{holds}{open_}; suggested: {ranges[0]}"

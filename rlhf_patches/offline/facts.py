@@ -1,0 +1,154 @@
+"""What the shape guards of a patch find in one release, without its version; and what its ranges say of that version.
+
+The record of releases and the survey of a plugin's patch hold the one against the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+
+from ..definitions.patch import KnownBug, Replace, Variant, Wrap
+from ..guards import decision, shapes, sources, versions
+from ..guards.rewriting import Unrecognised
+from ..guards.sources import NotFound, Source, Unreadable
+from ..guards.versions import Verdict
+from .archive import Release
+
+DEFECT = "defect"
+"""Recognised; for rewrites also: the edited module compiles, nothing but the function differs, no line moves."""
+DIFFERENT = "different"
+"""Every function is there, and at least one is not as the patch expects it."""
+NO_FUNCTION = "no function"
+NO_MODULE = "no module"
+UNREADABLE = "unreadable"
+_LINES = re.compile(r" \(at line [0-9, ]+\)")
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the shape guard of one variant finds in one release.
+
+    Attributes:
+        state: one of the constants of this module.
+        fingerprints: of each target function, in the order of the variant's targets; empty if one is not defined.
+        why: what the shape guard said, empty for DEFECT.
+    """
+
+    state: str
+    fingerprints: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def key(self) -> str:
+        """How ``reviewed.toml`` names code that is DIFFERENT."""
+        return "+".join(self.fingerprints)
+
+
+def examine(release: Release, patch: KnownBug) -> tuple[Code, ...]:
+    """What the shape guard of each variant of a patch finds in a release."""
+    return tuple(_examine(release, variant) for variant in patch.variants)
+
+
+def _examine(release: Release, variant: Variant) -> Code:
+    try:
+        texts = {module: release.source(module) for module in variant.modules}
+    except NotFound as error:
+        return Code(NO_MODULE, why=_without_label(release, error))
+    except Unreadable as error:
+        return Code(UNREADABLE, why=_without_label(release, error))
+    try:
+        fingerprints = tuple(_fingerprints(variant, texts))
+        shapes.check_compiles(shapes.recognise_all(variant, texts), lines=True)
+    except NotFound as error:
+        return Code(NO_FUNCTION, why=_without_label(release, error))
+    except Unreadable as error:
+        return Code(UNREADABLE, why=_without_label(release, error))
+    except Unrecognised as error:
+        return Code(DIFFERENT, fingerprints, _without_label(release, error))
+    return Code(DEFECT, fingerprints)
+
+
+def targets(variant: Variant) -> tuple[str, ...]:
+    """The functions of a variant, each once."""
+    return tuple(dict.fromkeys(change.target for change in variant.changes))
+
+
+def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
+    for target in targets(variant):
+        module, _, qualname = target.partition(":")
+        yield sources.fingerprint_of(sources.find_function(texts[module], qualname))
+
+
+def _without_label(release: Release, error: Exception) -> str:
+    # The path of a file on the machine that made the record means nothing to its readers, and lines move.
+    return _LINES.sub("", str(error).replace(f" in {release.label}", "").replace(f"{release.label}/", ""))
+
+
+# ------------------------------------------------------------------------------------- what the facts mean
+
+
+def recognised(patch: KnownBug, codes: Sequence[Code]) -> list[int]:
+    """Which variants have their shape in a release, by number; more than one is never right."""
+    there = [variant for variant, one in zip(patch.variants, codes, strict=True) if one.state == DEFECT]
+    return [patch.variants.index(variant) for variant in decision.widest(there)]
+
+
+def counting(patch: KnownBug, codes: Sequence[Code]) -> Code:
+    """What counts of a release: the variant that is recognised, or else the one that has come furthest."""
+    for number in recognised(patch, codes):
+        return codes[number]
+    order = (UNREADABLE, DIFFERENT, NO_FUNCTION, NO_MODULE)
+    return min(codes, key=lambda one: order.index(one.state))
+
+
+def claimed(patch: KnownBug, version: str | None) -> int | None:
+    """The variant whose version guard says that a release is affected, by number."""
+    for number, variant in enumerate(patch.variants):
+        if versions.judge(variant.guard, version).verdict is Verdict.AFFECTED:
+            return number
+    return None
+
+
+def may_lack(patch: KnownBug, version: str | None, codes: Sequence[Code]) -> bool:
+    """Whether an affected release has no module to patch, and its variant's guard says why that may be."""
+    number = claimed(patch, version)
+    if number is None or patch.variants[number].guard.may_be_missing is None:
+        return False
+    return codes[number].state == NO_MODULE
+
+
+def agrees(patch: KnownBug, version: str | None, codes: Sequence[Code]) -> bool:
+    """Whether a range claims a release rightly: those whose code has the variant's shape, and no others."""
+    number = claimed(patch, version)
+    return recognised(patch, codes) == ([] if number is None or may_lack(patch, version, codes) else [number])
+
+
+def is_open(specifier: str) -> bool:
+    """Whether a range claims releases that nobody can have read, because it has no bound on one side."""
+    pins = list(SpecifierSet(specifier))
+    return {pin.operator[0] for pin in pins} < {"<", ">"} and [pin.operator for pin in pins] != ["=="]
+
+
+def fingerprint_texts(patch: KnownBug) -> dict[tuple[str, str], str]:
+    """By target and fingerprint the releases that a patch's wraps and replacements list for it, as they are written."""
+    return {
+        (change.target, fingerprint): text
+        for variant in patch.variants
+        for change in variant.changes
+        if isinstance(change, (Replace, Wrap))
+        for fingerprint, text in change.fingerprints.items()
+    }
+
+
+def found_fingerprints(patch: KnownBug, codes: Sequence[Code], target: str) -> set[str]:
+    """Those that a function has in one release: one, or none where a variant has another function missing."""
+    return {
+        fingerprint
+        for variant, one in zip(patch.variants, codes, strict=True)
+        for name, fingerprint in zip(targets(variant), one.fingerprints, strict=False)
+        if name == target
+    }

@@ -1,0 +1,159 @@
+"""A release of what a patch is for, as text: copies of it, edited or under another version, and what is said of them.
+
+Nothing of a release is imported. It is the one that is installed, a wheel, an sdist, a directory, or ``NAME==VERSION``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..definitions.patch import KnownBug, Rewrite, Shape, Variant
+from ..definitions.registry import Registered
+from ..definitions.status import PatchReport, Status
+from ..guards import decision, rewriting, shapes, sources
+from ..guards.decision import Decision, Found
+from ..guards.sources import Source
+from ..guards.versions import Verdict
+from ..offline import archive, download, evaluate
+
+INSTALLED = "installed"
+UNKNOWN = "unknown"
+"""A version that is none: metadata that state it tell nothing."""
+
+
+class NoCase(Exception):
+    """There is no release to look at; the message says what to install."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant of a patch, and a release whose code it is for.
+
+    Attributes:
+        patch: the patch, or the advice.
+        variant: that of the release; of one without the bug, one whose modules it has.
+        version: the release's, or UNKNOWN.
+        read: gives the text of a module.
+        affected: whether the release has the bug, as its version says, or else its code.
+    """
+
+    patch: KnownBug
+    variant: Variant
+    version: str
+    read: Callable[[str], str]
+    affected: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.patch.name}, {self.patch.distribution} {self.version}"
+
+    def copied(self, folder: Path, version: str, texts: Mapping[str, str] | None = None) -> Path:
+        """Write the variant's modules, edited or not, into ``folder/VERSION``, with metadata that state the version."""
+        folder = folder / version
+        for module in self.variant.modules:
+            path = folder.joinpath(*module.split(".")).with_suffix(".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text((texts or {}).get(module) or self.read(module), encoding="utf-8")
+        write_metadata(folder, self.patch.distribution, version)
+        return folder
+
+    def row(self, folder: Path, version: str, texts: Mapping[str, str] | None = None) -> PatchReport:
+        """What ``rlhf-patches check`` says of such a copy."""
+        return row_of(self.copied(folder, version, texts), self.patch)
+
+    def edits(self) -> Iterator[tuple[str, str, str]]:
+        """For each function that the patch changes: its name, the module, and a text in which it is another one.
+
+        Of a rewrite the edit is where its pattern is, of a function guarded by its signature a parameter more, and of
+        every other one a statement more.
+        """
+        seen = set()
+        texts = {module: Source(module, f"{module}.py", self.read(module)) for module in self.variant.modules}
+        for item in shapes.recognise_all(self.variant, texts):
+            target, text = item.change.target, item.source.text
+            if isinstance(item.change, (Rewrite, Shape)):
+                place = rewriting.find(item.change, item.source, item.node)[0].range()
+                yield target, item.source.module, _without(text, place.start.index, place.end.index)
+            elif target not in seen:
+                seen.add(target)
+                edit = _with_a_statement if item.fingerprint else _with_a_parameter
+                yield target, item.source.module, edit(text, item.node)
+
+
+def _without(text: str, start: int, end: int) -> str:
+    for other in ("0", "pass"):
+        changed = text[:start] + other + text[end:]
+        try:
+            with sources.no_warnings():
+                compile(changed, "edited", "exec", dont_inherit=True)
+        except SyntaxError:
+            continue
+        return changed
+    raise AssertionError(f"no edit of {text[start:end]!r} compiles")
+
+
+def _with_a_statement(text: str, node: sources.FunctionNode) -> str:
+    # After the docstring, which no guard looks at.
+    first = node.body[ast.get_docstring(node) is not None :][0]
+    lines = text.splitlines(keepends=True)
+    line = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", []))])
+    lines.insert(line - 1, " " * first.col_offset + "edited = 0\n")
+    return "".join(lines)
+
+
+def _with_a_parameter(text: str, node: sources.FunctionNode) -> str:
+    lines = text.splitlines(keepends=True)
+    before, after = "".join(lines[: node.lineno - 1]), "".join(lines[node.lineno - 1 :])
+    return before + re.sub(rf"(def\s+{node.name}\s*\()", r"\1edited, ", after, count=1)
+
+
+def write_metadata(folder: Path, distribution: str, version: str) -> None:
+    """Let a folder on sys.path claim to hold a distribution."""
+    metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir()
+    text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    (metadata / "METADATA").write_text(text, encoding="utf-8")
+
+
+def row_of(folder: Path, patch: KnownBug) -> PatchReport:
+    """What ``rlhf-patches check FOLDER`` says of a patch, registered or not."""
+    return evaluate.check(archive.open_release(str(folder)), [Registered(patch, "a test")])[patch.name]
+
+
+def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
+    """The case that a release is for a patch.
+
+    Args:
+        patch: the patch, or the advice.
+        release: INSTALLED, or what ``rlhf-patches check`` takes.
+
+    Raises:
+        NoCase: the framework is not installed, or the release has none of the patch's modules.
+        AssertionError: the patch cannot be for it, though the version says so.
+        archive.ReleaseError, download.DownloadError: it cannot be had, or not be read.
+    """
+    look: Callable[[Variant], Found] = decision.look
+    read = sources.read_module
+    if release != INSTALLED:
+        opened = archive.open_release(download.found(release))
+        if not evaluate.is_patched(opened, [Registered(patch, "a test")]):
+            packages = ", ".join(dict.fromkeys(module.partition(".")[0] for module in patch.modules))
+            raise archive.ReleaseError(f"{opened.label} has no {packages}, so it tells nothing of {patch}")
+        look, read = functools.partial(evaluate.look, opened), opened.source
+    choice = decision.choose([look(variant) for variant in patch.variants])
+    if isinstance(choice, Decision):
+        if choice.status is not Status.ABSENT:
+            raise AssertionError(f"{patch} is {choice.status} in {release}: {choice.reason}")
+        where = f"pip install '{patch.distribution}{patch.variants[-1].guard.versions}'" if release == INSTALLED else ""
+        raise NoCase(f"{choice.reason}{where and f'; {where} has this test run'}")
+    variants: list[Variant] = [variant for variant in choice.variants if isinstance(variant, Variant)]
+    version = choice.finding.version or UNKNOWN
+    affected = choice.finding.verdict is Verdict.AFFECTED
+    if choice.finding.verdict is Verdict.UNKNOWN:
+        fitting = list(decision.shapes_in(variants, read)[0])
+        variants, affected = fitting or variants, bool(fitting)
+    return Case(patch, variants[-1], version, lambda module: read(module).text, affected)

@@ -1,0 +1,133 @@
+"""What holds for every patch, each as a function that raises AssertionError where it does not.
+
+pytest shows none of their frames: the message says all.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ..definitions.patch import Advice, KnownBug
+from ..definitions.status import PatchReport, Status
+from ..guards import versions
+from ..guards.versions import Verdict
+from .cases import UNKNOWN, Case
+
+OLDER, NEWER = "0.0.0.0.1.dev0", "99999"
+"""Before and after every release."""
+_UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
+
+
+def fields_are_complete(patch: KnownBug) -> None:
+    """Every text that users read is written."""
+    __tracebackhide__ = True
+    texts = {name: getattr(patch, name) for name in patch._texts()}
+    texts |= {f"references[{number}]": text for number, text in enumerate(patch.references)}
+    texts |= {"changes_numbers": patch.changes_numbers} if patch.changes_numbers else {}
+    unfinished = [name for name, text in texts.items() if not text.strip() or _UNFINISHED.search(text)]
+    _require(not unfinished, f"{patch}: not written yet: {', '.join(unfinished)}; users read it, so write it")
+
+
+def applies(case: Case, folder: Path) -> None:
+    """It is for the release as it is, also where nothing tells the version."""
+    __tracebackhide__ = True
+    expected = Status.ADVICE if isinstance(case.patch, Advice) else Status.APPLIES
+    for version in dict.fromkeys((case.version, UNKNOWN)):
+        _is(case.row(folder, version), expected, f"on the text of {case} (version {version})")
+
+
+def refused_where_edited(case: Case, folder: Path) -> None:
+    """Each function that it changes, edited alone; unaffected where nothing tells the version."""
+    __tracebackhide__ = True
+    others = [other.guard for other in case.patch.variants if other is not case.variant]
+    said = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
+    number = 0
+    for number, (target, module, text) in enumerate(case.edits(), 1):
+        for version in dict.fromkeys((case.version, UNKNOWN)):
+            row = case.row(folder / str(number), version, {module: text})
+            what = f"with {target} edited (version {version}): its shape guard is too wide"
+            if version == UNKNOWN:
+                # Another variant may have the other changes, and not this one.
+                if not any(text in row.reason for text in said):
+                    _is(row, Status.UNAFFECTED, what)
+            elif isinstance(case.patch, Advice):
+                _require("whether the bug is there is not known" in row.reason, f"{_told(row)} {what}")
+            else:
+                _is(row, Status.REFUSED, what)
+    _require(number > 0, f"{case}: no function was edited")
+
+
+def is_open_at(patch: KnownBug, version: str) -> bool:
+    """Whether OLDER or NEWER is in the range of a patch."""
+    return any(versions.judge(variant.guard, version).verdict is Verdict.AFFECTED for variant in patch.variants)
+
+
+def stays_away_outside(case: Case, folder: Path, version: str) -> None:
+    """It leaves OLDER and NEWER alone, even with the code that it is for."""
+    __tracebackhide__ = True
+    end, sign = ("older", ">=") if version == OLDER else ("newer", "<=")
+    _require(
+        not is_open_at(case.patch, version),
+        f"{case.patch} is for {case.patch.distribution} {case.patch.versions or '(every version)'}, which is open at "
+        f"the {end} end: expected {sign} and a release that was read, since nobody knows the others",
+    )
+    _is(case.row(folder, version), Status.UNAFFECTED, f"on version {version}")
+
+
+def leaves_alone(case: Case, folder: Path, affected: str | None) -> None:
+    """A release without the bug: as what it is, where nothing tells the version, and where it claims to have the bug.
+
+    Args:
+        case: the release.
+        folder: empty.
+        affected: a version that has the bug, for which the patch must not take this code; None to do without.
+    """
+    __tracebackhide__ = True
+    doubt = Status.ADVICE if isinstance(case.patch, Advice) else Status.REFUSED
+    expected = {case.version: Status.UNAFFECTED, UNKNOWN: Status.UNAFFECTED}
+    for version, status in (expected | ({affected: doubt} if affected else {})).items():
+        row = case.row(folder, version)
+        what = f"on {case}, as version {version}, which has not the bug"
+        _is(row, status, what)
+        _require(not row.unreviewed, f"{_told(row)} {what}: is the range too short?")
+
+
+def lives_as_it_should(patch: KnownBug, found: dict[str, Any]) -> None:
+    """Other code while it is applied; the very same code objects after that, and where it is disabled.
+
+    Args:
+        patch: the patch.
+        found: what `in_process.life` returned.
+    """
+    __tracebackhide__ = True
+    advice = isinstance(patch, Advice)
+    on, functions = found["applied"], found["functions"]
+    expected = Status.ADVICE if advice else Status.APPLIED
+    _require(on["status"] == expected.value, f"{patch} is {on['status']} in this process: {on['reason']}")
+    same = [name for name, own in zip(functions, on["own code"], strict=True) if own]
+    _require(advice or not same, f"{patch} is applied, and yet nothing has changed in {', '.join(same)}")
+    for what in ("reverted", "disabled"):
+        now = found[what]
+        other = [name for name, own in zip(functions, now["own code"], strict=True) if not own]
+        _require(not other, f"{patch} is {what}, and yet {', '.join(other)} has not its own code: {now['reason']}")
+        _require(now["status"] == "disabled", f"{patch}, {what}, is {now['status']}: {now['reason']}")
+    reason = found["disabled"]["reason"]
+    _require("RLHF_PATCHES_DISABLE" in reason, f"{patch} is disabled, but not by RLHF_PATCHES_DISABLE: {reason}")
+
+
+def _is(row: PatchReport, status: Status, what: str) -> None:
+    __tracebackhide__ = True
+    _require(row.status is status, f"{_told(row)} {what}; expected {status}")
+
+
+def _told(row: PatchReport) -> str:
+    return f"{row.name} is {row.status} ({row.reason})"
+
+
+def _require(condition: bool, message: str) -> None:
+    __tracebackhide__ = True
+    # No assert statement: under -O it would be gone.
+    if not condition:
+        raise AssertionError(message)

@@ -1,0 +1,97 @@
+"""The contract of a patch as a test class to inherit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from ..definitions.patch import KnownBug
+from ..offline import archive, download
+from . import checks, in_process
+from .cases import INSTALLED, Case, NoCase, case_of
+
+
+class PatchContract:
+    """What has to hold for a patch, or an advice, whatever it repairs. Inherit it, and name the patch:
+
+        class TestContract(PatchContract):
+            patch = PATCH
+
+    It is looked at on the release that is installed, and on those that ``releases`` names. A test that needs a release
+    with the bug, or one without it, is skipped where there is none, and says what to install or to name.
+
+    Attributes:
+        patch: the `Patch` or the `Advice`.
+        releases: further releases, with the bug and without it: each a wheel, an sdist, a directory (seen from where
+            pytest runs), or ``NAME==VERSION``, which pip downloads once, into a cache.
+        open_range: why the range of the patch may be open at an end; None where it has to be closed.
+    """
+
+    patch: ClassVar[KnownBug]
+    releases: ClassVar[tuple[str, ...]] = ()
+    open_range: ClassVar[str | None] = None
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Each test on each release."""
+        name, patch = type(self).__name__, getattr(self, "patch", None)
+        if not isinstance(patch, KnownBug):
+            pytest.fail(f"{name}.patch is {patch!r}: expected a rlhf_patches.Patch, or an Advice", pytrace=False)
+        if not isinstance(self.releases, (tuple, list)):
+            pytest.fail(f"{name}.releases is {self.releases!r}: expected a tuple of releases", pytrace=False)
+        if "release" in metafunc.fixturenames:
+            metafunc.parametrize("release", (INSTALLED, *self.releases))
+
+    def test_its_fields_are_complete(self) -> None:
+        """Summary, symptom, cause, references and the rest are written."""
+        checks.fields_are_complete(self.patch)
+
+    def test_it_applies_to_the_text(self, release: str, tmp_path: Path) -> None:
+        """It recognises the release's code, also where nothing tells the version."""
+        checks.applies(self._with_the_bug(release), tmp_path)
+
+    def test_it_is_refused_where_the_text_is_another(self, release: str, tmp_path: Path) -> None:
+        """Each function that it changes, edited alone, is another one."""
+        checks.refused_where_edited(self._with_the_bug(release), tmp_path)
+
+    @pytest.mark.parametrize("version", [checks.OLDER, checks.NEWER])
+    def test_it_stays_away_from_versions_outside_its_range(self, release: str, version: str, tmp_path: Path) -> None:
+        """The same code under the oldest and the newest version there can be."""
+        if self.open_range and checks.is_open_at(self.patch, version):
+            pytest.skip(f"its range is open: {self.open_range}")
+        checks.stays_away_outside(self._with_the_bug(release), tmp_path, version)
+
+    def test_it_leaves_a_release_without_the_bug_alone(self, release: str, tmp_path: Path) -> None:
+        """Whatever version that release claims to be."""
+        case = self._case(release)
+        if case.affected:
+            pytest.skip(f"{case} has the bug; name a release that has not, in {type(self).__name__}.releases")
+        guards = [variant.guard for variant in self.patch.variants]
+        checks.leaves_alone(case, tmp_path, guards[-1].shares_a_version_with(guards[-1]))
+
+    def test_it_is_applied_reverted_and_disabled_in_this_process(self) -> None:
+        """Other code while it is applied; the very same code objects after a revert, and under RLHF_PATCHES_DISABLE."""
+        case = self._with_the_bug(INSTALLED)
+        try:
+            in_process.import_all(case.variant.modules)
+        except ImportError as error:
+            pytest.skip(f"{case}: it cannot be imported here ({type(error).__name__}: {error})")
+        checks.lives_as_it_should(self.patch, in_process.life(self.patch, case.variant))
+
+    def _case(self, release: str) -> Case:
+        try:
+            return case_of(self.patch, release)
+        except NoCase as error:
+            pytest.skip(str(error))
+        except (archive.ReleaseError, download.DownloadError) as error:
+            pytest.fail(f"{type(self).__name__}.releases names {release!r}: {error} (in {Path.cwd()})", pytrace=False)
+
+    def _with_the_bug(self, release: str) -> Case:
+        case = self._case(release)
+        if not case.affected:
+            pytest.skip(
+                f"{case.patch.distribution} {case.version} has not the bug ({self.patch.versions}); install a release "
+                f"that has, or name it in {type(self).__name__}.releases"
+            )
+        return case

@@ -1,0 +1,134 @@
+"""One patch on and off in this process, by itself: every other patch stays as it is. No pytest is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import operator
+import os
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from ..definitions.patch import KnownBug, ListedVariant, Patch, Variant
+from ..definitions.status import PatchReport, Status
+from ..engine import functions
+from ..engine.engine import engine
+from ..guards import decision
+from ..guards.decision import Choice
+from ..guards.rewriting import Unrecognised
+from ..guards.versions import Verdict
+from ..settings import SettingsError
+
+
+@contextlib.contextmanager
+def applied(patch: Patch | str) -> Iterator[PatchReport]:
+    """Apply a patch, and give every function its own code back at the end. The modules it is for are imported.
+
+    One that was applied before is so again afterwards.
+
+    Args:
+        patch: a patch, which need not be registered, or the name of one that is.
+
+    Yields:
+        its row in the report.
+
+    Raises:
+        AssertionError: it is not applied, or not taken off at the end; the message says why.
+        TypeError: it is no patch; an advice is never applied.
+        SettingsError: no patch has this name, or another one is registered under it.
+        ImportError: what it is for cannot be imported.
+    """
+    patch = _patch(patch)
+    choice = decision.choose([decision.look(variant) for variant in patch.variants])
+    variants: tuple[Variant | ListedVariant, ...] = ()
+    if isinstance(choice, Choice) and choice.finding.verdict is not Verdict.OUTSIDE:
+        variants = choice.variants
+    modules = tuple(dict.fromkeys(module for variant in variants for module in variant.modules))
+    import_all(modules)
+    targets = [c.target for v in patch.variants for c in v.changes if c.target.partition(":")[0] in modules]
+    with engine.set_apart(patch):
+        before = codes_of(targets)
+        row = engine.switch(patch.name, on=True)
+        if row.status is not Status.APPLIED:
+            raise AssertionError(f"{patch} is not applied but {row.status}: {row.reason}")
+        try:
+            yield row
+        finally:
+            row = engine.switch(patch.name, on=False)
+            after = codes_of(targets)
+            left = [target for target in before if after[target] != before[target]]
+            if row.status is not Status.DISABLED or left:
+                raise AssertionError(f"{patch} was not reverted: {row.reason}; changed: {', '.join(left) or 'nothing'}")
+
+
+def _patch(named: Patch | str) -> Patch:
+    try:
+        patch = engine.definition(named) if isinstance(named, str) else named
+    except SettingsError as error:
+        raise SettingsError(f"{error}\nIf its plugin is not installed, install it, or pass the Patch itself") from None
+    if not isinstance(patch, Patch):
+        raise TypeError(f"{patch!r} cannot be applied: expected a Patch, or the name of one that is registered")
+    return patch
+
+
+def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:
+    """A patch applied, taken off, and applied where RLHF_PATCHES_DISABLE names it; the variant's modules are imported.
+
+    Returns:
+        ``functions``: what the variant changes. ``applied``, ``reverted``, ``disabled``: each with ``status``,
+        ``reason``, and ``own code``, whether each function had the very code objects of before.
+    """
+    import_all(variant.modules)
+    targets = list(dict.fromkeys(change.target for change in variant.changes))
+    found: dict[str, Any] = {"functions": targets}
+    with engine.set_apart(patch), _environment():
+        before = codes_of(targets)
+
+        def note(what: str, row: PatchReport) -> None:
+            now = codes_of(targets)
+            own = [
+                len(now[target]) == len(codes) and all(map(operator.is_, now[target], codes))
+                for target, codes in before.items()
+            ]
+            found[what] = {"status": row.status.value, "reason": row.reason, "own code": own}
+
+        note("applied", engine.switch(patch.name, on=True))
+        note("reverted", engine.switch(patch.name, on=False))
+        os.environ["RLHF_PATCHES_DISABLE"] = patch.name
+        note("disabled", engine.switch(patch.name, on=True))
+    return found
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import modules, in their order."""
+    for module in modules:
+        importlib.import_module(module)
+
+
+def codes_of(targets: Iterable[str]) -> dict[str, list[CodeType]]:
+    """By target, the code of every function there, and behind its decorators. None for a target that is not there."""
+    found: dict[str, list[CodeType]] = {}
+    for target in targets:
+        module, _, qualname = target.partition(":")
+        try:
+            raw = functions.attribute(importlib.import_module(module), qualname).raw
+            layers = list(functions.behind(raw, target))
+        except Unrecognised:
+            layers = []
+        found[target] = [layer.__code__ for layer in layers if type(layer) is FunctionType]
+    return found
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """No variable that chooses among patches; at the end all are as they were."""
+    names = ("RLHF_PATCHES_DISABLE", "RLHF_PATCHES_ONLY")
+    before = {name: os.environ.pop(name, None) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
