@@ -19,6 +19,7 @@ from packaging.version import Version
 from ..definitions.patch import KnownBug
 from ..definitions.registry import Registered
 from ..definitions.status import Status
+from ..guards import sources
 from . import confined, download, evaluate, facts
 from .archive import Release, ReleaseError
 from .facts import Code
@@ -97,11 +98,12 @@ def look(
 
 def _judged(release: Release, registered: Sequence[Registered]) -> dict[str, Any]:
     found = {}
-    for item in registered:
-        (row,) = evaluate.check(release, [item])
-        codes = [asdict(code) for code in facts.examine(release, item.patch)]
-        texts = {"version": confined.short(row.version), "reason": confined.short(row.reason)}
-        found[row.name] = {**texts, "status": row.status.value, "codes": codes}
+    with sources.parsed_once():
+        for item in registered:
+            (row,) = evaluate.check(release, [item])
+            codes = [asdict(code) for code in facts.examine(release, item.patch)]
+            texts = {"version": confined.short(row.version), "reason": confined.short(row.reason)}
+            found[row.name] = {**texts, "status": row.status.value, "codes": codes}
     return found
 
 
