@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .definitions.patch import KnownBug
+    from .definitions.patch import Patch
     from .definitions.status import PatchReport
 
 
 @pytest.fixture
-def apply_patch() -> Iterator[Callable[[KnownBug | str], PatchReport]]:
+def apply_patch() -> Iterator[Callable[[Patch | str], PatchReport]]:
     """Applies one patch until the test ends: ``apply_patch("name")`` or ``apply_patch(PATCH)``; its row is returned.
 
     The test fails if it is not applied, or not taken off again. Other patches are left as they are.
     """
     with contextlib.ExitStack() as until_the_end:
 
-        def apply(patch: KnownBug | str) -> PatchReport:
+        def apply(patch: Patch | str) -> PatchReport:
+            __tracebackhide__ = True
+            from .settings import SettingsError
             from .testing import in_process
 
-            return until_the_end.enter_context(in_process.applied(patch))
+            try:
+                return until_the_end.enter_context(in_process.applied(patch))
+            except (AssertionError, SettingsError, TypeError) as error:  # whose messages say all
+                raise error.with_traceback(None) from None
 
         yield apply

@@ -29,7 +29,9 @@ def indented(change: Change, depth: int) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as Python, in double quotes."""
+    """A text as Python, in double quotes unless it has some."""
+    if '"' in text and "'" not in text:
+        return repr(text)
     quoted = json.dumps(text, ensure_ascii=False)
     return quoted if ast.literal_eval(quoted) == text else repr(text)
 

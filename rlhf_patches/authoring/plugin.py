@@ -146,13 +146,12 @@ def rlhf_patches() -> list[Patch]:
 
     def _test(self) -> str:
         wanted: dict[str, str] = {}
-        for target in self.nodes:
+        calls = f"        # {MARK} call, as the report of the bug does, and return what shows it:\n"
+        for target, node in sorted(self.nodes.items()):
             module, _, qualname = target.partition(":")
             wanted[qualname.partition(".")[0]] = module
+            calls += f"        # {qualname}{sources.signature_of(node)}\n"
         imports = "\n".join(f"    from {module} import {name}" for name, module in wanted.items())
-        calls = " and ".join(
-            f"{target.partition(':')[2]}{sources.signature_of(node)}" for target, node in self.nodes.items()
-        )
         return f'''\
 """The patch on the real {self._framework}: wrong without it, right with it, out of the way of all else."""
 
@@ -177,9 +176,7 @@ def test_wrong_without_the_patch_and_right_with_it(apply_patch):
 {imports}
 
     def result():
-        # {MARK} call {calls}
-        # as the report of the bug does, and return what shows it.
-        return pytest.fail("result() is not written yet: it has to call upstream's code")
+{calls}        return pytest.fail("result() is not written yet: it has to call upstream's code")
 
     wrong = "{MARK} what it returns without the patch"
     right = "{MARK} what is right, from a computation that does not use the patch"

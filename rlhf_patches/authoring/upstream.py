@@ -36,6 +36,11 @@ class Upstream(NamedTuple):
 
     release: Release | None
 
+    @property
+    def where(self) -> str:
+        """Where it is, for messages."""
+        return "installed here" if self.release is None else f"in {self.release.label}"
+
     def source(self, module: str) -> Source:
         """The text of a module.
 

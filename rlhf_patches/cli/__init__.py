@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from .. import autoload, settings
 from .._version import __version__
-from ..authoring import plugin, upstream
+from ..authoring import fix, plugin, upstream
 from ..definitions.patch import DefinitionError
 from ..offline import pins
 from ..runs import report_summary
@@ -31,6 +31,7 @@ _WRONG = (
     report_summary.ReportFileError,
     upstream.UpstreamError,
     plugin.PluginError,
+    fix.FixError,
 )
 
 

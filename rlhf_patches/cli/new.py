@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from ..authoring import plugin, upstream
+from ..authoring import fix, plugin, upstream
+from ..authoring.fix import Fix
 from ..authoring.plugin import Plugin
-from ..authoring.upstream import Owner
+from ..authoring.upstream import Owner, Upstream
 from ..definitions import registry
 from ..definitions.patch import Change, Replace, Rewrite, Wrap, check_name
 from ..definitions.status import printable
@@ -18,6 +20,7 @@ from . import author, output
 from .command_line import Commands, UsageError
 
 _KINDS = ("rewrite", "wrap", "replace")
+_OF_REWRITES = ("pattern", "replacement", "inside", "use")
 
 
 def add(commands: Commands) -> None:
@@ -29,10 +32,14 @@ def add(commands: Commands) -> None:
         "rlhf-patches new trl-pad-order --target trl.trainer.utils:pad --in trl==1.14.2 --pattern 'len($A)'",
     )
     command.add_argument("name", metavar="NAME", help="the patch, kebab-case, framework first")
-    command.add_argument("--target", metavar="MODULE:FUNC", required=True, help="the function that has the bug")
+    of = command.add_mutually_exclusive_group(required=True)
+    of.add_argument("--target", metavar="MODULE:FUNC", help="the function that has the bug")
+    of.add_argument(
+        "--from-diff", metavar="FIX", help="upstream's fix, a unified diff: its hunks become rewrites; - reads it here"
+    )
     command.add_argument("--in", dest="release", metavar="RELEASE", help=author.RELEASE)
     command.add_argument("--into", metavar="DIR", help="the new folder (default: ./NAME)")
-    command.add_argument("--kind", choices=_KINDS, default="rewrite", help="of change (default: rewrite)")
+    command.add_argument("--kind", choices=_KINDS, help="of change (default: rewrite)")
     command.add_argument("--pattern", metavar="PATTERN", help="of a rewrite: an ast-grep pattern of what is wrong")
     command.add_argument("--replacement", metavar="REPLACEMENT", help="of a rewrite: what becomes of it")
     author.add_of_rewrite(command)
@@ -41,14 +48,64 @@ def add(commands: Commands) -> None:
 def _new(options: argparse.Namespace) -> int:
     _check_new(options.name)
     found = upstream.open_upstream(options.release)
+    if options.from_diff is not None:
+        return _from_diff(options, found)
     source, node = found.function(options.target)
     owner = found.owner(source)
-    change = _change(options, owner, source, node)
-    made = Plugin(options.name, owner, (change,), {options.target: node})
-    _write(made, options.into)
+    _write(Plugin(options.name, owner, (_change(options, owner, source, node),), {options.target: node}), options.into)
     if owner is None:
-        output.complain(f"no metadata list {source.filename}: which distribution it is of is for you to say")
+        _complain_of_no_owner(source)
     return 0
+
+
+def _from_diff(options: argparse.Namespace, found: Upstream) -> int:
+    given = [name for name in ("kind", *_OF_REWRITES) if getattr(options, name)]
+    if given:
+        raise UsageError(f"--{given[0]} goes with --target: a diff says itself what changes")
+    drafted = fix.read(_text(options.from_diff), found)
+    owners = dict.fromkeys(found.owner(source) for source in drafted.modules)
+    if len(owners) > 1:
+        raise UsageError(
+            f"{options.from_diff} changes {' and '.join(str(owner or 'what nothing owns') for owner in owners)}: "
+            "expected one distribution, and a patch for each other"
+        )
+    _tell(drafted)
+    left = [f"{hunk.label}: {reason}" for hunk in drafted.hunks for reason in hunk.open]
+    if not drafted.rewrites:
+        raise UsageError(f"nothing of {options.from_diff} can be drafted as a Rewrite, so nothing is written")
+    changes = tuple(rewrite for rewrites in drafted.rewrites.values() for rewrite in rewrites)
+    (owner,) = owners
+    _write(Plugin(options.name, owner, changes, drafted.nodes, drafted.subject, tuple(left)), options.into)
+    if owner is None:
+        _complain_of_no_owner(drafted.modules[0])
+    return 0
+
+
+def _tell(drafted: Fix) -> None:
+    """What became of each hunk, and of each file without any."""
+    for hunk in drafted.hunks:
+        print(printable(hunk.label))
+        for target in hunk.drafted:
+            count = len(drafted.rewrites[target])
+            print(printable(f"  drafted: {target}, {count} rewrite{'s' * (count > 1)}"))
+        for reason in hunk.open:
+            print(printable(f"  NOT DRAFTED: {reason}"))
+        for note in hunk.notes:
+            print(printable(f"  nothing to do: {note}"))
+    for file in drafted.skipped:
+        print(printable(f"skipped: {file}"))
+
+
+def _text(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+
+
+def _complain_of_no_owner(source: Source) -> None:
+    output.complain(f"no metadata list {source.filename}: which distribution it is of is for you to say")
 
 
 def _check_new(name: str) -> None:
@@ -75,9 +132,9 @@ def _write(made: Plugin, into: str | None) -> None:
 
 
 def _change(options: argparse.Namespace, owner: Owner | None, source: Source, node: FunctionNode) -> Change:
-    if options.kind == "rewrite":
+    if options.kind in (None, "rewrite"):
         return _rewrite(options, source, node)
-    given = [name for name in ("pattern", "replacement", "inside", "use") if getattr(options, name)]
+    given = [name for name in _OF_REWRITES if getattr(options, name)]
     if given:
         raise UsageError(f"--{given[0]} is of a rewrite: a {options.kind} calls a function of yours")
     try:

@@ -197,7 +197,7 @@ class Engine:
         Raises:
             SettingsError: there is none of this name.
         """
-        return self._define(self._known(name, "a test"))
+        return self._define(self._known(name, "the test"))
 
     @contextlib.contextmanager
     def set_apart(self, patch: KnownBug) -> Iterator[None]:
@@ -238,7 +238,7 @@ class Engine:
         Returns:
             its row in the report.
         """
-        entry = self._known(name, "a test")
+        entry = self._known(name, "the test")
         if on:
             self._resolve_implementations([entry])
         with self._lock:

@@ -141,15 +141,20 @@ def _doubt(pattern: str | None) -> str:
     return f"; the pattern {wrong}" if wrong else ""
 
 
-def lines_of_matches(
-    source: Source, node: sources.FunctionNode, pattern: str, inside: str | None = None
-) -> list[tuple[int, int]]:
-    """First and last line of each place where a pattern occurs in a function.
+def matches(source: Source, node: sources.FunctionNode, pattern: str, inside: str | None = None) -> list[SgNode]:
+    """Each place where a pattern occurs in a function.
 
     Raises:
         DefinitionError: ast-grep does not take the pattern.
     """
-    found = [match.range() for match in _find_all(_function_node(source, node), pattern, inside)]
+    return _find_all(_function_node(source, node), pattern, inside)
+
+
+def lines_of_matches(
+    source: Source, node: sources.FunctionNode, pattern: str, inside: str | None = None
+) -> list[tuple[int, int]]:
+    """First and last line of each of `matches`."""
+    found = [match.range() for match in matches(source, node, pattern, inside)]
     return [(place.start.line + 1, place.end.line + 1) for place in found]
 
 

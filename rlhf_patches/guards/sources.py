@@ -353,7 +353,7 @@ def fingerprint_of(node: FunctionNode) -> str:
     """As `fingerprint`, of a node."""
     import hashlib  # OpenSSL: milliseconds of every start
 
-    return hashlib.sha256(_canonical(node).encode()).hexdigest()[:16]
+    return hashlib.sha256(canonical(node).encode()).hexdigest()[:16]
 
 
 def signature_of(node: FunctionNode) -> str:
@@ -370,28 +370,30 @@ def signature_of(node: FunctionNode) -> str:
     return f"({ast.unparse(stripped)})"
 
 
-# What does not change what a function computes, and fields that came with a newer Python.
-_LEFT_OUT = {"annotation", "returns", "type_comment", "kind", "ctx", "type_params"}
+LEFT_OUT = {"annotation", "returns", "type_comment", "kind", "ctx", "type_params"}
+"""Fields that do not change what a function computes, and those that came with a newer Python."""
 
 
-def _canonical(node: object) -> str:
+def canonical(node: object) -> str:
+    """A node, a list of nodes or a value as text that is the same for what computes the same."""
     if isinstance(node, list):
-        return "[" + ",".join(_canonical(item) for item in node) + "]"
+        return "[" + ",".join(canonical(item) for item in node) + "]"
     if not isinstance(node, ast.AST):
         return ascii(node)  # repr() escapes what this Python's Unicode database does not know yet
     fields = []
     for name, value in sorted(ast.iter_fields(node)):
         if isinstance(node, ast.JoinedStr):  # 3.12 puts an empty piece at the end of some
             value = [piece for piece in value if not (isinstance(piece, ast.Constant) and piece.value == "")]
-        if name in _LEFT_OUT or (value is None and not isinstance(node, ast.Constant)) or value == []:
+        if name in LEFT_OUT or (value is None and not isinstance(node, ast.Constant)) or value == []:
             continue
         if name == "body" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            value = _without_docstring(value)
-        fields.append(f"{name}={_canonical(value)}")
+            value = without_docstring(value)
+        fields.append(f"{name}={canonical(value)}")
     return f"{type(node).__name__}({','.join(fields)})"
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements of a function or a class that do something."""
     first = body[0] if body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         return body[1:]

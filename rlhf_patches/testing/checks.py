@@ -1,4 +1,7 @@
-"""What holds for every patch, each as a function that raises AssertionError where it does not."""
+"""What holds for every patch, each as a function that raises AssertionError where it does not.
+
+pytest shows none of their frames: the message says all.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ _UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 
 def fields_are_complete(patch: KnownBug) -> None:
     """Every text that users read is written."""
+    __tracebackhide__ = True
     texts = {name: getattr(patch, name) for name in patch._texts()}
     texts |= {f"references[{number}]": text for number, text in enumerate(patch.references)}
     texts |= {"changes_numbers": patch.changes_numbers} if patch.changes_numbers else {}
@@ -28,6 +32,7 @@ def fields_are_complete(patch: KnownBug) -> None:
 
 def applies(case: Case, folder: Path) -> None:
     """It is for the release as it is, also where nothing tells the version."""
+    __tracebackhide__ = True
     expected = Status.ADVICE if isinstance(case.patch, Advice) else Status.APPLIES
     for version in dict.fromkeys((case.version, UNKNOWN)):
         _is(case.row(folder, version), expected, f"on the text of {case} (version {version})")
@@ -35,6 +40,7 @@ def applies(case: Case, folder: Path) -> None:
 
 def refused_where_edited(case: Case, folder: Path) -> None:
     """Each function that it changes, edited alone; unaffected where nothing tells the version."""
+    __tracebackhide__ = True
     others = [other.guard for other in case.patch.variants if other is not case.variant]
     said = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
     number = 0
@@ -60,6 +66,7 @@ def is_open_at(patch: KnownBug, version: str) -> bool:
 
 def stays_away_outside(case: Case, folder: Path, version: str) -> None:
     """It leaves OLDER and NEWER alone, even with the code that it is for."""
+    __tracebackhide__ = True
     end, sign = ("older", ">=") if version == OLDER else ("newer", "<=")
     _require(
         not is_open_at(case.patch, version),
@@ -77,6 +84,7 @@ def leaves_alone(case: Case, folder: Path, affected: str | None) -> None:
         folder: empty.
         affected: a version that has the bug, for which the patch must not take this code; None to do without.
     """
+    __tracebackhide__ = True
     doubt = Status.ADVICE if isinstance(case.patch, Advice) else Status.REFUSED
     expected = {case.version: Status.UNAFFECTED, UNKNOWN: Status.UNAFFECTED}
     for version, status in (expected | ({affected: doubt} if affected else {})).items():
@@ -93,6 +101,7 @@ def lives_as_it_should(patch: KnownBug, found: dict[str, Any]) -> None:
         patch: the patch.
         found: what `in_process.life` returned.
     """
+    __tracebackhide__ = True
     advice = isinstance(patch, Advice)
     on, functions = found["applied"], found["functions"]
     expected = Status.ADVICE if advice else Status.APPLIED
@@ -109,6 +118,7 @@ def lives_as_it_should(patch: KnownBug, found: dict[str, Any]) -> None:
 
 
 def _is(row: PatchReport, status: Status, what: str) -> None:
+    __tracebackhide__ = True
     _require(row.status is status, f"{_told(row)} {what}; expected {status}")
 
 
@@ -117,6 +127,7 @@ def _told(row: PatchReport) -> str:
 
 
 def _require(condition: bool, message: str) -> None:
+    __tracebackhide__ = True
     # No assert statement: under -O it would be gone.
     if not condition:
         raise AssertionError(message)

@@ -24,8 +24,8 @@ class PatchContract:
 
     Attributes:
         patch: the `Patch` or the `Advice`.
-        releases: further releases, with the bug and without it: each a wheel, an sdist, a directory, or
-            ``NAME==VERSION``, which pip downloads once, into a cache.
+        releases: further releases, with the bug and without it: each a wheel, an sdist, a directory (seen from where
+            pytest runs), or ``NAME==VERSION``, which pip downloads once, into a cache.
         open_range: why the range of the patch may be open at an end; None where it has to be closed.
     """
 
@@ -35,13 +35,11 @@ class PatchContract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Each test on each release."""
-        if not isinstance(getattr(self, "patch", None), KnownBug):
-            raise pytest.UsageError(
-                f"{type(self).__name__} inherits PatchContract, and its attribute `patch` is "
-                f"{getattr(self, 'patch', None)!r}: expected a rlhf_patches.Patch or Advice"
-            )
-        if isinstance(self.releases, str):
-            raise pytest.UsageError(f"{type(self).__name__}.releases is a string: expected a tuple of releases")
+        name, patch = type(self).__name__, getattr(self, "patch", None)
+        if not isinstance(patch, KnownBug):
+            pytest.fail(f"{name}.patch is {patch!r}: expected a rlhf_patches.Patch, or an Advice", pytrace=False)
+        if not isinstance(self.releases, (tuple, list)):
+            pytest.fail(f"{name}.releases is {self.releases!r}: expected a tuple of releases", pytrace=False)
         if "release" in metafunc.fixturenames:
             metafunc.parametrize("release", (INSTALLED, *self.releases))
 
@@ -87,7 +85,7 @@ class PatchContract:
         except NoCase as error:
             pytest.skip(str(error))
         except (archive.ReleaseError, download.DownloadError) as error:
-            pytest.fail(f"{type(self).__name__}.releases names {release!r}: {error}", pytrace=False)
+            pytest.fail(f"{type(self).__name__}.releases names {release!r}: {error} (in {Path.cwd()})", pytrace=False)
 
     def _with_the_bug(self, release: str) -> Case:
         case = self._case(release)

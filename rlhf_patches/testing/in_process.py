@@ -10,17 +10,19 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..definitions.patch import KnownBug, Variant
+from ..definitions.patch import KnownBug, ListedVariant, Patch, Variant
 from ..definitions.status import PatchReport, Status
 from ..engine import functions
 from ..engine.engine import engine
 from ..guards import decision
-from ..guards.decision import Decision
+from ..guards.decision import Choice
 from ..guards.rewriting import Unrecognised
+from ..guards.versions import Verdict
+from ..settings import SettingsError
 
 
 @contextlib.contextmanager
-def applied(patch: KnownBug | str) -> Iterator[PatchReport]:
+def applied(patch: Patch | str) -> Iterator[PatchReport]:
     """Apply a patch, and give every function its own code back at the end. The modules it is for are imported.
 
     One that was applied before is so again afterwards.
@@ -33,12 +35,15 @@ def applied(patch: KnownBug | str) -> Iterator[PatchReport]:
 
     Raises:
         AssertionError: it is not applied, or not taken off at the end; the message says why.
+        TypeError: it is no patch; an advice is never applied.
         SettingsError: no patch has this name, or another one is registered under it.
         ImportError: what it is for cannot be imported.
     """
-    patch = engine.definition(patch) if isinstance(patch, str) else patch
+    patch = _patch(patch)
     choice = decision.choose([decision.look(variant) for variant in patch.variants])
-    variants = () if isinstance(choice, Decision) else choice.variants
+    variants: tuple[Variant | ListedVariant, ...] = ()
+    if isinstance(choice, Choice) and choice.finding.verdict is not Verdict.OUTSIDE:
+        variants = choice.variants
     modules = tuple(dict.fromkeys(module for variant in variants for module in variant.modules))
     import_all(modules)
     targets = [c.target for v in patch.variants for c in v.changes if c.target.partition(":")[0] in modules]
@@ -55,6 +60,16 @@ def applied(patch: KnownBug | str) -> Iterator[PatchReport]:
             left = [target for target in before if after[target] != before[target]]
             if row.status is not Status.DISABLED or left:
                 raise AssertionError(f"{patch} was not reverted: {row.reason}; changed: {', '.join(left) or 'nothing'}")
+
+
+def _patch(named: Patch | str) -> Patch:
+    try:
+        patch = engine.definition(named) if isinstance(named, str) else named
+    except SettingsError as error:
+        raise SettingsError(f"{error}\nIf its plugin is not installed, install it, or pass the Patch itself") from None
+    if not isinstance(patch, Patch):
+        raise TypeError(f"{patch!r} cannot be applied: expected a Patch, or the name of one that is registered")
+    return patch
 
 
 def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:

@@ -421,6 +421,7 @@ def _trainers(autoload: str) -> list[ray.actor.ActorHandle]:
     return [Trainer.options(runtime_env={"env_vars": variables}).remote() for variables in ranks]
 
 
+@pytest.mark.exhaustive
 def test_real_trl_under_zero3_in_actors(connect):
     """Unpatched it crashes; patched the loss is that of a float64 computation, whose rounding is float32's."""
     with connect(runtime_env({"env_vars": {"PYTHONPATH": str(HARNESS)}})):

@@ -14,12 +14,18 @@ import zipfile
 
 import pytest
 
+from rlhf_patches import Rewrite
+from rlhf_patches.testing import PatchContract
 from rlhf_patches.testing.cases import write_metadata
 
 FUNCTION = """
 def {name}(losses, mask):
     total = sum(loss * keep for loss, keep in zip(losses, mask))
     return total / len(losses)
+"""
+IN_ONE_LINE = """
+\f
+def short(losses, mask, note="\u00e4"): return sum(losses) / len(losses)
 """
 NAMES = ("mean", "wrapped", "replaced", "advised", "loose", "kept", "lost", "held")
 METADATA = "Metadata-Version: 2.1\nName: toy-framework\nVersion: 1.2\n"
@@ -48,7 +54,8 @@ from rlhf_patches.testing import PatchContract
 from rlhf_patches.engine.ledger import Ledger
 
 KNOWN = dict(summary="s", symptom="s", cause="c", references=("r",), retire="r")
-FINGERPRINT = rlhf_patches.fingerprint(open(os.environ["LOSSES"]).read(), "replaced")
+TEXT = open(os.environ["LOSSES"], encoding="utf-8").read()
+FINGERPRINT, SHORT = (rlhf_patches.fingerprint(TEXT, name) for name in ("replaced", "short"))
 LOSSES, MASK = [1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0]
 
 def patch(name, change=None, versions=">=1.0,<2.0", distribution="toy-framework", **fields):
@@ -68,6 +75,9 @@ class TestWrap(PatchContract):
 
 class TestReplace(PatchContract):
     patch = patch("replaced", Replace("toy.losses:replaced", "repairs:instead", {FINGERPRINT: "1.4"}))
+
+class TestShort(PatchContract):
+    patch = patch("short", Wrap("toy.losses:short", "repairs:around", {SHORT: "1.4"}))
 
 class TestAdvice(PatchContract):
     shape = Shape("toy.losses:advised", "$TOTAL / len($LOSSES)")
@@ -110,6 +120,10 @@ class TestNoSuchRelease(PatchContract):
     patch = MEAN
     releases = ("there/is/none.whl",)
 
+class TestOtherRelease(PatchContract):
+    patch = MEAN
+    releases = ("other",)
+
 class TestKept(PatchContract):
     patch = patch("kept")
 
@@ -137,6 +151,9 @@ class TestFixture:
     def test_refused(self, apply_patch):
         apply_patch(patch("mean", Rewrite("toy.losses:mean", "$TOTAL / max($LOSSES)", "$TOTAL / sum(mask)")))
 
+    def test_advice(self, apply_patch):
+        apply_patch(TestAdvice.patch)
+
     def test_unknown(self, apply_patch):
         apply_patch("toy-mean")
 
@@ -160,14 +177,15 @@ OF_TEXT = (TEXT, EDITED, OUTSIDE)
 def outcomes(tmp_path_factory):
     """Of each class: per test, what became of it and what was said."""
     folder = tmp_path_factory.mktemp("contract")
-    losses = "".join(FUNCTION.format(name=name) for name in NAMES)
+    losses = "".join(FUNCTION.format(name=name) for name in NAMES) + IN_ONE_LINE
     for where, version, text in ((folder, "1.4", losses), (folder / "fixed", "2.0", FIXED)):
         (where / "toy").mkdir(parents=True)
         (where / "toy" / "__init__.py").touch()
-        (where / "toy" / "losses.py").write_text(text)
+        (where / "toy" / "losses.py").write_text(text, encoding="utf-8")
         write_metadata(where, "toy-framework", version)
     (folder / "toy" / "on_a_gpu.py").write_text("import no_such_driver\n" + FUNCTION.format(name="mean"))
     (folder / "repairs.py").write_text(REPAIRS)
+    (folder / "other" / "another").mkdir(parents=True)
     with zipfile.ZipFile(folder / "toy.whl", "w") as wheel:
         wheel.writestr("toy/losses.py", losses)
         wheel.writestr(
@@ -192,7 +210,7 @@ def became(outcomes, of_class, part):
     return [outcome for outcome, _ in found], " ".join(message for _, message in found)
 
 
-@pytest.mark.parametrize("of_class", ["TestRight", "TestWrap", "TestReplace", "TestAdvice"])
+@pytest.mark.parametrize("of_class", ["TestRight", "TestWrap", "TestReplace", "TestShort", "TestAdvice"])
 def test_a_right_patch_passes(outcomes, of_class):
     releases = {"TestRight": 3}.get(of_class, 1)
     for part in (FIELDS, HERE):
@@ -215,6 +233,7 @@ WRONG = {
     "TestShortRange": (FIXED_RELEASE, "is the range too short?"),
     "TestNoImplementation": (HERE, "no_such"),
     "TestNoSuchRelease": (TEXT, "releases names 'there/is/none.whl'"),
+    "TestOtherRelease": (TEXT, "releases names 'other': other has no toy, so it tells nothing of Patch toy-mean"),
     "TestKept": (HERE, "is reverted, and yet toy.losses:kept has not its own code"),
 }
 ALSO = {
@@ -222,6 +241,7 @@ ALSO = {
     "TestLongRange": {EDITED},
     "TestNoImplementation": {TEXT},
     "TestNoSuchRelease": {EDITED, OUTSIDE, FIXED_RELEASE},
+    "TestOtherRelease": {EDITED, OUTSIDE, FIXED_RELEASE},
 }
 """What follows from it."""
 
@@ -254,6 +274,7 @@ FIXTURE = {
     "while_it_is_applied": ("passed", ""),
     "after": ("passed", ""),
     "refused": ("failure", "Patch toy-mean is not applied but refused: toy-framework 1.4 is affected"),
+    "advice": ("failure", "cannot be applied: expected a Patch, or the name of one that is registered"),
     "unknown": ("failure", "names 'toy-mean', which is no patch"),
     "spoiled": ("error", "Patch toy-lost was not reverted: "),
     "disabled": ("failure", "is not applied but disabled: disabled by RLHF_PATCHES_DISABLE"),
@@ -266,3 +287,20 @@ def test_the_fixture_applies_one_patch_until_the_test_ends(outcomes, test):
     found = outcomes["TestFixture"][f"test_{test}"]
     assert found[-1][0] == outcome
     assert message in found[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({}, "Mine.patch is None: expected a rlhf_patches.Patch, or an Advice"),
+        ({"patch": "toy-mean"}, "Mine.patch is 'toy-mean': expected"),
+        ({"releases": "toy==1.0"}, "Mine.releases is 'toy==1.0': expected a tuple of releases"),
+    ],
+)
+def test_a_class_that_is_filled_in_wrongly_is_an_error_in_one_line(framework, attributes, message):
+    if "releases" in attributes:
+        attributes["patch"] = framework.patch(Rewrite(framework.path("mod:f"), "$A - $B", "$A + $B"))
+    mine = type("Mine", (PatchContract,), attributes)
+    with pytest.raises(pytest.fail.Exception, match=message) as raised:
+        mine().pytest_generate_tests(None)
+    assert not raised.value.pytrace

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 from typing import Any
 
-from launched_ranks import look
+from launched_ranks import look_at_deepspeed as look
 
 if os.environ.get("APPLY") == "top":
     import rlhf_patches
@@ -24,16 +24,14 @@ def job(queue: Any) -> None:
     queue.put(look())
 
 
-def children(method: str) -> list[dict[str, Any]]:
-    """What two processes say."""
+def child(method: str) -> dict[str, Any]:
+    """What a child says."""
     context: Any = multiprocessing.get_context(method)
     queue = context.Queue()
-    processes = [context.Process(target=job, args=(queue,)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    found = [queue.get() for _ in processes]
-    for process in processes:
-        process.join()
+    process = context.Process(target=job, args=(queue,))
+    process.start()
+    found = queue.get()
+    process.join()
     return found
 
 
@@ -41,7 +39,7 @@ class Looking:
     """A data set whose items say what the worker that makes them runs."""
 
     def __len__(self) -> int:
-        return 2
+        return 1
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return look()
@@ -52,11 +50,12 @@ def first(batch: list[Any]) -> Any:
     return batch[0]
 
 
-def workers(method: str) -> list[dict[str, Any]]:
-    """What two workers of a DataLoader say."""
+def worker(method: str) -> dict[str, Any]:
+    """What a worker of a DataLoader says."""
     from torch.utils.data import DataLoader
 
-    return list(DataLoader(Looking(), num_workers=2, multiprocessing_context=method, collate_fn=first))
+    (found,) = DataLoader(Looking(), num_workers=1, multiprocessing_context=method, collate_fn=first)
+    return found
 
 
 if __name__ == "__main__":
@@ -64,6 +63,6 @@ if __name__ == "__main__":
         import rlhf_patches
 
         rlhf_patches.apply(children=True)
-    said = {"fork before": children("fork"), "parent": [look()], "fork after": children("fork")}
-    said |= {"DataLoader fork": workers("fork"), "DataLoader spawn": workers("spawn"), "spawn": children("spawn")}
+    said = {"fork before": child("fork"), "parent": look(), "fork after": child("fork")}
+    said |= {"DataLoader fork": worker("fork"), "DataLoader spawn": worker("spawn"), "spawn": child("spawn")}
     print(json.dumps(said), flush=True)

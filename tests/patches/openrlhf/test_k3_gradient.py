@@ -52,6 +52,7 @@ def test_as_released_the_gradient_is_nan_and_nothing_else_changes(report):
     assert report["reverted"] == report["before"]
 
 
+@pytest.mark.exhaustive
 def test_the_release_with_the_repair_gives_the_same(report, run_ranks):
     found = run(run_ranks, FIXED)
     assert found["status"] == "unaffected"

@@ -23,7 +23,7 @@ FP32 = "logits in fp32 because the model is not in bfloat16"
 @pytest.fixture(scope="module")
 def reports(skyrl_ranks):
     """Each rank's."""
-    return skyrl_ranks("0.2", "numbers", "memory", "models", "context_parallel", worker="bf16_logits_ranks")
+    return skyrl_ranks("0.2", "numbers", "models", "context_parallel", worker="bf16_logits_ranks")
 
 
 def cases(reports, combinations=COMBINATIONS):
@@ -119,6 +119,7 @@ def test_reverted_it_is_skyrls_again(reports):
         assert found["logits"][0] == found["logits"][1]
 
 
+@pytest.mark.exhaustive
 def test_the_same_numbers_as_0_3_0(skyrl_ranks):
     """Which the patch leaves alone: log-probabilities and inference of its own chunks, from fp32 logits."""
     found, theirs = (skyrl_ranks(release, "own", worker="bf16_logits_ranks") for release in ("0.2", "0.3"))
@@ -143,9 +144,10 @@ def test_the_site_hook_patches_torchrun_workers(skyrl_ranks, run_cold, installed
 # ------------------------------------------------------------------------------------- memory
 
 
-def test_memory(reports):
+@pytest.mark.exhaustive
+def test_memory(skyrl_ranks):
     """The most at once, in multiples of the logits in bfloat16, of which fp32 is two and a whole softmax two more."""
-    for report in reports:
+    for report in skyrl_ranks("0.2", "memory", worker="bf16_logits_ranks"):
         memory = report["memory"]
         for name in ("plain", "packed"):
             assert memory["before"][name]["step"] > 8
@@ -221,6 +223,7 @@ def test_a_megatron_core_without_fp32_output(run_ranks):
 # ------------------------------------------------------------------------------------- keeping away
 
 
+@pytest.mark.exhaustive
 def test_disabled_it_stays_away(skyrl_ranks):
     """In the run that is compared with 0.3.0, too."""
     for report in skyrl_ranks("0.2", "own", worker="bf16_logits_ranks", RLHF_PATCHES_DISABLE=PATCH):

@@ -81,6 +81,7 @@ def test_settings(report):
         assert report["before"][name] == report["after"][name] == CASES["fewer"][1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tag", [None, pytest.param("v0.3.1", marks=with_clone)], ids=["stand-in", "v0.3.1"])
 def test_it_reaches_a_ray_actor(start, tag):
     """With the class that the driver sends; the patch itself is not in force in the actor's process."""

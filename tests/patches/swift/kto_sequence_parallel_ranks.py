@@ -364,9 +364,11 @@ def on_stage(case: Case) -> Any:
     if case.stage == "middle":
         set_size(3)
         set_rank(1)
-    yield
-    set_size(None)
-    set_rank(None)
+    try:
+        yield
+    finally:
+        set_size(None)
+        set_rank(None)
 
 
 def share(case: Case, whole: Any) -> Any:

@@ -58,6 +58,7 @@ def test_in_evaluation_nothing_divides_and_nothing_is_multiplied(observe):
             assert report[state][loss_type]["in evaluation"] == pytest.approx(1, rel=ROUNDING)
 
 
+@exhaustive
 def test_the_release_that_has_the_repair_agrees_and_is_left_alone(observe):
     (report,) = observe(None)
     assert report["status"] == "unaffected"

@@ -19,18 +19,28 @@ from tests.harness.warm import swift
 
 NAME = "swift-kto-sequence-parallel"
 STAGE = "tests.patches.swift.kto_sequence_parallel_ranks"
-RELEASES = {"swift-3.9": ("3.9.0", 20), "swift-3.12": ("3.12.2", 60)}  # and how many cases there are
+SILENT = "flash,middle,sequence,kl,shorter"
+#: Cases of every kind that a release has; the worker runs all of them where none is named.
+SOME = [*(f"packed,last,sequence,{kl}" for kl in ("kl,longer", "kl,shorter", "kl,equal", "no-kl,longer")), SILENT]
+SOME += ["padded,middle,sequence,kl,longer", *(f"{layout},last,tensor,kl,longer" for layout in ("packed", "padded"))]
+SOME += ["padded,last,none,kl,longer"]
+RELEASES = {
+    "some": ("swift-3.12", "3.12.2", SOME, len(SOME)),
+    "3.9": ("swift-3.9", "3.9.0", [], 20),
+    "3.12": ("swift-3.12", "3.12.2", [], 60),
+}
 KTO_TRAINER = Path("swift/megatron/trainers/kto_trainer.py")
 #: Of the largest value. float32 against float64 showed as up to 1.6e-6, slices at the wrong places as 0.7 to 1.5.
 TOLERANCE = 1e-5
-SILENT = "flash,middle,sequence,kl,shorter"
 
 
-@pytest.fixture(scope="module", params=[pytest.param("swift-3.9", marks=pytest.mark.exhaustive), "swift-3.12"])
+@pytest.fixture(
+    scope="module", params=["some", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("3.9", "3.12"))]
+)
 def reports(request, run_ranks):
     """Of both ranks: each case without the patch, with it, and after it was reverted."""
-    version, cases = RELEASES[request.param]
-    reports = run_ranks(STAGE, levels=swift(request.param, "swift_kto"))
+    folder, version, named, cases = RELEASES[request.param]
+    reports = run_ranks(STAGE, *named, levels=swift(folder, "swift_kto"))
     for report in reports:
         assert report["versions"]["ms-swift"] == version
         assert report["status"] == "applied"
@@ -105,6 +115,7 @@ def test_reverted_the_trainer_is_itself_again(reports):
         assert report["reverted"] == report["before"]
 
 
+@pytest.mark.exhaustive
 def test_disabled_it_stays_away(run_ranks):
     case = "packed,last,sequence,kl,longer"
     for report in run_ranks(STAGE, case, levels=swift("swift-3.12", "swift_kto"), RLHF_PATCHES_DISABLE=NAME):

@@ -49,6 +49,7 @@ def test_unpatched_it_crashes(reports, gathers_per_chunk):
             assert found["forward"] == "RuntimeError: size mismatch, got input (8), mat (8x16), vec (0)"
 
 
+@pytest.mark.exhaustive
 def test_the_crash_of_older_releases_is_diagnosed(run_ranks):
     """1.5 multiplies with the empty partition."""
     levels = (*TORCH, Level("tests.harness.loading:trl", str(folder("trl-1.5"))))

@@ -1,0 +1,399 @@
+"""Rewrites that make a function what it is in a fixed text. What is drafted is proven: the syntax trees are equal.
+
+The trees of both are compared, the smallest nodes that differ become patterns and replacements, and where such a
+pattern is not the only one of its kind, or a replacement takes more lines than there are, the node around it is taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import difflib
+import itertools
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Union
+
+from ..definitions.patch import DefinitionError, Rewrite
+from ..guards import rewriting, shapes, sources
+from ..guards.rewriting import NoEffect, Undefined, Unrecognised
+from ..guards.sources import FunctionNode, Source
+
+_MOST_LINES = 12
+"""Of a pattern: a larger one fits no second release."""
+_INSTEAD = "Wrap or Replace the function"
+
+_Located = Union[ast.stmt, ast.expr]
+
+
+class Inexpressible(Exception):
+    """No rewrite makes the change; the message says why, and what does."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """A node of the old tree and what it is in the new one, and the pair around it."""
+
+    old: ast.AST
+    new: ast.AST
+    around: _Pair | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """A node that becomes others: an expression one, a statement any number of them."""
+
+    old: _Located
+    new: tuple[ast.AST, ...]
+    around: _Pair | None
+
+
+def rewrites(target: str, old: Source, new: Source) -> tuple[Rewrite, ...]:
+    """The rewrites that make the function ``target`` of ``old`` what it is in ``new``; none if that is the same.
+
+    Docstrings, annotations and comments do not count.
+
+    Raises:
+        Inexpressible: there are none, or none that could be proven.
+        NotFound, Unreadable: it is not in both.
+    """
+    qualname = target.partition(":")[2]
+    before, after = sources.find_function(old, qualname), sources.find_function(new, qualname)
+    if sources.fingerprint_of(before) == sources.fingerprint_of(after):
+        return ()
+    if sources.signature_of(before) != sources.signature_of(after):
+        raise Inexpressible(
+            f"its parameters become {sources.signature_of(after)}, which no change of its code gives it: {_INSTEAD}"
+        )
+    if not _same(before.decorator_list, after.decorator_list):
+        raise Inexpressible(f"its decorators change, which have run when it can be patched: {_INSTEAD}")
+    draft = _Draft(target, old, new, before, after)
+    sites = list(_differences(_Pair(before, after)))
+    while True:
+        try:
+            found = draft.of(sites)
+            draft.prove(found, sites)
+            return draft.told_apart(found, sites)
+        except _TooSmall as error:
+            sites = _larger(sites, error)
+
+
+class _TooSmall(Exception):
+    """These sites cannot be written as they are: what is around them may be."""
+
+    def __init__(self, sites: Sequence[_Site], why: str) -> None:
+        super().__init__(why)
+        self.sites = sites
+
+
+def _larger(sites: Sequence[_Site], error: _TooSmall) -> list[_Site]:
+    """The sites with what is around those that were too small in their place."""
+    kept = [site for site in sites if site not in error.sites]
+    for site in error.sites:
+        pair = site.around
+        while pair is not None and not isinstance(pair.old, (ast.stmt, ast.expr)):
+            pair = pair.around
+        if pair is None or pair.around is None:  # the function itself
+            raise Inexpressible(f"{error}: {_INSTEAD}") from error
+        assert isinstance(pair.old, (ast.stmt, ast.expr))
+        kept.append(_Site(pair.old, (pair.new,), pair.around))
+    within = {id(node): site for site in kept for node in ast.walk(site.old) if node is not site.old}
+    outermost = {id(site.old): site for site in kept if id(site.old) not in within}
+    return list(outermost.values())
+
+
+@dataclass(frozen=True)
+class _Draft:
+    target: str
+    old: Source
+    new: Source
+    before: FunctionNode
+    after: FunctionNode
+
+    def of(self, sites: Sequence[_Site]) -> tuple[Rewrite, ...]:
+        """A rewrite for each site, one for those that are alike."""
+        groups: dict[tuple[str, str], list[_Site]] = {}
+        for site in sites:
+            groups.setdefault((_key([site.old]), _key(site.new)), []).append(site)
+        found = [self._rewrite(group) for group in groups.values()]
+        return tuple(rewrite for _, rewrite in sorted(found, key=lambda item: item[0]))
+
+    def _rewrite(self, group: list[_Site]) -> tuple[int, Rewrite]:
+        site = group[0]
+        starts = {_index(self.old.text, each.old) for each in group}
+        pattern = self._pattern(group, starts)
+        lines = min(_height(each.old) for each in group)
+        for replacement in _replacements(self.new.text, site):
+            if replacement.count("\n") < lines:
+                return min(starts), Rewrite(self.target, pattern, replacement, matches=len(group))
+        raise _TooSmall(
+            group, f"line {site.old.lineno} has no room for what it becomes, and edits must leave every line in place"
+        )
+
+    def _pattern(self, group: list[_Site], starts: set[int]) -> str:
+        why, too_long = "is not a pattern by itself", 0
+        for pattern in _patterns(self.old.text, group[0].old):
+            lines = pattern.count("\n") + 1
+            if lines > _MOST_LINES:
+                too_long = lines
+                continue
+            try:
+                found = rewriting.matches(self.old, self.before, pattern)
+            except DefinitionError:
+                continue
+            places = {match.range().start.index for match in found}
+            if places == starts and len(found) == len(starts):
+                return pattern
+            if starts < places:
+                why = f"is there {len(found)} times, of which the fix changes {len(starts)}"
+        if too_long:
+            raise Inexpressible(f"the least that can be rewritten has {too_long} lines: {_INSTEAD}")
+        raise _TooSmall(group, f"the code in line {group[0].old.lineno} {why}")
+
+    def prove(self, found: Sequence[Rewrite], sites: Sequence[_Site]) -> None:
+        """Check that the engine takes the rewrites, and makes of the function what the fix does."""
+        try:
+            recognised = [shapes.recognise(rewrite, self.old) for rewrite in found]
+            shapes.check_compiles(recognised, lines=True)
+            edits = shapes.combined([item.edits for item in recognised], self.target)
+        except Undefined as error:
+            raise Inexpressible(f"{error}: write a Rewrite whose `uses` brings it") from error
+        except (Unrecognised, NoEffect) as error:
+            raise _TooSmall(sites, str(error)) from error
+        text = self.old._replace(text=rewriting.edited(self.old.text, edits))
+        made = sources.find_function(text, self.target.partition(":")[2])
+        if sources.fingerprint_of(made) != sources.fingerprint_of(self.after):
+            raise _TooSmall(sites, "what rewrites make of it is not what the fix does")
+
+    def told_apart(self, found: tuple[Rewrite, ...], sites: Sequence[_Site]) -> tuple[Rewrite, ...]:
+        """The rewrites, such that one of them at least does not fit the fixed code."""
+        if not all(map(self._fits_the_fix, found)):
+            return found
+        for node in (node for site in sites for new in site.new for node in [new, *ast.walk(new)]):
+            if not isinstance(node, (ast.stmt, ast.expr)):
+                continue
+            for pattern in _patterns(self.new.text, node):
+                first = replace(found[0], unless=(pattern,))
+                try:
+                    shapes.recognise(first, self.old)
+                except (Unrecognised, DefinitionError):
+                    continue
+                if not self._fits_the_fix(first):
+                    return (first, *found[1:])
+        raise Inexpressible(f"nothing tells the fixed code from it: {_INSTEAD}, which go by fingerprints")
+
+    def _fits_the_fix(self, rewrite: Rewrite) -> bool:
+        try:
+            shapes.recognise(rewrite, self.new)
+        except (Unrecognised, DefinitionError):
+            return False
+        return True
+
+
+# ------------------------------------------------------------------------------------------ differences
+
+
+def _differences(pair: _Pair) -> Iterator[_Site]:
+    """The smallest nodes of a pair, which is not the same, that differ."""
+    old, new = pair.old, pair.new
+    if type(old) is not type(new) or isinstance(old, (ast.JoinedStr, ast.Constant)):
+        yield from _whole(pair)
+        return
+    inner: list[_Site] = []
+    for name, value in ast.iter_fields(old):
+        other = getattr(new, name, None)
+        if name in sources.LEFT_OUT or _same(value, other):
+            continue
+        if isinstance(value, ast.AST) and isinstance(other, ast.AST) and value._fields:
+            inner += _differences(_Pair(value, other, pair))
+        elif isinstance(value, list) and isinstance(other, list) and value and other:
+            if isinstance(value[0], ast.stmt):
+                inner += _in_block(_code(old, name, value), _code(new, name, other), pair)
+            elif len(value) == len(other) and all(isinstance(item, ast.AST) for item in (*value, *other)):
+                for one, two in zip(value, other, strict=True):
+                    if not _same(one, two):
+                        inner += _differences(_Pair(one, two, pair))
+            else:
+                yield from _whole(pair)
+                return
+        else:
+            yield from _whole(pair)
+            return
+    outermost = {id(site.old): site for site in inner}
+    yield from (_whole(pair) if id(old) in outermost else inner)
+
+
+def _whole(pair: _Pair) -> Iterator[_Site]:
+    """The pair, or the nearest one around it that has a place in the text."""
+    while not isinstance(pair.old, (ast.stmt, ast.expr)):
+        assert pair.around is not None
+        pair = pair.around
+    yield _Site(pair.old, (pair.new,), pair.around)
+
+
+def _code(owner: ast.AST, name: str, body: list[ast.stmt]) -> list[ast.stmt]:
+    if name == "body" and isinstance(owner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return sources.without_docstring(body)
+    return body
+
+
+def _in_block(old: list[ast.stmt], new: list[ast.stmt], around: _Pair) -> Iterator[_Site]:
+    """Statements that are another number of them now: each old one becomes some of the new ones."""
+    becomes: list[list[ast.stmt]] = [[] for _ in old]
+    for tag, start, end, first, last in _aligned(old, new):
+        if tag == "insert":
+            before, after = start - 1, start
+            if before < 0 or (after < len(old) and not _fits(old[before], [*becomes[before], *new[first:last]])):
+                before = after
+            if before < len(old):
+                becomes[before] += new[first:last]
+            continue
+        # One by one; what is left over goes to the last.
+        pairs = min(end - start, last - first)
+        for index in range(pairs):
+            becomes[start + index].append(new[first + index])
+        if last - first > pairs:
+            becomes[start + pairs - 1] += new[first + pairs : last]
+    if not new or not old or not any(becomes):
+        yield from _whole(around)
+        return
+    for statement, others in zip(old, becomes, strict=True):
+        if len(others) == 1 and type(statement) is type(others[0]):
+            if not _same(statement, others[0]):
+                yield from _differences(_Pair(statement, others[0], around))
+        else:
+            yield _Site(statement, tuple(others), around)
+
+
+def _aligned(old: list[ast.stmt], new: list[ast.stmt]) -> Iterator[tuple[str, int, int, int, int]]:
+    """As difflib's opcodes: equal statements, and between these such as do the same kind of thing to the same."""
+    for tag, start, end, first, last in _opcodes(old, new, sources.canonical):
+        if tag == "replace":
+            for kind, *places in _opcodes(old[start:end], new[first:last], _gist):
+                yield kind, places[0] + start, places[1] + start, places[2] + first, places[3] + first
+        else:
+            yield tag, start, end, first, last
+
+
+def _opcodes(
+    old: list[ast.stmt], new: list[ast.stmt], key: Callable[[ast.stmt], str]
+) -> list[tuple[str, int, int, int, int]]:
+    return list(difflib.SequenceMatcher(None, [*map(key, old)], [*map(key, new)], autojunk=False).get_opcodes())
+
+
+def _gist(statement: ast.stmt) -> str:
+    """What a statement is about: what it assigns to, or calls."""
+    about: Any = getattr(statement, "targets", None) or getattr(statement, "target", None)
+    if about is None and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        about = statement.value.func
+    return f"{type(statement).__name__} {sources.canonical(about)}"
+
+
+def _same(one: object, other: object) -> bool:
+    return sources.canonical(one) == sources.canonical(other)
+
+
+def _key(nodes: Sequence[ast.AST]) -> str:
+    return sources.canonical(list(nodes))
+
+
+# ------------------------------------------------------------------------------------------------- text
+
+
+def _patterns(text: str, node: ast.AST) -> Iterator[str]:
+    """How a node may be written as a pattern: as it stands there, if it is short, and on one line."""
+    segment = _segment(text, node)
+    joined = " ".join(line.strip() for line in segment.splitlines())
+    flat = not isinstance(node, ast.stmt) or not hasattr(node, "body")
+    if "\n" in segment and flat:
+        yield from dict.fromkeys((ast.unparse(node), joined))
+    else:
+        yield from dict.fromkeys((segment, ast.unparse(node)))
+
+
+def _replacements(text: str, site: _Site) -> Iterator[str]:
+    """How what a node becomes may be written, the most readable first."""
+    if isinstance(site.old, ast.expr):
+        yield _on_a_line(text, site.new[0])
+        return
+    yield "\n".join(_segment(text, new) for new in site.new)
+    yield "\n".join(_on_a_line(text, new) for new in site.new)
+    yield "\n".join(_compact(site.new, text))
+
+
+def _fits(old: ast.stmt, new: Iterable[ast.AST]) -> bool:
+    return len(_compact(new, "")) <= _height(old)
+
+
+def _on_a_line(text: str, node: ast.AST) -> str:
+    segment = _segment(text, node)
+    return ast.unparse(node) if "\n" in segment else segment
+
+
+def _compact(nodes: Iterable[ast.AST], text: str) -> list[str]:
+    """Statements on as few lines as Python allows: simple ones beside each other, and behind a colon."""
+    rows = _Rows(text)
+    block = ast.Module(rows.merged(copy.deepcopy(list(nodes))), [])
+    lines: list[str] = []
+    for line in ast.unparse(ast.fix_missing_locations(block)).splitlines():
+        row = rows.texts.get(line.strip())
+        if row is None:
+            lines.append(line)
+        elif row.alone and lines and lines[-1].endswith(":"):
+            lines[-1] += f" {row.text}"
+        else:
+            lines.append(line.replace(line.strip(), row.text))
+    return lines
+
+
+class _Row(NamedTuple):
+    text: str
+    alone: bool
+
+
+class _Rows:
+    """Simple statements beside each other become a name that stands for them; ``texts`` has what it stands for."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.texts: dict[str, _Row] = {}
+
+    def merged(self, block: list[Any]) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        for compound, group in itertools.groupby(block, lambda node: hasattr(node, "body") or hasattr(node, "cases")):
+            statements = list(group)
+            if compound:
+                found += map(self._with_rows, statements)
+            else:
+                name = f"__row_{len(self.texts)}__"
+                text = "; ".join(_on_a_line(self._text, each) for each in statements)
+                self.texts[name] = _Row(text, len(statements) == len(block))
+                found.append(ast.Expr(ast.Name(name, ast.Load())))
+        return found
+
+    def _with_rows(self, node: Any) -> Any:
+        for name in ("body", "orelse", "finalbody"):
+            if getattr(node, name, None):
+                setattr(node, name, self.merged(getattr(node, name)))
+        for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            self._with_rows(inner)
+        return node
+
+
+def _segment(text: str, node: ast.AST) -> str:
+    found = ast.get_source_segment(text, node, padded=True) if text else ""
+    return textwrap.dedent(found or ast.unparse(node)).strip("\n")
+
+
+def _height(node: ast.AST) -> int:
+    assert isinstance(node, (ast.stmt, ast.expr))
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def _index(text: str, node: _Located) -> int:
+    """Where a node begins, in characters of the text."""
+    lines = text.split("\n")
+    before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
+    return sum(len(line) + 1 for line in lines[: node.lineno - 1]) + len(before)

@@ -1,0 +1,311 @@
+"""An upstream fix, a unified diff, as rewrites of the code that it repairs: what of it can be one, and what cannot."""
+
+from __future__ import annotations
+
+import ast
+import email.parser
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..definitions.patch import Rewrite
+from ..guards import sources
+from ..guards.sources import FunctionNode, NotFound, Source, Unreadable
+from . import draft
+from .draft import Inexpressible
+from .upstream import Upstream
+
+if TYPE_CHECKING:
+    from unidiff.patch import PatchedFile
+
+_USES = "a Rewrite's `uses` brings what its replacement needs"
+_NOT_OF_THE_PACKAGE = {"test", "tests", "testing", "doc", "docs", "examples", "benchmarks", ".github"}
+
+
+class FixError(Exception):
+    """The diff cannot be read; the message says why."""
+
+
+@dataclass
+class Hunk:
+    """A hunk of a fix.
+
+    Attributes:
+        label: its file and the lines that it is for, as the diff states them.
+        drafted: the functions in it whose change is drafted.
+        open: what of it is not, each with the reason and what does it.
+        notes: what of it needs nothing.
+    """
+
+    label: str
+    drafted: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Fix(NamedTuple):
+    """What is drafted of a fix.
+
+    Attributes:
+        subject: of the commit's message, where the diff has one.
+        rewrites: by target; none of a function that is drafted in part only.
+        nodes: the functions, by target.
+        modules: those that its files are.
+        hunks: what became of each.
+        skipped: files that are no code of a package, and why each is.
+    """
+
+    subject: str
+    rewrites: dict[str, tuple[Rewrite, ...]]
+    nodes: dict[str, FunctionNode]
+    modules: list[Source]
+    hunks: list[Hunk]
+    skipped: list[str]
+
+
+def read(text: str, upstream: Upstream) -> Fix:
+    """Draft rewrites for a unified diff: git format-patch, git diff, GitHub's .diff.
+
+    Args:
+        text: the diff.
+        upstream: the code that it is to repair.
+
+    Raises:
+        FixError: it is no diff, or unidiff is not installed.
+        UpstreamError: a module cannot be read.
+    """
+    fix = Fix(_subject(text), {}, {}, [], [], [])
+    files = _parsed(text)
+    if not files:
+        raise FixError("there is no hunk in it: expected a unified diff, as `git format-patch` and `git diff` write it")
+    for file in files:
+        why = _skipped(file)
+        if why:
+            fix.skipped.append(f"{file.path}: {why}")
+            continue
+        source = _module(file.path, upstream)
+        if source is None:
+            fix.skipped.append(f"{file.path}: there is no such module {upstream.where}")
+        else:
+            fix.modules.append(source)
+            _File(source, fix).read(file)
+    return fix
+
+
+def _parsed(text: str) -> list[Any]:
+    try:
+        from unidiff.errors import UnidiffParseError
+        from unidiff.patch import PatchSet
+    except ImportError as error:
+        raise FixError(
+            "reading a diff needs unidiff (the extra `author`), which is not installed: python -m pip install unidiff"
+        ) from error
+    try:
+        return list(PatchSet(text))
+    except UnidiffParseError as error:
+        raise FixError(f"it does not read as a unified diff: {error}") from error
+
+
+def _subject(text: str) -> str:
+    head = text.partition("\ndiff ")[0].partition("\n---")[0]
+    if not head.startswith("From "):
+        return ""
+    subject = email.parser.HeaderParser().parsestr(head.partition("\n")[2])["Subject"] or ""
+    subject = " ".join(str(subject).split())
+    return subject.partition("] ")[2] if subject.startswith("[PATCH") else subject
+
+
+def _skipped(file: PatchedFile) -> str:
+    folders, name = posixpath.split(file.path)
+    if not name.endswith(".py"):
+        return "no Python"
+    if set(folders.split("/")) & _NOT_OF_THE_PACKAGE or name.startswith("test_") or name == "conftest.py":
+        return "tests, documentation or examples"
+    if file.is_added_file:
+        return "a new module: put what the fix needs of it into your package, and name it in `uses`"
+    if file.is_removed_file:
+        return "removed, which needs no patch"
+    if not len(file):
+        return "renamed or its mode changed, which needs no patch"
+    return ""
+
+
+def _module(path: str, upstream: Upstream) -> Source | None:
+    """The module that a file of a repository is: the longest end of its path that there is."""
+    parts = path.removesuffix(".py").split("/")
+    if parts[-1] == "__init__":
+        parts.pop()
+    for first in range(len(parts)):
+        name = ".".join(parts[first:])
+        # What is left of a path within a package is no module of its own.
+        if all(part.isidentifier() for part in parts[first:]) and (first == 0 or "." in name):
+            try:
+                return upstream.source(name)
+            except NotFound:
+                continue
+    return None
+
+
+class _Change(NamedTuple):
+    """The lines that a hunk takes out of a text and puts into it, from 1."""
+
+    hunk: Hunk
+    removed: list[int]
+    added: list[int]
+
+
+class _File:
+    """One file of a fix."""
+
+    def __init__(self, source: Source, fix: Fix) -> None:
+        self.source, self.fix = source, fix
+        self.outcomes: dict[str, _Outcome] = {}
+
+    def read(self, file: PatchedFile) -> None:
+        """Draft what its hunks change."""
+        fixed, changes = self._applied(file)
+        self.fix.hunks.extend(change.hunk for change in changes)
+        if fixed is None:
+            return
+        new = self.source._replace(text=fixed)
+        try:
+            before, after = _Outline(sources.parse(self.source)), _Outline(sources.parse(new))
+        except Unreadable as error:
+            for change in changes:
+                change.hunk.open.append(str(error))
+            return
+        for change in changes:
+            removed, added = before.owners(self.source.text, change.removed), after.owners(fixed, change.added)
+            for owner in dict.fromkeys([*removed, *added]):
+                self._tell(change.hunk, owner, before, after, new)
+
+    def _applied(self, file: PatchedFile) -> tuple[str | None, list[_Change]]:
+        """The text with all hunks, None where one does not fit."""
+        lines = self.source.text.split("\n")
+        result, at, changes, fits = [], 0, [], True
+        for each in file:
+            label = (
+                f"{file.path} @@ -{each.source_start},{each.source_length} +{each.target_start},{each.target_length} @@"
+            )
+            change = _Change(Hunk(label), [], [])
+            changes.append(change)
+            old = [_text(line) for line in each if line.is_context or line.is_removed]
+            start = _place(lines, old, each.source_start - 1, at)
+            if start is None:
+                fits = False
+                new = [_text(line) for line in each if line.is_context or line.is_added]
+                there = new and _place(lines, new, each.source_start - 1, 0) is not None
+                change.hunk.open.append(
+                    "the code has it already" if there else f"its lines are not those of {self.source.filename}"
+                )
+                continue
+            result += lines[at:start]
+            at = start
+            for line in each:
+                if line.is_added:
+                    result.append(_text(line))
+                    change.added.append(len(result))
+                elif line.is_removed:
+                    at += 1
+                    change.removed.append(at)
+                elif line.is_context:
+                    result.append(lines[at])
+                    at += 1
+        if not fits:
+            for change in changes:
+                change.hunk.open = change.hunk.open or ["another hunk of this file does not fit, so none is drafted"]
+            return None, changes
+        return "\n".join(result + lines[at:]), changes
+
+    def _tell(self, hunk: Hunk, owner: _Owner, before: _Outline, after: _Outline, new: Source) -> None:
+        """What becomes of a hunk's lines in one function, or outside of any."""
+        if not owner.is_function:
+            hunk.open.append(f"{self.source.module}: {owner.what}")
+            return
+        target = f"{self.source.module}:{owner.what}"
+        if owner.what not in after.functions:
+            hunk.notes.append(f"{target} is removed, which needs no patch")
+        elif owner.what not in before.functions:
+            hunk.open.append(f"{target} is new: put it into your package; {_USES}")
+        else:
+            outcome = self._drafted(target, owner.what, new)
+            getattr(hunk, outcome.kind).append(outcome.text)
+
+    def _drafted(self, target: str, qualname: str, new: Source) -> _Outcome:
+        if target not in self.outcomes:
+            try:
+                found = draft.rewrites(target, self.source, new)
+            except (Inexpressible, NotFound) as error:
+                self.outcomes[target] = _Outcome("open", f"{target}: {error}")
+            else:
+                if found:
+                    self.fix.rewrites[target] = found
+                    self.fix.nodes[target] = sources.find_function(self.source, qualname)
+                    self.outcomes[target] = _Outcome("drafted", target)
+                else:
+                    said = f"{target}: comments, docstring or annotations alone, which need no patch"
+                    self.outcomes[target] = _Outcome("notes", said)
+        return self.outcomes[target]
+
+
+class _Outcome(NamedTuple):
+    kind: str
+    text: str
+
+
+def _text(line: Any) -> str:
+    return str(line.value).rstrip("\r\n")
+
+
+def _place(lines: list[str], old: list[str], stated: int, at: int) -> int | None:
+    """Where a hunk's lines are, at or after ``at``: the place nearest to the one that it states."""
+    if not old:
+        return max(stated + 1, at)
+    places = [i for i in range(at, len(lines) - len(old) + 1) if lines[i : i + len(old)] == old]
+    return min(places, key=lambda place: abs(place - stated), default=None)
+
+
+class _Owner(NamedTuple):
+    what: str
+    is_function: bool = False
+
+
+class _Outline:
+    """Which line of a module belongs to what."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._spans: list[tuple[int, int, _Owner]] = []
+        self.functions: set[str] = set()
+        for node, owner in _owned(tree, ""):
+            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+            self._spans.append((first, node.end_lineno or first, owner))
+            if owner.is_function:
+                self.functions.add(owner.what)
+
+    def owners(self, text: str, numbers: list[int]) -> Iterator[_Owner]:
+        """What each of these lines belongs to, the innermost; nothing outside functions that is blank or a comment."""
+        lines = text.split("\n")
+        for number in numbers:
+            around = [(end - start, owner) for start, end, owner in self._spans if start <= number <= end]
+            owner = min(around, key=lambda item: item[0], default=(0, _Owner("")))[1]
+            if owner.is_function or lines[number - 1].partition("#")[0].strip():
+                yield owner
+
+
+def _owned(scope: ast.AST, prefix: str) -> Iterator[tuple[ast.stmt, _Owner]]:
+    """Statements outside of functions, and functions; those of classes too."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node, _Owner(prefix + node.name, True)
+        elif isinstance(node, ast.ClassDef):
+            inner = _owned(node, f"{prefix}{node.name}.")
+            said = f"code of the class {prefix}{node.name}, which exists by then: Wrap or Replace its methods"
+            yield node, _Owner(said)
+            yield from ((each, owner if owner.is_function else _Owner(said)) for each, owner in inner)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node, _Owner(f"an import: {_USES}")
+        elif isinstance(node, ast.stmt):
+            said = "code that runs once, at import, before it can be patched: Wrap or Replace the functions that use it"
+            yield node, _Owner(said)
+            yield from _owned(node, prefix)

@@ -1,0 +1,284 @@
+"""``rlhf-patches new --from-diff``: what of a diff is drafted, what is not and why, and what is skipped."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OLD = '''\
+import math
+
+LIMIT = 3
+
+
+class Model:
+    scale = 2
+
+    def loss(self, x):
+        """Of x."""
+        return x - self.scale
+
+    def other(self, x):
+        return x
+
+
+def total(xs):
+    found = 0
+    for x in xs:
+        found += x
+    return found
+'''
+FIXED = '''\
+import math
+import operator
+
+LIMIT = 4
+
+
+class Model:
+    scale = 3
+
+    def loss(self, x):
+        """Of x, with the right sign."""
+        return x + self.scale
+
+    def other(self, x, y=0):
+        return x + y
+
+
+def helper(x):
+    return operator.neg(x)
+
+
+def total(xs):
+    found = 0
+    for x in xs:
+        found += helper(x)
+    return found
+'''
+MAIL = """\
+From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001
+From: Some Body <some@body.invalid>
+Date: Thu, 1 Jan 2026 00:00:00 +0000
+Subject: [PATCH 2/3] The sign of the loss,
+ which was wrong
+
+See the issue.
+---
+ src/pkg/mod.py | 2 +-
+
+"""
+
+
+def diff(path, old, new, context=1):
+    lines = difflib.unified_diff(old.splitlines(True), new.splitlines(True), f"a/{path}", f"b/{path}", n=context)
+    return f"diff --git a/{path} b/{path}\nindex 0123456..789abcd 100644\n" + "".join(lines)
+
+
+@pytest.fixture
+def package(listed, tmp_path, monkeypatch):
+    """A framework; the working directory is empty."""
+    listed.list(listed.write("mod", OLD))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return listed
+
+
+@pytest.fixture
+def new(said, tmp_path):
+    """Runs the command on a diff."""
+
+    def run(text, *arguments):
+        file = tmp_path / "fix.patch"
+        file.write_text(text)
+        return said("new", "some-fix", "--from-diff", file, *arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("root", ["", "src/", "python/framework/"])
+def test_a_mailed_fix_becomes_a_plugin_that_repairs(new, package, engine, monkeypatch, root):
+    fixed = OLD.replace("x - self.scale", "x + self.scale")
+    text = MAIL + diff(f"{root}{package.name}/mod.py", OLD, fixed) + "-- \n2.39.0\n\n"
+    status, out, err = new(text, "--into", f"fix{len(root)}")
+    assert (status, err) == (0, "")
+    assert f"  drafted: {package.path('mod:Model.loss')}, 1 rewrite\n" in out
+    sys.modules.pop("rlhf_patches_some_fix.patch", None)
+    sys.modules.pop("rlhf_patches_some_fix", None)
+    monkeypatch.syspath_prepend(os.path.abspath(f"fix{len(root)}"))
+    patch = importlib.import_module("rlhf_patches_some_fix.patch").PATCH
+    assert patch.summary == "The sign of the loss, which was wrong"
+    assert str(patch.variants[0].guard) == f"{package.distribution} ==1.0"
+    module = package.load("mod")
+    assert module.Model().loss(5) == 3
+    engine(patch).apply()
+    assert module.Model().loss(5) == 7
+
+
+def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package):
+    status, out, err = new(diff(f"{package.name}/mod.py", OLD, FIXED, context=0))
+    assert (status, err) == (0, "")
+    blocks = {}
+    for line in out.partition("wrote a patch")[0].splitlines():
+        if not line.startswith("  "):
+            blocks[line] = current = []
+        else:
+            current.append(line.strip())
+    told = list(blocks.values())
+    name = f"{package.name}.mod"
+    uses = "a Rewrite's `uses` brings what its replacement needs"
+    once = "code that runs once, at import, before it can be patched: Wrap or Replace the functions that use it"
+    parameters = (
+        "its parameters become (self, x, y=0), which no change of its code gives it: Wrap or Replace the function"
+    )
+    neither = "the new code of total uses helper, which neither it nor its module defines"
+    assert told == [
+        [f"NOT DRAFTED: {name}: an import: {uses}"],
+        [f"NOT DRAFTED: {name}: {once}"],
+        [f"NOT DRAFTED: {name}: code of the class Model, which exists by then: Wrap or Replace its methods"],
+        [f"drafted: {name}:Model.loss, 1 rewrite"],
+        [
+            f"NOT DRAFTED: {name}:Model.other: {parameters}",
+            f"NOT DRAFTED: {name}:helper is new: put it into your package; {uses}",
+        ],
+        [f"NOT DRAFTED: {name}:total: {neither}: write a Rewrite whose `uses` brings it"],
+    ]
+    # What is not drafted is left to the author, so that the plugin's test fails.
+    text = Path("some-fix/rlhf_patches_some_fix/patch.py").read_text()
+    assert text.count("# TODO: ") == 6
+    assert "helper is new" in text
+
+
+def test_comments_docstrings_and_what_is_removed_need_nothing(new, package):
+    fixed = (
+        OLD.replace("Of x.", "Of an x.").replace("x - self", "x + self").replace(OLD[OLD.index("\n\ndef total") :], "")
+    )
+    status, out, _ = new(diff(f"{package.name}/mod.py", OLD, fixed, context=0))
+    assert status == 0
+    assert f"nothing to do: {package.path('mod:total')} is removed, which needs no patch" in out
+    text = OLD.replace("Of x.", "Of an x.").replace("    found = 0", "    # nothing yet\n    found = 0")
+    status, out, err = new(diff(f"{package.name}/mod.py", OLD, text), "--into", "another")
+    assert status == 2
+    assert out.count("comments, docstring or annotations alone") == 2
+    assert "so nothing is written" in err
+
+
+def test_what_is_no_code_of_the_package_is_skipped(new, package):
+    renamed = "diff --git a/{0} b/{1}\nsimilarity index 100%\nrename from {0}\nrename to {1}\n"
+    added = "--- /dev/null\n+++ b/{}\n@@ -0,0 +1 @@\n+x = 1\n"
+    fixed = OLD.replace("x - self.scale", "x + self.scale")
+    parts = [
+        diff("README.md", "a\n", "b\n"),
+        diff("tests/test_mod.py", "a\n", "b\n"),
+        diff(f"docs/{package.name}/mod.py", OLD, fixed),
+        diff("elsewhere/mod.py", OLD, fixed),
+        added.format(f"{package.name}/fresh.py"),
+        renamed.format(f"{package.name}/one.py", f"{package.name}/two.py"),
+        diff(f"{package.name}/mod.py", OLD, fixed),
+    ]
+    status, out, err = new("".join(parts))
+    assert (status, err) == (0, "")
+    new_module = "a new module: put what the fix needs of it into your package, and name it in `uses`"
+    skipped = dict(line.removeprefix("skipped: ").split(": ", 1) for line in out.splitlines() if line[:4] == "skip")
+    assert skipped == {
+        "README.md": "no Python",
+        "tests/test_mod.py": "tests, documentation or examples",
+        f"docs/{package.name}/mod.py": "tests, documentation or examples",
+        "elsewhere/mod.py": "there is no such module installed here",
+        f"{package.name}/fresh.py": new_module,
+        f"{package.name}/two.py": "renamed or its mode changed, which needs no patch",
+    }
+
+
+def test_lines_that_have_moved_are_found_and_others_are_not_guessed(new, package):
+    fixed = OLD.replace("x - self.scale", "x + self.scale")
+    moved = diff(f"{package.name}/mod.py", "# more\n" * 9 + OLD, "# more\n" * 9 + fixed)
+    assert new(moved)[0] == 0
+    other = diff(f"{package.name}/mod.py", OLD.replace("x - self", "y - self"), fixed)
+    for text, why in (
+        (other, "its lines are not those of"),
+        (diff(f"{package.name}/mod.py", FIXED, OLD.replace("LIMIT = 3", "LIMIT = 5")), "its lines are not those of"),
+        (diff(f"{package.name}/mod.py", OLD.replace("x - self", "x * self"), OLD), "the code has it already"),
+    ):
+        status, out, err = new(text, "--into", "another")
+        assert (status, os.path.exists("another")) == (2, False)
+        assert why in out
+        assert "so nothing is written" in err
+
+
+def test_half_a_file_is_not_drafted(new, package):
+    fixed = OLD.replace("x - self.scale", "x + self.scale").replace("found += x", "found -= x")
+    text = (
+        diff(f"{package.name}/mod.py", OLD, fixed)
+        .replace(" found = 0", " found = 1")
+        .replace("-        found += x", "-        found *= x")
+    )
+    status, out, _ = new(text)
+    assert status == 2
+    assert "another hunk of this file does not fit, so none is drafted" in out
+
+
+def test_wrong_input_is_one_line(new, said, package, monkeypatch, tmp_path):
+    fixed = diff(f"{package.name}/mod.py", OLD, OLD.replace("x - self", "x + self"))
+    cases = [
+        ("no diff at all\n", (), "there is no hunk in it"),
+        (fixed.replace("+        return", "*        return"), (), "does not read as a unified diff"),
+        (fixed, ("--kind", "wrap"), "--kind goes with --target"),
+        (fixed, ("--pattern", "x"), "--pattern goes with --target"),
+    ]
+    for text, arguments, why in cases:
+        status, out, err = new(text, *arguments)
+        assert (status, out) == (2, ""), why
+        assert why in err
+        assert err.count("\n") == 1
+    assert said("new", "some-fix", "--from-diff", "nowhere.patch")[::2] == (
+        2,
+        "rlhf-patches: nowhere.patch cannot be read: [Errno 2] No such file or directory: 'nowhere.patch'\n",
+    )
+    monkeypatch.setitem(sys.modules, "unidiff.patch", None)
+    assert "python -m pip install unidiff" in new(fixed)[2]
+    assert os.listdir() == []
+
+
+def test_a_fix_of_two_distributions_is_refused(new, package, said):
+    other = package.site / "other"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    (other / "mod.py").write_text(OLD)
+    info = package.metadata("2.0", folder="other-2.0.dist-info")
+    (info / "METADATA").write_text("Name: other\nVersion: 2.0\n")
+    (info / "RECORD").write_text("other/mod.py,,\n")
+    fixed = OLD.replace("x - self.scale", "x + self.scale")
+    status, _, err = new(diff(f"{package.name}/mod.py", OLD, fixed) + diff("other/mod.py", OLD, fixed))
+    assert status == 2
+    assert "expected one distribution" in err
+    assert os.listdir() == []
+
+
+def test_what_git_itself_writes_is_read(new, package, tmp_path):
+    repository = tmp_path / "repository"
+    (repository / "src" / package.name).mkdir(parents=True)
+    file = repository / "src" / package.name / "mod.py"
+    file.write_text(OLD)
+
+    def git(*arguments):
+        identity = ["-c", "user.name=Some Body", "-c", "user.email=some@body.invalid"]
+        command = ["git", *identity, "-C", str(repository), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "Before")
+    file.write_text(OLD.replace("x - self.scale", "x + self.scale"))
+    git("commit", "-qam", "The sign of the loss\n\nIt was wrong.")
+    for text in (git("format-patch", "--stdout", "HEAD^"), git("diff", "HEAD^"), git("show")):
+        status, out, err = new(text, "--into", f"fix{len(text)}")
+        assert (status, err) == (0, "")
+        assert "drafted:" in out
