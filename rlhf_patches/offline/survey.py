@@ -90,10 +90,16 @@ def look(
             try:
                 said = confined.ask(str(index.fetch(release.file, folder)), lambda each: _judged(each, registered))
             except (IndexProblem, ReleaseError) as error:
-                problem = str(error).replace(f"{folder}/", "")
+                problem = _without(folder, str(error))
                 yield Looked(release.version, release.yanked, file, problem, failed=True)
                 continue
-        yield Looked(release.version, release.yanked, file, judged={name: _read(one) for name, one in said.items()})
+        judged = {name: _read({**one, "reason": _without(folder, one["reason"])}) for name, one in said.items()}
+        yield Looked(release.version, release.yanked, file, judged=judged)
+
+
+def _without(folder: Path, text: str) -> str:
+    """A text that is the same wherever the file lay."""
+    return text.replace(f"{folder}/", "")
 
 
 def _judged(release: Release, registered: Sequence[Registered]) -> dict[str, Any]:
@@ -101,7 +107,7 @@ def _judged(release: Release, registered: Sequence[Registered]) -> dict[str, Any
     with sources.parsed_once():
         for item in registered:
             (row,) = evaluate.check(release, [item])
-            codes = [asdict(code) for code in facts.examine(release, item.patch)]
+            codes = [{**asdict(code), "why": confined.short(code.why)} for code in facts.examine(release, item.patch)]
             texts = {"version": confined.short(row.version), "reason": confined.short(row.reason)}
             found[row.name] = {**texts, "status": row.status.value, "codes": codes}
     return found
@@ -150,7 +156,8 @@ class Survey:
         number = facts.claimed(self.patch, one.version)
         there = facts.recognised(self.patch, one.codes)
         if facts.agrees(self.patch, one.version, one.codes):
-            return one.reason if one.status.is_problem else ""
+            why = one.reason.partition(", but ")[2] or one.reason  # without the version, which each release has its own
+            return f"is {one.status}: {why}" if one.status.is_problem else ""
         if number is None:
             return f"has the defect{self._which(there)} and is in no range"
         code = one.codes[number]

@@ -99,16 +99,20 @@ def _without(text: str, start: int, end: int) -> str:
 def _with_a_statement(text: str, node: sources.FunctionNode) -> str:
     # After the docstring, which no guard looks at.
     first = node.body[ast.get_docstring(node) is not None :][0]
-    lines = text.splitlines(keepends=True)
-    line = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", []))])
-    lines.insert(line - 1, " " * first.col_offset + "edited = 0\n")
-    return "".join(lines)
+    lines = text.split("\n")  # as Python counts them: splitlines() would end one at a form feed
+    number = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", []))]) - 1
+    before = lines[number].encode()[: first.col_offset].decode()
+    if before.strip():  # def f(x): return x
+        lines[number] = f"{before}edited = 0; {lines[number].removeprefix(before)}"
+    else:
+        lines.insert(number, f"{before}edited = 0")
+    return "\n".join(lines)
 
 
 def _with_a_parameter(text: str, node: sources.FunctionNode) -> str:
-    lines = text.splitlines(keepends=True)
-    before, after = "".join(lines[: node.lineno - 1]), "".join(lines[node.lineno - 1 :])
-    return before + re.sub(rf"(def\s+{node.name}\s*\()", r"\1edited, ", after, count=1)
+    lines = text.split("\n")
+    before, after = lines[: node.lineno - 1], "\n".join(lines[node.lineno - 1 :])
+    return "\n".join([*before, re.sub(rf"(def\s+{node.name}\s*(\[.*?\])?\()", r"\1edited, ", after, count=1)])
 
 
 def write_metadata(folder: Path, distribution: str, version: str) -> None:

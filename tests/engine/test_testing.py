@@ -23,6 +23,10 @@ def {name}(losses, mask):
     total = sum(loss * keep for loss, keep in zip(losses, mask))
     return total / len(losses)
 """
+IN_ONE_LINE = """
+\f
+def short(losses, mask, note="\u00e4"): return sum(losses) / len(losses)
+"""
 NAMES = ("mean", "wrapped", "replaced", "advised", "loose", "kept", "lost", "held")
 METADATA = "Metadata-Version: 2.1\nName: toy-framework\nVersion: 1.2\n"
 FIXED = FUNCTION.format(name="mean").replace("len(losses)", "sum(mask)")
@@ -50,7 +54,8 @@ from rlhf_patches.testing import PatchContract
 from rlhf_patches.engine.ledger import Ledger
 
 KNOWN = dict(summary="s", symptom="s", cause="c", references=("r",), retire="r")
-FINGERPRINT = rlhf_patches.fingerprint(open(os.environ["LOSSES"]).read(), "replaced")
+TEXT = open(os.environ["LOSSES"], encoding="utf-8").read()
+FINGERPRINT, SHORT = (rlhf_patches.fingerprint(TEXT, name) for name in ("replaced", "short"))
 LOSSES, MASK = [1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0]
 
 def patch(name, change=None, versions=">=1.0,<2.0", distribution="toy-framework", **fields):
@@ -70,6 +75,9 @@ class TestWrap(PatchContract):
 
 class TestReplace(PatchContract):
     patch = patch("replaced", Replace("toy.losses:replaced", "repairs:instead", {FINGERPRINT: "1.4"}))
+
+class TestShort(PatchContract):
+    patch = patch("short", Wrap("toy.losses:short", "repairs:around", {SHORT: "1.4"}))
 
 class TestAdvice(PatchContract):
     shape = Shape("toy.losses:advised", "$TOTAL / len($LOSSES)")
@@ -169,11 +177,11 @@ OF_TEXT = (TEXT, EDITED, OUTSIDE)
 def outcomes(tmp_path_factory):
     """Of each class: per test, what became of it and what was said."""
     folder = tmp_path_factory.mktemp("contract")
-    losses = "".join(FUNCTION.format(name=name) for name in NAMES)
+    losses = "".join(FUNCTION.format(name=name) for name in NAMES) + IN_ONE_LINE
     for where, version, text in ((folder, "1.4", losses), (folder / "fixed", "2.0", FIXED)):
         (where / "toy").mkdir(parents=True)
         (where / "toy" / "__init__.py").touch()
-        (where / "toy" / "losses.py").write_text(text)
+        (where / "toy" / "losses.py").write_text(text, encoding="utf-8")
         write_metadata(where, "toy-framework", version)
     (folder / "toy" / "on_a_gpu.py").write_text("import no_such_driver\n" + FUNCTION.format(name="mean"))
     (folder / "repairs.py").write_text(REPAIRS)
@@ -202,7 +210,7 @@ def became(outcomes, of_class, part):
     return [outcome for outcome, _ in found], " ".join(message for _, message in found)
 
 
-@pytest.mark.parametrize("of_class", ["TestRight", "TestWrap", "TestReplace", "TestAdvice"])
+@pytest.mark.parametrize("of_class", ["TestRight", "TestWrap", "TestReplace", "TestShort", "TestAdvice"])
 def test_a_right_patch_passes(outcomes, of_class):
     releases = {"TestRight": 3}.get(of_class, 1)
     for part in (FIELDS, HERE):
