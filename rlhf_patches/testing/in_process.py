@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..definitions.patch import KnownBug, ListedVariant, Patch, Variant
+from ..definitions.patch import KnownBug, Patch, Variant
 from ..definitions.status import PatchReport, Status
 from ..engine import functions
 from ..engine.engine import engine
-from ..guards import decision
-from ..guards.decision import Choice
+from ..guards import decision, sources
+from ..guards.decision import Decision
 from ..guards.rewriting import Unrecognised
-from ..guards.versions import Verdict
 from ..settings import SettingsError
 
 
@@ -25,7 +24,7 @@ from ..settings import SettingsError
 def applied(patch: Patch | str) -> Iterator[PatchReport]:
     """Apply a patch, and give every function its own code back at the end. The modules it is for are imported.
 
-    One that was applied before is so again afterwards.
+    Of an independent variant it is enough that one module can be. One that was applied before is so again afterwards.
 
     Args:
         patch: a patch, which need not be registered, or the name of one that is.
@@ -41,12 +40,11 @@ def applied(patch: Patch | str) -> Iterator[PatchReport]:
     """
     patch = _patch(patch)
     choice = decision.choose([decision.look(variant) for variant in patch.variants])
-    variants: tuple[Variant | ListedVariant, ...] = ()
-    if isinstance(choice, Choice) and choice.finding.verdict is not Verdict.OUTSIDE:
-        variants = choice.variants
-    modules = tuple(dict.fromkeys(module for variant in variants for module in variant.modules))
-    import_all(modules)
-    targets = [c.target for v in patch.variants for c in v.changes if c.target.partition(":")[0] in modules]
+    found = choice if isinstance(choice, Decision) else decision.decide(choice, sources.read_module)
+    if found.variant is None:  # told without an import, which may take long
+        raise AssertionError(f"{patch} is not applied but {found.status}: {found.reason}")
+    modules = _imported(found.variant)
+    targets = [change.target for change in found.variant.changes if change.target.partition(":")[0] in modules]
     with engine.set_apart(patch):
         before = codes_of(targets)
         row = engine.switch(patch.name, on=True)
@@ -70,6 +68,20 @@ def _patch(named: Patch | str) -> Patch:
     if not isinstance(patch, Patch):
         raise TypeError(f"{patch!r} cannot be applied: expected a Patch, or the name of one that is registered")
     return patch
+
+
+def _imported(variant: Variant) -> list[str]:
+    """Import a variant's modules; of one whose modules do without each other, those that can be imported here."""
+    found, errors = [], []
+    for module in variant.modules:
+        try:
+            import_all([module])
+            found.append(module)
+        except ImportError as error:
+            errors.append(error)
+    if errors and not (found and variant.independent):
+        raise errors[0]
+    return found
 
 
 def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:

@@ -102,3 +102,23 @@ def test_code_that_was_changed_meanwhile_is_an_error(framework, engine, monkeypa
     said = f"was not reverted: .*other code has changed {framework.name}.mod:f"
     with pytest.raises(AssertionError, match=said), applied(patch):
         f.__code__ = (lambda x: x).__code__
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_of_an_independent_variant_one_module_that_can_be_imported_is_enough(
+    framework, engine, monkeypatch, independent
+):
+    framework.write("mod", TEXT)
+    framework.write("gpu", f"import no_such_driver\n{TEXT}")
+    changes = tuple(Rewrite(framework.path(f"{name}:f"), "x - 1", "x + 1") for name in ("gpu", "mod"))
+    patch = framework.patch(*changes)
+    variant = dataclasses.replace(patch.variants[0], independent=independent)
+    patch = dataclasses.replace(patch, variants=(variant,))
+    monkeypatch.setattr(in_process, "engine", engine())
+    if independent:
+        with applied(patch):
+            assert framework.load().f(5) == (6, 10)
+        assert framework.load().f(5) == (4, 10)
+    else:
+        with pytest.raises(ImportError, match="no_such_driver"):
+            applied(patch).__enter__()
