@@ -303,7 +303,7 @@ def cpython(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"])
 def mutants(session: nox.Session) -> None:
     """Wrong versions of this project, in copies: each has a test that must notice it (``-- PARTS OF NAMES``)."""
-    provide(session)
+    provide(session, "releases.txt")
     pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
     session.run("python", "tests/mutants.py", *pythons, *session.posargs)
 

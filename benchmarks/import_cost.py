@@ -60,7 +60,8 @@ def least():
     from rlhf_patches.engine.engine import engine
     modules = {}
     for patch, _, texts in engine.carried():
-        changes = [change for variant in getattr(patch, "variants", ()) for change in variant.changes]
+        variants = patch.variants if texts else ()  # what is not applied may be listed only
+        changes = [change for variant in variants for change in variant.changes]
         for module, text in texts.items():
             own = [change for change in changes if change.target.startswith(module + ":")]
             _, rewritten = modules.get(module, (text, False))

@@ -54,16 +54,30 @@ def find(path: "Iterable[str]") -> "dict[str, list[Metadata]] | None":
         if not isinstance(entry, str) or entry.lower().endswith(".egg"):
             return None
         try:
-            names = os.listdir(entry or os.curdir)
+            listed = _listed(entry or os.curdir)
         except NotADirectoryError:  # an archive
             return None
         except (OSError, ValueError):
             continue
-        for name in names:
-            stem, dot, kind = name.lower().rpartition(".")
-            if dot and kind in ("dist-info", "egg-info"):
-                found.setdefault(normalized(stem.partition("-")[0]), []).append(Metadata(os.path.join(entry, name)))
+        for name, folder in listed:
+            found.setdefault(name, []).append(Metadata(os.path.join(entry, folder)))
     return found
+
+
+_remembered: "dict[str, tuple[int, list[tuple[str, str]]]]" = {}
+
+
+def _listed(entry: str) -> "list[tuple[str, str]]":
+    """The metadata in a folder, each with the name of its distribution; listed anew when the folder has changed."""
+    changed = os.stat(entry).st_mtime_ns
+    if entry == os.curdir or _remembered.get(entry, (None,))[0] != changed:
+        listed = []
+        for folder in os.listdir(entry):
+            stem, dot, kind = folder.lower().rpartition(".")
+            if dot and kind in ("dist-info", "egg-info"):
+                listed.append((normalized(stem.partition("-")[0]), folder))
+        _remembered[entry] = changed, listed
+    return _remembered[entry][1]
 
 
 def normalized(name: str) -> str:

@@ -7,6 +7,7 @@ imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, Union
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
 
 _Kind = TypeVar("_Kind", bound=type)
 
@@ -159,6 +161,18 @@ def parsed_range(versions: str) -> SpecifierSet:
     return SpecifierSet(versions)
 
 
+@functools.cache
+def _around(base: str) -> tuple[Version, ...]:
+    """A version, and those right before and after it."""
+    from packaging.version import Version
+
+    found = []
+    for text in (base, f"{base}.0.0.0.1", f"{base}.post1", f"{base}.dev1"):
+        with contextlib.suppress(ValueError):  # 1.0.post1.post1
+            found.append(Version(text))
+    return tuple(found)
+
+
 @_names_fields
 @dataclass(frozen=True)
 class Guard:
@@ -201,15 +215,10 @@ class Guard:
         """
         ranges = [parsed_range(guard.versions) for guard in (self, other)]
         named = {pin.version.removesuffix(".*") for each in ranges for pin in each}
-        candidates = [
-            text for base in sorted(named) for text in (base, f"{base}.0.0.0.1", f"{base}.post1", f"{base}.dev1")
-        ]
-        for candidate in [*candidates, "0.0.0.0.1.dev0", "99999"]:
-            try:
+        for base in [*sorted(named), "0.0.0.0.1.dev0", "99999"]:
+            for candidate in _around(base):
                 if all(each.contains(candidate, prereleases=True) for each in ranges):
-                    return candidate
-            except ValueError:  # 1.0.post1.post1
-                continue
+                    return str(candidate)
         return None
 
 

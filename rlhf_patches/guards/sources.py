@@ -287,19 +287,24 @@ def find_function(source: Source, qualname: str) -> FunctionNode:
         NotFound: it is not defined there, or more than once (then which one runs cannot be told from the text).
         Unreadable: the text does not parse.
     """
-    scopes: list[ast.AST] = [parse(source)]
-    *classes, name = qualname.split(".")
-    for class_name in classes:
-        scopes = [node for node in _definitions(scopes) if isinstance(node, ast.ClassDef) and node.name == class_name]
-    functions = [
-        node
-        for node in _definitions(scopes)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name and not _is_overload(node)
-    ]
+    defined = remembered(("functions", source), lambda: _functions(parse(source)), small=True)
+    functions = [node for node in defined.get(qualname, ()) if not _is_overload(node)]
     if len(functions) != 1:
         count = "not defined" if not functions else f"defined {len(functions)} times"
         raise NotFound(f"{qualname} is {count} in {source.module}")
     return functions[0]
+
+
+def _functions(scope: ast.AST, prefix: str = "") -> dict[str, list[FunctionNode]]:
+    """The functions of a module or class and of the classes in it, by their qualified names."""
+    found: dict[str, list[FunctionNode]] = {}
+    for node in _definitions([scope]):
+        if isinstance(node, ast.ClassDef):
+            for name, inner in _functions(node, f"{prefix}{node.name}.").items():
+                found.setdefault(name, []).extend(inner)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.setdefault(prefix + node.name, []).append(node)
+    return found
 
 
 def _definitions(scopes: Iterable[ast.AST]) -> Iterator[ast.AST]:

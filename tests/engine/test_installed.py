@@ -73,6 +73,14 @@ def test_a_file_and_the_working_directory(tmp_path, monkeypatch):
     assert _same([os.curdir]) == 1
 
 
+def test_what_is_installed_later(tmp_path):
+    """As importlib.metadata, by the folder's time of change."""
+    for number in range(3):
+        (tmp_path / f"a{number}-1.dist-info").mkdir()
+        os.utime(tmp_path, (number, number))
+        assert len(installed.find([str(tmp_path)])) == number + 1
+
+
 def test_where_only_importlib_metadata_can_tell(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "archive.whl", "w") as archive:
         archive.writestr("a-1.dist-info/METADATA", "Version: 1\n")
