@@ -111,7 +111,8 @@ def _complain_of_no_owner(source: Source) -> None:
 def _check_new(name: str) -> None:
     """Check a patch's name before anything is read."""
     check_name(name, "NAME")
-    registered, _ = registry.listed()
+    registered, failures = registry.listed()
+    output.complain_of_plugins(failures)  # whose names are not known
     for patch, by in registered:
         if patch.name == name:
             whose = "a built-in patch" if by == registry.BUILT_IN else f"a patch of the plugin {by}"

@@ -66,7 +66,7 @@ MAIL = """\
 From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001
 From: Some Body <some@body.invalid>
 Date: Thu, 1 Jan 2026 00:00:00 +0000
-Subject: [PATCH 2/3] The sign of the loss,
+Subject: [PATCH 2/3] =?UTF-8?q?The=20sign=20of=20the=20loss=E2=80=A6?=,
  which was wrong
 
 See the issue.
@@ -114,7 +114,7 @@ def test_a_mailed_fix_becomes_a_plugin_that_repairs(new, package, engine, monkey
     sys.modules.pop("rlhf_patches_some_fix", None)
     monkeypatch.syspath_prepend(os.path.abspath(f"fix{len(root)}"))
     patch = importlib.import_module("rlhf_patches_some_fix.patch").PATCH
-    assert patch.summary == "The sign of the loss, which was wrong"
+    assert patch.summary == "The sign of the loss…, which was wrong"
     assert str(patch.variants[0].guard) == f"{package.distribution} ==1.0"
     module = package.load("mod")
     assert module.Model().loss(5) == 3
