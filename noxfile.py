@@ -290,7 +290,7 @@ def exhaustive(session: nox.Session) -> None:
     pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
     pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
-    pytest(session, *BY_TRL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
+    pytest(session, *BY_TRL, "tests/patches/test_contract.py", *REAL, "-m", "exhaustive", python=TRL_PYTHON)
 
 
 @session(python=ENGINE_PYTHONS)
