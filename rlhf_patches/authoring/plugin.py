@@ -176,7 +176,8 @@ def test_wrong_without_the_patch_and_right_with_it(apply_patch):
 {imports}
 
     def result():
-{calls}        return pytest.fail("result() is not written yet: it has to call upstream's code")
+{calls}        pytest.fail("result() is not written yet: it has to call upstream's code")
+        return {", ".join(wanted)}
 
     wrong = "{MARK} what it returns without the patch"
     right = "{MARK} what is right, from a computation that does not use the patch"
@@ -241,7 +242,7 @@ def _implementation(change: Change, node: FunctionNode) -> str:
 
 {define} {name}{parameters}:
     """{MARK} what is returned, and how that differs from upstream's."""
-{said}    raise NotImplementedError("{change.implementation} is not written yet")
+{said}    raise NotImplementedError("{name} is not written yet")
 '''
 
 
