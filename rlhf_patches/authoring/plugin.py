@@ -35,7 +35,7 @@ class Plugin:
         changes: the patch's, in their order.
         nodes: the functions that the changes name, by target.
         summary: one line, if it is known.
-        missing: what else is left to the author, a line for each.
+        missing: what else is left to the author, a line for each; while there is any, the patch is refused.
     """
 
     name: str
@@ -100,6 +100,10 @@ packages = ["{self.package}"]
     def _patch(self) -> str:
         kinds = sorted({"Guard", "Patch", "Variant", "hookimpl", *(type(change).__name__ for change in self.changes)})
         changes = "\n".join(f"{_marked(change)}{indented(change, 4)}," for change in self.changes)
+        if self.missing:
+            held_back = Rewrite(self.changes[0].target, NO_PATTERN, NO_REPLACEMENT)
+            changes += f"\n{' ' * 16}# Has the patch refused while something above is to do: half a fix may do harm.\n"
+            changes += f"{indented(held_back, 4)},"
         missing = "".join(f"# {MARK} {line}\n" for line in self.missing)
         return f'''\
 """The patch. This module is imported where patches are listed, so it imports no framework."""

@@ -76,6 +76,8 @@ def _from_diff(options: argparse.Namespace, found: Upstream) -> int:
     changes = tuple(rewrite for rewrites in drafted.rewrites.values() for rewrite in rewrites)
     (owner,) = owners
     _write(Plugin(options.name, owner, changes, drafted.nodes, drafted.subject, tuple(left)), options.into)
+    if left:
+        output.complain(f"not all is drafted ({len(left)} left): the patch is refused until you have written that")
     if owner is None:
         _complain_of_no_owner(drafted.modules[0])
     return 0
