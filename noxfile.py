@@ -290,7 +290,7 @@ def exhaustive(session: nox.Session) -> None:
     pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
     pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
-    pytest(session, *BY_TRL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
+    pytest(session, *BY_TRL, "tests/patches/test_contract.py", *REAL, "-m", "exhaustive", python=TRL_PYTHON)
 
 
 @session(python=ENGINE_PYTHONS)
@@ -303,7 +303,7 @@ def cpython(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"])
 def mutants(session: nox.Session) -> None:
     """Wrong versions of this project, in copies: each has a test that must notice it (``-- PARTS OF NAMES``)."""
-    provide(session)
+    provide(session, "releases.txt")
     pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
     session.run("python", "tests/mutants.py", *pythons, *session.posargs)
 

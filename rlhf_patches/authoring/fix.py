@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import email.parser
+import email.policy
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ def _subject(text: str) -> str:
     head = text.partition("\ndiff ")[0].partition("\n---")[0]
     if not head.startswith("From "):
         return ""
-    subject = email.parser.HeaderParser().parsestr(head.partition("\n")[2])["Subject"] or ""
+    subject = email.parser.HeaderParser(policy=email.policy.default).parsestr(head.partition("\n")[2])["Subject"] or ""
     subject = " ".join(str(subject).split())
     return subject.partition("] ")[2] if subject.startswith("[PATCH") else subject
 

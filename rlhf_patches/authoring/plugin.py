@@ -35,7 +35,7 @@ class Plugin:
         changes: the patch's, in their order.
         nodes: the functions that the changes name, by target.
         summary: one line, if it is known.
-        missing: what else is left to the author, a line for each.
+        missing: what else is left to the author, a line for each; while there is any, the patch is refused.
     """
 
     name: str
@@ -100,6 +100,10 @@ packages = ["{self.package}"]
     def _patch(self) -> str:
         kinds = sorted({"Guard", "Patch", "Variant", "hookimpl", *(type(change).__name__ for change in self.changes)})
         changes = "\n".join(f"{_marked(change)}{indented(change, 4)}," for change in self.changes)
+        if self.missing:
+            held_back = Rewrite(self.changes[0].target, NO_PATTERN, NO_REPLACEMENT)
+            changes += f"\n{' ' * 16}# Has the patch refused while something above is to do: half a fix may do harm.\n"
+            changes += f"{indented(held_back, 4)},"
         missing = "".join(f"# {MARK} {line}\n" for line in self.missing)
         return f'''\
 """The patch. This module is imported where patches are listed, so it imports no framework."""
@@ -176,7 +180,8 @@ def test_wrong_without_the_patch_and_right_with_it(apply_patch):
 {imports}
 
     def result():
-{calls}        return pytest.fail("result() is not written yet: it has to call upstream's code")
+{calls}        pytest.fail("result() is not written yet: it has to call upstream's code")
+        return {", ".join(wanted)}
 
     wrong = "{MARK} what it returns without the patch"
     right = "{MARK} what is right, from a computation that does not use the patch"
@@ -241,7 +246,7 @@ def _implementation(change: Change, node: FunctionNode) -> str:
 
 {define} {name}{parameters}:
     """{MARK} what is returned, and how that differs from upstream's."""
-{said}    raise NotImplementedError("{change.implementation} is not written yet")
+{said}    raise NotImplementedError("{name} is not written yet")
 '''
 
 

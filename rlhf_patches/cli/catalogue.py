@@ -16,7 +16,7 @@ from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, printable
 from ..guards.rewriting import NoEffect, Unrecognised
 from ..guards.sources import NotFound, Unreadable
-from ..offline import evaluate
+from ..offline import changes, evaluate
 from . import output
 from .command_line import Commands, UsageError
 
@@ -39,6 +39,12 @@ def add(commands: Commands) -> None:
         "diff", _diff, "what a patch changes in the source installed here", "rlhf-patches diff verl-no-sync-reentry"
     )
     command.add_argument("name", metavar="NAME")
+    command.add_argument(
+        "--format",
+        choices=("diff", "patch"),
+        default="diff",
+        help="patch: a file for git apply, git am and patch -p1, with a head that says what it is (default: diff)",
+    )
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -75,13 +81,15 @@ def _diff(options: argparse.Namespace) -> int:
     if not isinstance(patch, Patch):
         raise UsageError(f"{patch.name} is an advice and changes nothing: `rlhf-patches explain {patch.name}`")
     try:
-        text = evaluate.diff(patch)
+        text = changes.patch_file(patch) if options.format == "patch" else changes.diff(patch)
     except NotFound as error:
         raise UsageError(
             f"{patch.name}: nothing to show, {patch.distribution} is not installed here ({error})"
         ) from error
     except (NoEffect, Unrecognised, Unreadable) as error:
         raise UsageError(f"{patch.name} would change nothing here: {error}") from error
+    except changes.NotAFile as error:
+        raise UsageError(f"{patch.name} cannot be exported as a patch: {error}") from error
     console = output.console()
     if console.is_terminal:
         console.print(Syntax(output.printable_lines(text), "diff", background_color="default", word_wrap=True))

@@ -76,6 +76,8 @@ def _from_diff(options: argparse.Namespace, found: Upstream) -> int:
     changes = tuple(rewrite for rewrites in drafted.rewrites.values() for rewrite in rewrites)
     (owner,) = owners
     _write(Plugin(options.name, owner, changes, drafted.nodes, drafted.subject, tuple(left)), options.into)
+    if left:
+        output.complain(f"not all is drafted ({len(left)} left): the patch is refused until you have written that")
     if owner is None:
         _complain_of_no_owner(drafted.modules[0])
     return 0
@@ -111,7 +113,8 @@ def _complain_of_no_owner(source: Source) -> None:
 def _check_new(name: str) -> None:
     """Check a patch's name before anything is read."""
     check_name(name, "NAME")
-    registered, _ = registry.listed()
+    registered, failures = registry.listed()
+    output.complain_of_plugins(failures)  # whose names are not known
     for patch, by in registered:
         if patch.name == name:
             whose = "a built-in patch" if by == registry.BUILT_IN else f"a patch of the plugin {by}"

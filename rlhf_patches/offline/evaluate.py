@@ -5,20 +5,15 @@ No framework is imported.
 
 from __future__ import annotations
 
-import difflib
 import functools
-import shlex
-import textwrap
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from .. import settings
-from ..definitions.patch import KnownBug, Patch, Rewrite, Shape, Variant, Wrap
+from ..definitions.patch import KnownBug, Variant
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status, patch_report
-from ..guards import decision, implementations, rewriting, shapes, sources
+from ..guards import decision, implementations, shapes, sources
 from ..guards.decision import Choice, Decision, Found, Held
-from ..guards.rewriting import Unrecognised
 from ..guards.sources import NotFound, Source, Unreadable
 from .archive import Release, ReleaseError
 
@@ -147,68 +142,3 @@ def _beside(name: str, found: Decision, beside: dict[str, Held]) -> dict[str, He
         else:
             added[target] = Held({**held.rewrites, name: edits}, held.trampoline_of)
     return added
-
-
-def diff(patch: Patch) -> str:
-    """Unified diff of the installed source, as the patch changes it, for ``patch -p0`` in the folder that it names.
-
-    What a function is replaced or wrapped by shows as a comment above it.
-
-    Raises:
-        NotFound: the framework is not installed.
-        Unrecognised, Unreadable: the patch would be refused.
-    """
-    choice = decision.choose([decision.look(variant) for variant in patch.variants])
-    if isinstance(choice, Decision):
-        raise NotFound(choice.reason)
-    recognised, errors = decision.shapes_in(choice.variants, sources.read_module)
-    if not recognised:
-        raise errors[0]
-    if len(recognised) > 1:
-        raise Unrecognised(decision.decide(choice, sources.read_module).reason)
-    (found,) = recognised.values()
-    shapes.check_compiles(found)
-    texts = {item.source.module: item.source for item in found}
-    return "".join(_file_diff(text, found) for text in texts.values())
-
-
-def _file_diff(source: Source, recognised: list[shapes.Recognised]) -> str:
-    edits = []
-    for item in recognised:
-        if item.source is not source:
-            continue
-        if isinstance(item.change, Rewrite):
-            edits += list(item.edits)
-        else:
-            edits.append(_note(item))
-    new = rewriting.with_edits(source.text, edits)
-    root = Path(source.filename).parents[source.module.count(".") + (Path(source.filename).stem == "__init__")]
-    name = Path(source.filename).relative_to(root).as_posix()  # patch refuses absolute ones
-    lines = difflib.unified_diff(source.text.splitlines(keepends=True), new.splitlines(keepends=True), name, name)
-    return f"# patch -p0 -d {shlex.quote(str(root))}\n" + "".join(
-        line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines
-    )
-
-
-def _note(item: shapes.Recognised) -> rewriting.Edit:
-    """A comment above a function that is not edited but called through ours."""
-    assert not isinstance(item.change, (Rewrite, Shape))
-    lines = item.source.text.splitlines(keepends=True)
-    first = sources.first_line(item.node)
-    start = sum(len(line) for line in lines[: first - 1])
-    done = "wrapped" if isinstance(item.change, Wrap) else "replaced"
-    note = [f"{done} by {item.change.implementation}:", *_text_of(item.change.implementation)]
-    indent = " " * item.node.col_offset
-    return rewriting.Edit(start, start, "".join(f"{indent}# {line}".rstrip() + "\n" for line in note))
-
-
-def _text_of(path: str) -> list[str]:
-    """The lines of an implementation; none where it is not a function of its module's text."""
-    module, _, qualname = path.partition(":")
-    try:
-        source = sources.read_module(module)
-        node = sources.find_function(source, qualname)
-    except (NotFound, Unreadable, Unrecognised):
-        return []
-    lines = source.text.splitlines()[sources.first_line(node) - 1 : node.end_lineno]
-    return textwrap.dedent("\n".join(lines)).splitlines()

@@ -103,7 +103,20 @@ def each_of(found: list[Any]) -> pytest.MarkDecorator:
 
 
 CASES = list(affected())
-each_case = each_of(CASES)
+
+
+def one_for_each_variant(found: list[Case]) -> list[Any]:
+    """Further releases of the same shape are among the exhaustive tests."""
+    seen: set[tuple[str, int]] = set()
+    chosen = []
+    for case in found:
+        key = (case.patch.name, case.patch.variants.index(case.variant))
+        chosen.append(pytest.param(case, marks=pytest.mark.exhaustive) if key in seen else case)
+        seen.add(key)
+    return chosen
+
+
+each_case = each_of(one_for_each_variant(CASES))
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 
 

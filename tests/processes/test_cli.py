@@ -108,6 +108,15 @@ def test_a_diff_names_the_folder_in_which_patch_takes_it(cli, slime, tmp_path):
         subprocess.run(["patch", "-p0", "-d", str(slime)], input=done.stdout, text=True, check=True)
 
 
+def test_a_diff_as_a_patch_is_what_git_applies(cli, slime, tmp_path):
+    done = cli("diff", toy_slime.PATCH, "--format", "patch", PYTHONPATH=str(slime))
+    assert done.returncode == 0, done.stderr
+    assert f"\nSubject: [PATCH] {toy_slime.PATCH}: " in done.stdout
+    subprocess.run(["git", "apply"], cwd=slime, input=done.stdout, text=True, check=True)
+    model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
+    assert "is_none_or_megatrons(config.no_sync_func)" in model.read_text()
+
+
 def test_a_reader_that_has_gone_is_no_refusal(installed):
     """`rlhf-patches doctor | head`"""
     for unbuffered in ("", "1"):

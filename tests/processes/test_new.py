@@ -1,9 +1,8 @@
-"""What ``rlhf-patches new`` writes, installed by pip and run through list, doctor and its own tests."""
+"""What ``rlhf-patches new`` writes, installed by pip, and run through list, doctor and its own tests."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,65 +12,120 @@ import pytest
 
 TOY = Path(__file__).parents[2] / "examples" / "plugin" / "toy_framework"
 NAME = "toy-masked-mean-again"
-PACKAGE = "rlhf_patches_toy_masked_mean_again"
+PATCH = f"{NAME}/rlhf_patches_toy_masked_mean_again/patch.py"
+TEST = f"{NAME}/tests/test_patch.py"
+TARGET = ("--target", "toy_framework.losses:masked_mean")
 
 
-def pip_install(site, folder):
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--no-compile", "--target", str(site)]
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *options, str(folder)]
+def pip_install(environment, *what):
+    options = ["-q", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile"]
+    command = [sys.executable, "-m", "pip", "--python", environment.python, "install", *options, *map(str, what)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """A folder with the toy framework, installed."""
+def with_toy(installed, tmp_path_factory):
+    """An environment with this package and the toy framework."""
     folder = tmp_path_factory.mktemp("new")
+    made = installed.copy(folder / "environment")
     shutil.copytree(TOY, folder / "toy", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    pip_install(folder / "site", folder / "toy")
-    return folder / "site"
+    pip_install(made, folder / "toy")
+    return made
 
 
 @pytest.fixture
-def run(site, tmp_path):
-    """Runs a module of Python where the toy framework, and what is installed beside it, can be imported."""
-    mine = tmp_path / "site"
-    shutil.copytree(site, mine)
-
-    def python(*arguments, cwd=tmp_path):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-        environment |= {"PYTHONPATH": str(mine), "COLUMNS": "200"}
-        command = [sys.executable, "-m", *arguments]
-        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-
-    python.site = mine
-    return python
+def environment(with_toy, tmp_path):
+    return with_toy.copy(tmp_path / "environment")
 
 
-def status_of(run):
-    """The patch in ``doctor``."""
-    done = run("rlhf_patches", "doctor", "--json")
-    (row,) = [row for row in json.loads(done.stdout) if row["name"] == NAME]
-    assert row["plugin"] == f"rlhf-patches-{NAME}"
-    return row
-
-
-def test_a_new_plugin_can_be_installed_and_is_listed(run, tmp_path):
-    rewrite = ["--pattern", "$TOTAL / len($LOSSES)", "--replacement", "$TOTAL / sum(mask)"]
-    done = run("rlhf_patches", "new", NAME, "--target", "toy_framework.losses:masked_mean", *rewrite)
+def new(environment, folder, *arguments):
+    """Write the plugin and install it, editable."""
+    done = environment.run(environment.command, "new", NAME, *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
-    pip_install(run.site, tmp_path / NAME)
-    listed = run("rlhf_patches", "list")
+    pip_install(environment, "-e", folder / NAME)
+
+
+def row(environment):
+    """The patch in ``doctor``."""
+    done = environment.run(environment.command, "doctor", "--json")
+    (found,) = [each for each in json.loads(done.stdout) if each["name"] == NAME]
+    assert found["plugin"] == f"rlhf-patches-{NAME}"
+    return found
+
+
+def own_tests(environment, folder):
+    """The outcome of each of its tests, and all that pytest said."""
+    done = environment.run(
+        *(environment.python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist"), cwd=folder / NAME
+    )
+    lines = [
+        line.partition("::")[2].split()
+        for line in done.stdout.splitlines()
+        if line.startswith("tests/") and "::" in line
+    ]
+    return {words[0].rpartition("::")[2]: words[1] for words in lines}, done.stdout, done.returncode
+
+
+def fill_in(file, *changes):
+    text = file.read_text()
+    for old, replacement in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, replacement)
+    file.write_text(text)
+
+
+def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
+    new(environment, tmp_path, *TARGET, "--pattern", "$A / len($B)", "--replacement", "$A / sum(mask)")
+    listed = environment.run(environment.command, "list")
     (line,) = [line for line in listed.stdout.splitlines() if line.startswith(f"{NAME} ")]
     assert f"(plugin rlhf-patches-{NAME})" in line
-    row = status_of(run)
-    assert (row["status"], row["guard"], row["version"]) == ("applies", "==1.4", "1.4")
+    found = row(environment)
+    assert (found["status"], found["guard"], found["version"]) == ("applies", "==1.4", "1.4")
+
+    outcomes, said, status = own_tests(environment, tmp_path)
+    assert status == 1
+    left = {name for name, outcome in outcomes.items() if outcome == "FAILED"}
+    assert left == {
+        "test_its_fields_are_complete",
+        "test_wrong_without_the_patch_and_right_with_it",
+        "test_nothing_is_left_to_write",
+    }
+    assert outcomes["test_it_applies_to_the_text[installed]"] == "PASSED"
+    assert outcomes["test_it_is_applied_reverted_and_disabled_in_this_process"] == "PASSED"
+    assert 'patch.py:10: symptom="TODO: what a user sees, the error message included",' in said
+    assert "result() is not written yet" in said
+
+    fill_in(
+        tmp_path / PATCH,
+        *((f"TODO: {text}", "It is written.") for text in ("what is wrong, in one line", "why upstream does that")),
+        ("TODO: what a user sees, the error message included", "The loss shrinks with padding."),
+        ("TODO: what the patch changes, and what it leaves alone", "It divides by the sum of the mask."),
+        ("TODO: the address of upstream's issue or pull request", "https://example.invalid/1"),
+        ("TODO: when the patch can be removed", "with toy-framework 2"),
+    )
+    _, said, status = own_tests(environment, tmp_path)
+    assert status == 1
+    assert " patch.py:" not in said
+
+    text = (tmp_path / TEST).read_text()
+    body = text[text.index("        # TODO: call") : text.index("    wrong = ")]
+    fill_in(
+        tmp_path / TEST,
+        (body, "        return masked_mean([1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0])\n\n"),
+        ('"TODO: what it returns without the patch"', "1.0"),
+        ('"TODO: what is right, from a computation that does not use the patch"', "2.0"),
+    )
+    outcomes, said, status = own_tests(environment, tmp_path)
+    assert status == 0, said
+    assert outcomes["test_wrong_without_the_patch_and_right_with_it"] == "PASSED"
 
 
-def test_one_that_is_not_finished_is_refused(run, tmp_path):
-    done = run("rlhf_patches", "new", NAME, "--target", "toy_framework.losses:masked_mean")
-    assert done.returncode == 0, done.stderr
-    pip_install(run.site, tmp_path / NAME)
-    row = status_of(run)
-    assert row["status"] == "refused"
-    assert "TODO: $PATTERN" in row["reason"]
+def test_one_that_is_not_finished_is_refused_and_its_tests_fail(environment, tmp_path):
+    new(environment, tmp_path, *TARGET)
+    found = row(environment)
+    assert found["status"] == "refused"
+    assert "TODO: $PATTERN" in found["reason"]
+    outcomes, _, status = own_tests(environment, tmp_path)
+    assert status == 1
+    assert outcomes["test_it_applies_to_the_text[installed]"] == "FAILED"

@@ -66,7 +66,7 @@ MAIL = """\
 From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001
 From: Some Body <some@body.invalid>
 Date: Thu, 1 Jan 2026 00:00:00 +0000
-Subject: [PATCH 2/3] The sign of the loss,
+Subject: [PATCH 2/3] =?UTF-8?q?The=20sign=20of=20the=20loss=E2=80=A6?=,
  which was wrong
 
 See the issue.
@@ -103,6 +103,14 @@ def new(said, tmp_path):
     return run
 
 
+def imported(folder, monkeypatch):
+    """The patch of the plugin in a folder."""
+    for name in ("rlhf_patches_some_fix.patch", "rlhf_patches_some_fix"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(os.path.abspath(folder))
+    return importlib.import_module("rlhf_patches_some_fix.patch").PATCH
+
+
 @pytest.mark.parametrize("root", ["", "src/", "python/framework/"])
 def test_a_mailed_fix_becomes_a_plugin_that_repairs(new, package, engine, monkeypatch, root):
     fixed = OLD.replace("x - self.scale", "x + self.scale")
@@ -110,11 +118,8 @@ def test_a_mailed_fix_becomes_a_plugin_that_repairs(new, package, engine, monkey
     status, out, err = new(text, "--into", f"fix{len(root)}")
     assert (status, err) == (0, "")
     assert f"  drafted: {package.path('mod:Model.loss')}, 1 rewrite\n" in out
-    sys.modules.pop("rlhf_patches_some_fix.patch", None)
-    sys.modules.pop("rlhf_patches_some_fix", None)
-    monkeypatch.syspath_prepend(os.path.abspath(f"fix{len(root)}"))
-    patch = importlib.import_module("rlhf_patches_some_fix.patch").PATCH
-    assert patch.summary == "The sign of the loss, which was wrong"
+    patch = imported(f"fix{len(root)}", monkeypatch)
+    assert patch.summary == "The sign of the loss…, which was wrong"
     assert str(patch.variants[0].guard) == f"{package.distribution} ==1.0"
     module = package.load("mod")
     assert module.Model().loss(5) == 3
@@ -122,9 +127,10 @@ def test_a_mailed_fix_becomes_a_plugin_that_repairs(new, package, engine, monkey
     assert module.Model().loss(5) == 7
 
 
-def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package):
+def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package, engine, monkeypatch):
     status, out, err = new(diff(f"{package.name}/mod.py", OLD, FIXED, context=0))
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert err == "rlhf-patches: not all is drafted (6 left): the patch is refused until you have written that\n"
     blocks = {}
     for line in out.partition("wrote a patch")[0].splitlines():
         if not line.startswith("  "):
@@ -150,9 +156,16 @@ def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package):
         ],
         [f"NOT DRAFTED: {name}:total: {neither}: write a Rewrite whose `uses` brings it"],
     ]
+    # Half a fix is not applied.
+    patch = imported("some-fix", monkeypatch)
+    module = package.load("mod")
+    one = engine(patch)
+    one.apply()
+    assert one.report()[patch.name].status == "refused"
+    assert module.Model().loss(5) == 3
     # What is not drafted is left to the author, so that the plugin's test fails.
     text = Path("some-fix/rlhf_patches_some_fix/patch.py").read_text()
-    assert text.count("# TODO: ") == 6
+    assert text.count("# TODO: ") == 6  # and the change that has it refused
     assert "helper is new" in text
 
 

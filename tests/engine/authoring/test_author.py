@@ -4,21 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_patches import cli, fingerprint
+from rlhf_patches import fingerprint
 
 TEXT = "import math\n\n\ndef f(x, *, y=0):\n    if x is None:\n        return math.floor(x)\n    return math.floor(y)\n"
-
-
-@pytest.fixture
-def said(capsys):
-    """Runs a command; gives its status, what it printed, and what it complained of."""
-
-    def run(*arguments):
-        status = cli.main(arguments)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 @pytest.fixture

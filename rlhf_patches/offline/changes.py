@@ -1,0 +1,164 @@
+"""What a patch changes in the source that is installed here, as text: to be read, or as a file that git applies."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..definitions.patch import Patch, Rewrite, Shape, Wrap, put_to_use
+from ..definitions.status import printable
+from ..guards import decision, rewriting, shapes, sources
+from ..guards.decision import Decision
+from ..guards.rewriting import Unrecognised
+from ..guards.shapes import Recognised
+from ..guards.sources import NotFound, Source, Unreadable
+
+
+class NotAFile(Exception):
+    """No patch file makes the change; the message says why."""
+
+
+def diff(patch: Patch) -> str:
+    """Unified diff of the installed source, as the patch changes it, for ``patch -p0`` in the folder that it names.
+
+    What a function is replaced or wrapped by shows as a comment above it.
+
+    Raises:
+        NotFound: the framework is not installed.
+        Unrecognised, Unreadable: the patch would be refused.
+    """
+    found, _ = _recognised(patch)
+    return "".join(
+        f"# patch -p0 -d {shlex.quote(str(_root(source)))}\n{_unified(source, _as_shown(source, found))}"
+        for source in _modules(found)
+    )
+
+
+def patch_file(patch: Patch) -> str:
+    """The same as a file for ``git apply``, ``git am`` and ``patch -p1``: a head, and names below ``a/`` and ``b/``.
+
+    The file that it makes is the text that the engine compiles.
+
+    Raises:
+        NotAFile: the patch replaces or wraps a function, or a file is not the UTF-8 text with plain line ends that its
+            patch would be for.
+        NotFound, Unrecognised, Unreadable: as `diff`.
+    """
+    found, version = _recognised(patch)
+    called = [item.change.target for item in found if not isinstance(item.change, Rewrite)]
+    if called:
+        raise NotAFile(
+            f"{', '.join(dict.fromkeys(called))} is replaced or wrapped in memory, which no patch of its file does; "
+            "without --format it is shown as comments"
+        )
+    parts = []
+    for source in _modules(found):
+        _check_is_the_file(source)
+        edits = [edit for item in found if item.source is source for edit in item.edits]
+        name = _name(source)
+        parts.append(f"diff --git a/{name} b/{name}\n")
+        parts.append(_unified(source, rewriting.edited(source.text, edits), "a/", "b/"))
+    return _head(patch, found, version) + "".join(parts)
+
+
+def _recognised(patch: Patch) -> tuple[list[Recognised], str]:
+    """The patch's changes in the code that is installed here, and which version that is."""
+    choice = decision.choose([decision.look(variant) for variant in patch.variants])
+    if isinstance(choice, Decision):
+        raise NotFound(choice.reason)
+    recognised, errors = decision.shapes_in(choice.variants, sources.read_module)
+    if not recognised:
+        raise errors[0]
+    if len(recognised) > 1:
+        raise Unrecognised(decision.decide(choice, sources.read_module).reason)
+    (found,) = recognised.values()
+    shapes.check_compiles(found)
+    return found, choice.finding.version or "of a version that is not known"
+
+
+def _modules(found: Sequence[Recognised]) -> list[Source]:
+    return list({item.source.module: item.source for item in found}.values())
+
+
+def _head(patch: Patch, found: Sequence[Recognised], version: str) -> str:
+    """What mail has above a patch; git and patch pass over it, or keep it as the commit's message."""
+    roots = " and ".join(dict.fromkeys(str(_root(source)) for source in _modules(found)))
+    lines = [
+        f"From: rlhf-patches <{patch.name}@rlhf-patches.invalid>",
+        f"Subject: [PATCH] {patch.name}: {patch.summary}",
+        "",
+        *(f"Reference: {reference}" for reference in patch.references),
+        f"Affected: {patch.distribution} {patch.versions}",
+        f"Made from: {patch.distribution} {version} in {roots}",
+        *(f"Needs: {path}" for path in put_to_use(item.change for item in found)),
+        "---",
+    ]
+    return "".join(f"{printable(line).rstrip()}\n" for line in lines)
+
+
+def _check_is_the_file(source: Source) -> None:
+    try:
+        data = Path(source.filename).read_bytes()
+    except OSError as error:
+        raise NotAFile(f"{source.filename} is no file by itself, which a patch could be for ({error})") from error
+    if data != source.text.encode():
+        raise NotAFile(
+            f"{source.filename} is not UTF-8 with plain line ends, as a patch made here would be: it would not apply"
+        )
+
+
+def _root(source: Source) -> Path:
+    """The folder that the module's top-level package is in."""
+    file = Path(source.filename)
+    return file.parents[source.module.count(".") + (file.stem == "__init__")]
+
+
+def _name(source: Source) -> str:
+    return Path(source.filename).relative_to(_root(source)).as_posix()  # patch refuses absolute ones
+
+
+def _unified(source: Source, new: str, old_prefix: str = "", new_prefix: str = "") -> str:
+    name = _name(source)
+    lines = difflib.unified_diff(_lines(source.text), _lines(new), old_prefix + name, new_prefix + name)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    # As patch counts them: str.splitlines also breaks at form feeds.
+    lines = text.split("\n")
+    return [*(f"{line}\n" for line in lines[:-1]), *lines[-1:]] if lines[-1] else [f"{line}\n" for line in lines[:-1]]
+
+
+def _as_shown(source: Source, found: Sequence[Recognised]) -> str:
+    edits: list[rewriting.Edit] = []
+    for item in found:
+        if item.source is source:
+            edits += list(item.edits) if isinstance(item.change, Rewrite) else [_note(item)]
+    return rewriting.with_edits(source.text, edits)
+
+
+def _note(item: Recognised) -> rewriting.Edit:
+    """A comment above a function that is not edited but called through ours."""
+    assert not isinstance(item.change, (Rewrite, Shape))
+    lines = item.source.text.splitlines(keepends=True)
+    first = sources.first_line(item.node)
+    start = sum(len(line) for line in lines[: first - 1])
+    done = "wrapped" if isinstance(item.change, Wrap) else "replaced"
+    note = [f"{done} by {item.change.implementation}:", *_text_of(item.change.implementation)]
+    indent = " " * item.node.col_offset
+    return rewriting.Edit(start, start, "".join(f"{indent}# {line}".rstrip() + "\n" for line in note))
+
+
+def _text_of(path: str) -> list[str]:
+    """The lines of an implementation; none where it is not a function of its module's text."""
+    module, _, qualname = path.partition(":")
+    try:
+        source = sources.read_module(module)
+        node = sources.find_function(source, qualname)
+    except (NotFound, Unreadable, Unrecognised):
+        return []
+    lines = source.text.splitlines()[sources.first_line(node) - 1 : node.end_lineno]
+    return textwrap.dedent("\n".join(lines)).splitlines()
