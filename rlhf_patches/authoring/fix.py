@@ -128,7 +128,7 @@ def _skipped(file: PatchedFile) -> str:
     if file.is_removed_file:
         return "removed, which needs no patch"
     if not len(file):
-        return "renamed or its mode changed, which needs no patch"
+        return "no hunk: renamed, its mode changed, or a merge (`git diff MERGE^ MERGE`)"
     return ""
 
 

@@ -144,7 +144,7 @@ def rlhf_patches() -> list[Patch]:
         elif not versions:
             said = f"# {MARK} which releases have the bug; the one that was read states no version"
         else:
-            said = "# The release that was read has the bug. `rlhf-patches check NAME==VERSION` tells of others."
+            said = "# The release that was read has the bug. `rlhf-patches survey` tells of the others."
         distribution = self.owner.distribution if self.owner else "unknown"
         return f"            {said}\n            guard=Guard({literal(distribution)}, {literal(versions)}),"
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import difflib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -64,9 +68,43 @@ class Upstream(NamedTuple):
             raise UpstreamError(f"{target!r} is no function: expected MODULE:FUNC, such as pkg.mod:Class.method")
         try:
             source = self.source(module)
+            if qualname not in sources.functions_of(source):
+                raise NotFound(f"{qualname} is not defined in {module}{self._instead(source, qualname)}")
             return source, sources.find_function(source, qualname)
         except (NotFound, Unreadable) as error:
             raise UpstreamError(str(error)) from error
+
+    def _instead(self, source: Source, qualname: str) -> str:
+        """What may have been meant by a function that the module does not define; empty where nothing is like it."""
+        home = self._home(source, qualname, set())
+        if home is not None:
+            return f", which imports it: {home} is where it is defined"
+        owner = qualname.rpartition(".")[0]
+        for node in ast.walk(sources.parse(source)):
+            if isinstance(node, ast.ClassDef) and owner.rpartition(".")[2] == node.name and node.bases:
+                bases = ", ".join(ast.unparse(base) for base in node.bases)
+                return f": where {owner} inherits it (from {bases}), name the class that defines it"
+        near = difflib.get_close_matches(qualname, sources.functions_of(source), n=3)
+        return f"; the nearest there: {', '.join(near)}" if near else ""
+
+    def _home(self, source: Source, qualname: str, seen: set[str]) -> str | None:
+        """The ``MODULE:FUNC`` that a module's imports make ``qualname``, those for type checkers included."""
+        if qualname in sources.functions_of(source):
+            return f"{source.module}:{qualname}"
+        seen.add(source.module)
+        first, dot, rest = qualname.partition(".")
+        is_package = os.path.basename(source.filename) == "__init__.py"
+        package = source.module if is_package else source.module.rpartition(".")[0]
+        for node in ast.walk(sources.parse(source)):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            for name in [name for name in node.names if first == (name.asname or name.name)]:
+                with contextlib.suppress(NotFound, Unreadable, UpstreamError, ImportError):
+                    module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                    home = None if module in seen else self._home(self.source(module), name.name + dot + rest, seen)
+                    if home is not None:
+                        return home
+        return None
 
     def owner(self, source: Source) -> Owner | None:
         """The distribution whose metadata list a module's file; None where none does, or several do."""

@@ -20,7 +20,7 @@ from ..definitions.patch import DefinitionError
 from ..offline import pins
 from ..runs import report_summary
 from . import audit, author, catalogue, diagnose, environment, judge, new, output, run, survey
-from .command_line import Commands, UsageError
+from .command_line import INTERRUPTED, Commands, UsageError
 
 _WRONG = (
     UsageError,
@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _WRONG as error:
         output.complain(str(error))
         return 2
+    except KeyboardInterrupt:  # a command that writes puts its files in place at once, at its end
+        output.complain("interrupted")
+        return INTERRUPTED
     except BrokenPipeError:  # `rlhf-patches list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -57,7 +57,8 @@ def _try(options: argparse.Namespace) -> int:
     if options.pattern is None:
         return 0
     print()
-    print(printable(f"{options.pattern!r}: {len(places)} matches in {options.target} ({source.filename})"))
+    count = "1 match" if len(places) == 1 else f"{len(places)} matches"
+    print(printable(f"{options.pattern!r}: {count} in {options.target} ({source.filename})"))
     if not places:
         complaint = rewriting.no_python(options.pattern)
         if complaint:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+INTERRUPTED = 130
+"""The status after Ctrl-C, as shells have it."""
+
 
 class UsageError(Exception):
     """The command line asks for something that cannot be."""

@@ -132,6 +132,7 @@ def _write(made: Plugin, into: str | None) -> None:
         print(printable(f"  {folder / name}"))
     print(printable(f"next: write what is marked {plugin.MARK} in them, and in {folder}"))
     print("  python -m pip install -e '.[test]'\n  rlhf-patches doctor\n  python -m pytest")
+    print(printable(f"  rlhf-patches survey {made.name}"))
 
 
 def _change(options: argparse.Namespace, owner: Owner | None, source: Source, node: FunctionNode) -> Change:

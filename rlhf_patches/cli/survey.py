@@ -20,9 +20,7 @@ from ..offline import facts, survey
 from ..offline.index import PYPI, Index, IndexProblem
 from ..offline.survey import Looked, Survey
 from . import catalogue, output
-from .command_line import Commands, UsageError, add_output
-
-_INTERRUPTED = 130
+from .command_line import INTERRUPTED, Commands, UsageError, add_output
 
 
 def add(commands: Commands) -> None:
@@ -48,6 +46,11 @@ def add(commands: Commands) -> None:
 
 
 def _survey(options: argparse.Namespace) -> int:
+    if options.cache:
+        try:
+            Path(options.cache).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--cache {options.cache} cannot be written: {error.strerror}") from error
     registered, failures = registry.load()
     wanted: dict[str, list[Registered]] = {}
     for name in dict.fromkeys(options.names):
@@ -59,7 +62,7 @@ def _survey(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
         output.complain("interrupted; nothing is left but what --cache holds")
-        return _INTERRUPTED
+        return INTERRUPTED
     finally:
         output.complain_of_plugins(failures)
     if options.json:

@@ -40,7 +40,9 @@ def check_name(name: object, what: str) -> None:
         DefinitionError: it is not kebab-case.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise DefinitionError(f"{what} is {_shown(name)}: expected kebab-case, framework first ('trl-some-bug')")
+        raise DefinitionError(
+            f"{what} is {_shown(name)}: expected kebab-case, framework first, two words at least ('trl-some-bug')"
+        )
 
 
 def _check_path(path: str, what: str) -> None:

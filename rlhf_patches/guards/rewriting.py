@@ -164,9 +164,12 @@ def _find_all(function: SgNode, pattern: str, inside: str | None = None) -> list
         rule["inside"] = {"pattern": inside}
     try:
         return function.find_all(_ast_grep.Config(rule=rule))
+    except UnicodeEncodeError as error:
+        raise DefinitionError(f"the pattern {pattern!r} is no text in UTF-8") from error
     except RuntimeError as error:  # its text goes on with the stack of ast-grep, and of Python below it
-        why = str(error).partition("Stack backtrace")[0].strip().rpartition("\n")[2].strip()
-        why = why.partition(": ")[2].replace("\N{MICRO SIGN}", "$")  # which stands for a dollar sign there
+        why = " ".join(str(error).partition("Stack backtrace")[0].rpartition(": ")[2].split()).replace(
+            "\N{MICRO SIGN}", "$"
+        )  # which stands for a dollar sign there
         raise DefinitionError(f"ast-grep does not take the pattern {pattern!r}: {why}") from error
 
 

@@ -287,12 +287,20 @@ def find_function(source: Source, qualname: str) -> FunctionNode:
         NotFound: it is not defined there, or more than once (then which one runs cannot be told from the text).
         Unreadable: the text does not parse.
     """
-    defined = remembered(("functions", source), lambda: _functions(parse(source)), small=True)
-    functions = [node for node in defined.get(qualname, ()) if not _is_overload(node)]
+    functions = [node for node in functions_of(source).get(qualname, ()) if not _is_overload(node)]
     if len(functions) != 1:
         count = "not defined" if not functions else f"defined {len(functions)} times"
         raise NotFound(f"{qualname} is {count} in {source.module}")
     return functions[0]
+
+
+def functions_of(source: Source) -> dict[str, list[FunctionNode]]:
+    """The functions of a module and of its classes, by their qualified names.
+
+    Raises:
+        Unreadable: the text does not parse.
+    """
+    return remembered(("functions", source), lambda: _functions(parse(source)), small=True)
 
 
 def _functions(scope: ast.AST, prefix: str = "") -> dict[str, list[FunctionNode]]:

@@ -112,6 +112,9 @@ def _by_pip(name: str, version: str, incoming: str) -> Path:
             if any(Path(incoming).iterdir()):
                 break
     wheels = sorted(Path(incoming).glob("*.whl"))
+    if not wheels and "Retrying" in said:
+        why = next(line for line in said.splitlines() if "Retrying" in line).partition(" after ")[2]
+        raise DownloadError(f"pip could not reach an index for {name}=={version}. pip said: {why}")
     if not wheels:
         raise DownloadError(
             f"pip found no wheel of {name}=={version}. If there is an sdist, download it from the index and give "

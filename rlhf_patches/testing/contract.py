@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import pytest
 
@@ -66,7 +66,7 @@ class PatchContract:
         """Whatever version that release claims to be."""
         case = self._case(release)
         if case.affected:
-            pytest.skip(f"{case} has the bug; name a release that has not, in {type(self).__name__}.releases")
+            self._skip(case, "has the bug", "name a release that does not have it")
         guards = [variant.guard for variant in self.patch.variants]
         checks.leaves_alone(case, tmp_path, guards[-1].shares_a_version_with(guards[-1]))
 
@@ -90,8 +90,18 @@ class PatchContract:
     def _with_the_bug(self, release: str) -> Case:
         case = self._case(release)
         if not case.affected:
-            pytest.skip(
-                f"{case.patch.distribution} {case.version} has not the bug ({self.patch.versions}); install a release "
-                f"that has, or name it in {type(self).__name__}.releases"
-            )
+            self._skip(case, f"does not have the bug ({self.patch.versions})", "install or name a release that has it")
         return case
+
+    def _skip(self, case: Case, why: str, what_to_do: str) -> NoReturn:
+        """Skip a test that is for the other kind of releases; what to do is said where there is none of these."""
+        for release in (INSTALLED, *self.releases):
+            try:
+                if case_of(self.patch, release).affected != case.affected:
+                    what_to_do = f"this test looks at {'what is installed' if release == INSTALLED else release}"
+                    break
+            except (NoCase, AssertionError, archive.ReleaseError, download.DownloadError):
+                continue
+        else:
+            what_to_do += f", in {type(self).__name__}.releases"
+        pytest.skip(f"{case.patch.distribution} {case.version} {why}; {what_to_do}")

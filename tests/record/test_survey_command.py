@@ -305,6 +305,16 @@ def test_a_survey_leaves_nothing_behind(index, survey, tmp_path, monkeypatch, en
         assert index.requests == [""], "the listing only"
 
 
+def test_a_cache_that_cannot_be_is_said_before_anything_is_fetched(index, survey, tmp_path):
+    index.publish("1.0", DEFECT)
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / "cache"
+    status, out, err = survey(patch("==1.0"), arguments=["--cache", str(cache)])
+    assert (status, out) == (2, "")
+    assert err == f"rlhf-patches: --cache {cache} cannot be written: Not a directory\n"
+    assert index.requests == []
+
+
 def test_two_patches_of_one_distribution_fetch_each_file_once(index, survey):
     index.publish("1.0", DEFECT)
     status, out, _ = survey(patch("==1.0"), patch("==1.1", name="toy-other"))

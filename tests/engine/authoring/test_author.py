@@ -41,7 +41,9 @@ def test_matches_are_marked_and_a_rewrite_is_shown_as_a_diff_and_as_a_definition
     [
         (("math.ceil($A)",), 1, ""),
         (("math.floor(",), 1, "the pattern 'math.floor(' is no Python by itself ('(' was never closed)"),
-        (("$$$",), 2, "ast-grep does not take the pattern '$$$'"),
+        (("$$$",), 2, "ast-grep does not take the pattern '$$$': Standalone multi meta variable"),
+        (("a\nb",), 2, "Multiple AST nodes are detected. Please check the pattern source `a b`."),
+        (("\udcff",), 2, "the pattern '\\udcff' is no text in UTF-8"),
         (("math.floor($A)", "nothing_like_it($A)"), 2, "it cannot be rewritten so: "),
         (("math.floor($A)", "$G($A)", "--use", "G=math.ceil"), 2, "expected 'module:qualified.name'"),
         (("x", "--in", "no_such_folder/x.whl"), 2, "no_such_folder/x.whl"),
@@ -62,6 +64,38 @@ def test_a_function_that_is_not_there(said, target, framework, name, message):
         status, out, err = said(command, name.format(framework.name))
         assert (status, out) == (2, "")
         assert message in err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{}:f", "f is not defined in {0}, which imports it: {0}.mod:f is where it is defined"),
+        ("{}:Base.run", "which imports it: {0}.classes:Base.run is where"),
+        ("{}.user:renamed", "{0}.mod:f is where"),
+        ("{}.classes:Bese.run", "Bese.run is not defined in {0}.classes; the nearest there: Base.run"),
+        ("{}.classes:Derived.run", "where Derived inherits it (from Base), name the class that defines it"),
+        ("{}.classes:Derived.ruin", "where Derived inherits it (from Base)"),
+        ("{}.user:in_a_circle", "in_a_circle is not defined in {0}.user"),
+        ("{}.user:gone", "gone is not defined in {0}.user"),
+    ],
+)
+def test_where_a_function_is_that_is_elsewhere(said, framework, name, message):
+    framework.write("mod", "def f(x):\n    return x\n")
+    framework.write("classes", "class Base:\n    def run(self):\n        pass\n\n\nclass Derived(Base):\n    pass\n")
+    framework.write("user", "from .mod import f as renamed\nfrom . import in_a_circle, gone\nfrom ..... import gone\n")
+    init = "if False:\n    from .user import renamed as f, in_a_circle\nfrom .classes import *\nfrom .classes import Base\n"
+    (framework.site / framework.name / "__init__.py").write_text(init)
+    status, out, err = said("try", name.format(framework.name))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message.format(framework.name) in err
+
+
+def test_an_interrupt_is_one_line(said, target, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlhf_patches.authoring.upstream.open_upstream", interrupt)
+    assert said("try", target) == (130, "", "rlhf-patches: interrupted\n")
 
 
 def test_releases_with_the_same_function_are_one_line(said, target, framework, tmp_path):

@@ -206,7 +206,7 @@ def test_what_is_no_code_of_the_package_is_skipped(new, package):
         f"docs/{package.name}/mod.py": "tests, documentation or examples",
         "elsewhere/mod.py": "there is no such module installed here",
         f"{package.name}/fresh.py": new_module,
-        f"{package.name}/two.py": "renamed or its mode changed, which needs no patch",
+        f"{package.name}/two.py": "no hunk: renamed, its mode changed, or a merge (`git diff MERGE^ MERGE`)",
     }
 
 

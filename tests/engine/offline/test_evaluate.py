@@ -151,6 +151,17 @@ def test_a_wheel_for_another_python_and_machine(slime_wheel, tmp_path, index, mo
     assert cached(tmp_path) == [str(found.relative_to(tmp_path / "cache"))]
 
 
+def test_an_index_that_cannot_be_reached_is_not_one_without_the_release(tmp_path, monkeypatch):
+    for name, value in {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": "http://127.0.0.1:9/",  # where nothing listens
+        "PIP_RETRIES": "1",  # of which the first comes at once
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DownloadError, match=r"^pip could not reach an index for slime==0\.1\.0\. pip said: connection"):
+        fetch("slime==0.1.0", tmp_path / "cache")
+
+
 def test_an_index_with_an_sdist_only_runs_nothing_of_it(tmp_path, index, monkeypatch):
     monkeypatch.setattr(download, "_PYTHONS", ("3.9",))
     marker = tmp_path / "marker"
