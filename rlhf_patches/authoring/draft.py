@@ -225,10 +225,18 @@ def _differences(pair: _Pair) -> Iterator[_Site]:
 
 
 def _whole(pair: _Pair) -> Iterator[_Site]:
-    """The pair, or the nearest one around it that has a place in the text."""
+    """The pair, or the nearest one around it that has a place in the text.
+
+    Not a name or a constant alone, where the expression around it is on one line, too: ``int`` fits any use of it.
+    """
     while not isinstance(pair.old, (ast.stmt, ast.expr)):
         assert pair.around is not None
         pair = pair.around
+    around = pair.around
+    if around is not None and isinstance(pair.old, (ast.Name, ast.Constant)) and isinstance(around.old, ast.expr):
+        if isinstance(around.new, ast.expr) and _height(around.old) == _height(around.new) == 1:
+            pair = around
+            assert isinstance(pair.old, ast.expr)
     yield _Site(pair.old, (pair.new,), pair.around)
 
 

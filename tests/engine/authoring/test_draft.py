@@ -44,7 +44,17 @@ EXPRESSIBLE = {
     "the smallest node": (
         "x = abs(a)\nreturn x / len(b)",
         "x = abs(a)\nreturn x / sum(b)",
+        ["len(b) -> sum(b)"],
+    ),
+    "a name alone where what is around it has several lines": (
+        "return max(\n    len,\n    b,\n)",
+        "return max(\n    sum,\n    b,\n)",
         ["len -> sum"],
+    ),
+    "a constant": (
+        "return a * 2 + b",
+        "return a * 3 + b",
+        ["a * 2 -> a * 3"],
     ),
     "alike in two places": (
         "x = a.one\ny = b.one\nreturn a.one",
