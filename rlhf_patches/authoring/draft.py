@@ -233,10 +233,15 @@ def _whole(pair: _Pair) -> Iterator[_Site]:
         assert pair.around is not None
         pair = pair.around
     around = pair.around
-    if around is not None and isinstance(pair.old, (ast.Name, ast.Constant)) and isinstance(around.old, ast.expr):
-        if isinstance(around.new, ast.expr) and _height(around.old) == _height(around.new) == 1:
-            pair = around
-            assert isinstance(pair.old, ast.expr)
+    if (
+        isinstance(pair.old, (ast.Name, ast.Constant))
+        and around is not None
+        and isinstance(around.old, ast.expr)
+        and isinstance(around.new, ast.expr)
+        and _height(around.old) == _height(around.new) == 1
+    ):
+        yield _Site(around.old, (around.new,), around.around)
+        return
     yield _Site(pair.old, (pair.new,), pair.around)
 
 
