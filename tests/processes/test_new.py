@@ -121,6 +121,7 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     assert outcomes["test_wrong_without_the_patch_and_right_with_it"] == "PASSED"
 
 
+@pytest.mark.exhaustive
 def test_one_that_is_not_finished_is_refused_and_its_tests_fail(environment, tmp_path):
     new(environment, tmp_path, *TARGET)
     found = row(environment)
