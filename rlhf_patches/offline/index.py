@@ -54,8 +54,7 @@ class Index:
             import pypi_simple
         except ImportError as error:
             raise IndexProblem(
-                f"to list releases, pypi-simple is needed ({error}): pip install 'rlhf-patches[author]', "
-                "or pip install 'pypi-simple>=1.8,<2'"
+                f"to list releases, pypi-simple is needed ({error}): pip install 'pypi-simple>=1.8,<2'"
             ) from error
         self.label = _without_password(url)
         self._client = pypi_simple.PyPISimple(url)

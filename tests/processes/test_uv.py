@@ -92,7 +92,7 @@ def test_what_is_installed_is_looked_at_and_the_hook_is_on(run, environment):
 def test_survey_says_what_it_needs_and_works_with_it(run, environment, wheel):
     done = run("survey", "math-verify-thread")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'rlhf-patches[author]'" in done.stderr
+    assert "pip install 'pypi-simple>=1.8,<2'" in done.stderr
     python = str(environment / "bin" / "python")
     subprocess.run([UV, "pip", "install", "-q", "--python", python, f"{wheel}[author]"], check=True)
     done = run("survey", "math-verify-thread")
