@@ -163,6 +163,10 @@ def parsed_range(versions: str) -> SpecifierSet:
     return SpecifierSet(versions)
 
 
+OLDER, NEWER = "0.0.0.0.1.dev0", "99999"
+"""Versions before and after every release."""
+
+
 @functools.cache
 def _around(base: str) -> tuple[Version, ...]:
     """A version, and those right before and after it."""
@@ -217,7 +221,7 @@ class Guard:
         """
         ranges = [parsed_range(guard.versions) for guard in (self, other)]
         named = {pin.version.removesuffix(".*") for each in ranges for pin in each}
-        for base in [*sorted(named), "0.0.0.0.1.dev0", "99999"]:
+        for base in [*sorted(named), OLDER, NEWER]:
             for candidate in _around(base):
                 if all(each.contains(candidate, prereleases=True) for each in ranges):
                     return str(candidate)

@@ -9,14 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..definitions.patch import Advice, KnownBug
+from ..definitions.patch import OLDER, Advice, KnownBug
 from ..definitions.status import PatchReport, Status
-from ..guards import versions
-from ..guards.versions import Verdict
+from ..offline import facts
 from .cases import UNKNOWN, Case
 
-OLDER, NEWER = "0.0.0.0.1.dev0", "99999"
-"""Before and after every release."""
 _UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 
 
@@ -61,7 +58,7 @@ def refused_where_edited(case: Case, folder: Path) -> None:
 
 def is_open_at(patch: KnownBug, version: str) -> bool:
     """Whether OLDER or NEWER is in the range of a patch."""
-    return any(versions.judge(variant.guard, version).verdict is Verdict.AFFECTED for variant in patch.variants)
+    return facts.claimed(patch, version) is not None
 
 
 def stays_away_outside(case: Case, folder: Path, version: str) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar, NoReturn
 
 import pytest
 
-from ..definitions.patch import KnownBug
+from ..definitions.patch import NEWER, OLDER, KnownBug
 from ..offline import archive, download
 from . import checks, in_process
 from .cases import INSTALLED, Case, NoCase, case_of
@@ -55,7 +55,7 @@ class PatchContract:
         """Each function that it changes, edited alone, is another one."""
         checks.refused_where_edited(self._with_the_bug(release), tmp_path)
 
-    @pytest.mark.parametrize("version", [checks.OLDER, checks.NEWER])
+    @pytest.mark.parametrize("version", [OLDER, NEWER])
     def test_it_stays_away_from_versions_outside_its_range(self, release: str, version: str, tmp_path: Path) -> None:
         """The same code under the oldest and the newest version there can be."""
         if self.open_range and checks.is_open_at(self.patch, version):

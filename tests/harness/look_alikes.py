@@ -9,7 +9,8 @@ from typing import Any
 
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.patch import KnownBug, Variant
-from rlhf_patches.guards import sources, versions
+from rlhf_patches.guards import sources
+from rlhf_patches.offline import facts
 from rlhf_patches.testing import cases
 from rlhf_patches.testing.cases import write_metadata
 
@@ -62,12 +63,9 @@ def doctor_row(
 
 def _installed(definition: KnownBug) -> Variant:
     """The variant of the installed release."""
-    version = importlib.metadata.version(definition.distribution)
-    return next(
-        variant
-        for variant in definition.variants
-        if versions.judge(variant.guard, version).verdict is versions.Verdict.AFFECTED
-    )
+    number = facts.claimed(definition, importlib.metadata.version(definition.distribution))
+    assert number is not None, f"{definition} is not for the installed release"
+    return definition.variants[number]
 
 
 def checked_copy(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import KnownBug, Patch, Variant
+from rlhf_patches.definitions.patch import NEWER, OLDER, KnownBug, Patch, Variant
 from rlhf_patches.guards import versions
 from rlhf_patches.testing import cases, checks
 from rlhf_patches.testing.cases import UNKNOWN
@@ -41,6 +41,11 @@ class Case(cases.Case):
     """The folder's name beside the environment; None for the environment itself, or a stand-in."""
 
     __str__ = cases.Case.__str__
+
+    @property
+    def shape(self) -> tuple[str, int]:
+        """The patch's name, and the number of the variant."""
+        return self.patch.name, self.patch.variants.index(self.variant)
 
 
 def at_hand(patch: KnownBug, variant: Variant, version: str, folder: Path, beside: str | None) -> Case:
@@ -110,9 +115,8 @@ def one_for_each_variant(found: list[Case]) -> list[Any]:
     seen: set[tuple[str, int]] = set()
     chosen = []
     for case in found:
-        key = (case.patch.name, case.patch.variants.index(case.variant))
-        chosen.append(pytest.param(case, marks=pytest.mark.exhaustive) if key in seen else case)
-        seen.add(key)
+        chosen.append(pytest.param(case, marks=pytest.mark.exhaustive) if case.shape in seen else case)
+        seen.add(case.shape)
     return chosen
 
 
@@ -131,7 +135,7 @@ def test_it_is_refused_where_the_text_is_another(tmp_path, case):
 
 
 @each_case
-@pytest.mark.parametrize("version", [checks.OLDER, checks.NEWER])
+@pytest.mark.parametrize("version", [OLDER, NEWER])
 def test_it_stays_away_from_versions_outside_its_range(tmp_path, case, version):
     checks.stays_away_outside(case, tmp_path, version)
 
@@ -193,11 +197,10 @@ def live() -> list[Case]:
         return []
     chosen: dict[tuple[str, int], Case] = {}
     for case in sorted(CASES, key=stands_in):
-        key = (case.patch.name, case.patch.variants.index(case.variant))
         if stands_in(case) and importlib.util.find_spec("megatron") is None:
             continue
-        if key not in chosen or stands_in(case):
-            chosen[key] = case
+        if case.shape not in chosen or stands_in(case):
+            chosen[case.shape] = case
     return list(chosen.values())
 
 
@@ -208,7 +211,7 @@ def at_an_end(case: Case) -> bool:
 
 @each_of([case if at_an_end(case) else pytest.param(case, marks=pytest.mark.exhaustive) for case in live()])
 def test_applied_reverted_and_disabled_on_the_loaded_framework(run_ranks, case):
-    arguments = (case.patch.name, str(case.patch.variants.index(case.variant)))
+    arguments = map(str, case.shape)
     (found,) = run_ranks(
         "tests.patches.contract_ranks", *arguments, levels=levels(case), ranks=1, TORCHDYNAMO_DISABLE="1"
     )

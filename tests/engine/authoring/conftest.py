@@ -30,3 +30,17 @@ def listed(framework):
 
     framework.list = write
     return framework
+
+
+@pytest.fixture
+def written(listed, tmp_path, monkeypatch):
+    """Writes the framework's only module; the working directory is empty. Returns the framework."""
+
+    def write(text):
+        listed.list(listed.write("mod", text))
+        folder = tmp_path / "here"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        return listed
+
+    return write

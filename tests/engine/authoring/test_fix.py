@@ -82,13 +82,9 @@ def diff(path, old, new, context=1):
 
 
 @pytest.fixture
-def package(listed, tmp_path, monkeypatch):
-    """A framework; the working directory is empty."""
-    listed.list(listed.write("mod", OLD))
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return listed
+def package(written):
+    """A framework."""
+    return written(OLD)
 
 
 @pytest.fixture

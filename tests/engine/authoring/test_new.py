@@ -34,13 +34,9 @@ def loss(x):
 
 
 @pytest.fixture
-def target(listed, tmp_path, monkeypatch):
-    """A function; the working directory is empty."""
-    listed.list(listed.write("mod", TEXT))
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return listed.path("mod:loss")
+def target(written):
+    """A function."""
+    return written(TEXT).path("mod:loss")
 
 
 @pytest.fixture
