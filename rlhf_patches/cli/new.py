@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
         _new,
         "a plugin with a patch, its test included, for you to complete",
         "rlhf-patches new trl-pad-order --target trl.trainer.utils:pad --in trl==1.14.2 --pattern 'len($A)'",
+        wrong=(upstream.UpstreamError, plugin.PluginError, fix.FixError),
     )
     command.add_argument("name", metavar="NAME", help="the patch, kebab-case, framework first")
     of = command.add_mutually_exclusive_group(required=True)
