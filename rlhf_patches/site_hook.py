@@ -35,6 +35,8 @@ WATCHED = (
     "trl",
     "verl",
 )
+# Python imports these at every start, mostly in vain. What they import is looked at.
+_OF_SITE = ("sitecustomize", "usercustomize")
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 60.0  # seconds
 
@@ -99,7 +101,7 @@ class _FirstImport(import_system.Observer):
         """Whether the engine has to be there before a module runs; without an import, so that is not certain."""
         if top in self.watched:
             return True
-        if top.startswith("_") or top in sys.stdlib_module_names:
+        if top.startswith("_") or top in _OF_SITE or top in sys.stdlib_module_names:
             return False
         if self._plugins is None:
             self._plugins = _plugins_installed()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from .. import autoload, settings
 from .._version import __version__
 from ..authoring import fix, plugin, upstream
-from ..definitions.patch import DefinitionError
+from ..definitions.listed import DefinitionError
 from ..offline import pins
 from ..runs import report_summary
 from . import audit, author, catalogue, diagnose, environment, judge, new, output, run, survey

@@ -15,8 +15,8 @@ from pathlib import Path
 from ..definitions.patch import KnownBug, Rewrite, Shape, Variant
 from ..definitions.registry import Registered
 from ..definitions.status import PatchReport, Status
-from ..guards import decision, rewriting, shapes, sources
-from ..guards.decision import Decision, Found
+from ..guards import choices, decision, rewriting, shapes, sources
+from ..guards.choices import Decision, Found
 from ..guards.sources import Source
 from ..guards.versions import Verdict
 from ..offline import archive, download, evaluate
@@ -140,7 +140,7 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
         AssertionError: the patch cannot be for it, though the version says so.
         archive.ReleaseError, download.DownloadError: it cannot be had, or not be read.
     """
-    look: Callable[[Variant], Found] = decision.look
+    look: Callable[[Variant], Found] = choices.look
     read = sources.read_module
     if release != INSTALLED:
         opened = archive.open_release(download.found(release))
@@ -148,7 +148,7 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
             packages = ", ".join(dict.fromkeys(module.partition(".")[0] for module in patch.modules))
             raise archive.ReleaseError(f"{opened.label} has no {packages}, so it tells nothing of {patch}")
         look, read = functools.partial(evaluate.look, opened), opened.source
-    choice = decision.choose([look(variant) for variant in patch.variants])
+    choice = choices.choose([look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):
         if choice.status is not Status.ABSENT:
             raise AssertionError(f"{patch} is {choice.status} in {release}: {choice.reason}")
