@@ -162,6 +162,7 @@ class _FirstImport(import_system.Observer):
             from .engine import import_hooks, log
             from .guards import rewriting
 
+            log.logger()  # imports logging
             if _demanded():  # else only the patches that rewrite fail without it
                 rewriting.check_ast_grep()
         except (Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
