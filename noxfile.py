@@ -178,6 +178,7 @@ BEFORE_AND_AFTER = (
 NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 # What is installed beside TRL. ms-swift, in the other environment, has no room for these.
 BY_TRL = [f"tests/patches/{name}" for name in ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf")]
+OF_ALL = ["tests/patches/test_contract.py", "tests/patches/test_stores.py"]
 NOT_BY_TRL = ["tests/patches", *(f"--ignore={folder}" for folder in BY_TRL)]
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}
@@ -290,7 +291,7 @@ def exhaustive(session: nox.Session) -> None:
     pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
     pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
-    pytest(session, *BY_TRL, "tests/patches/test_contract.py", *REAL, "-m", "exhaustive", python=TRL_PYTHON)
+    pytest(session, *BY_TRL, *OF_ALL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
 
 
 @session(python=ENGINE_PYTHONS)

@@ -8,31 +8,36 @@ looked at by ``survey``, or a file given to ``report`` or ``audit`` is wrong.
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 
-from .. import autoload, settings
+from .. import settings
 from .._version import __version__
-from ..authoring import fix, plugin, upstream
 from ..definitions.patch import DefinitionError
-from ..offline import pins
-from ..runs import report_summary
-from . import audit, author, catalogue, diagnose, environment, judge, new, output, run, survey
+from . import output
 from .command_line import INTERRUPTED, Commands, UsageError
 
-_WRONG = (
-    UsageError,
-    DefinitionError,
-    settings.SettingsError,
-    autoload.AutoloadError,
-    pins.PinsError,
-    report_summary.ReportFileError,
-    upstream.UpstreamError,
-    plugin.PluginError,
-    fix.FixError,
-)
+# Which module declares a command: only that one is loaded, for all of them take longer than what most commands do.
+_MODULES = {
+    "list": "catalogue",
+    "explain": "catalogue",
+    "diff": "catalogue",
+    "doctor": "judge",
+    "check": "judge",
+    "audit": "audit",
+    "diagnose": "diagnose",
+    "run": "run",
+    "report": "run",
+    "autoload": "environment",
+    "ray-env": "environment",
+    "try": "author",
+    "fingerprint": "author",
+    "new": "new",
+    "survey": "survey",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,14 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: those of the command line; None means this process's.
     """
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments).parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or pipe that knows ASCII only, say
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = int(options.action(options))
         sys.stdout.flush()  # here, where a reader that has gone is not an error
         return status
-    except _WRONG as error:
+    except (UsageError, DefinitionError, settings.SettingsError, *options.wrong) as error:
         output.complain(str(error))
         return 2
     except KeyboardInterrupt:  # a command that writes puts its files in place at once, at its end
@@ -59,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """With the command that these begin with, and its neighbours; with all of them where they begin with none."""
     parser = argparse.ArgumentParser(
         prog="rlhf-patches",  # as `python -m rlhf_patches`, too
         description="Repairs known bugs of RLHF training stacks at run time.",
@@ -77,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf-patches {__version__}")
     commands = Commands(parser)
-    for group in (catalogue, judge, audit, diagnose, run, environment, author, new, survey):
-        group.add(commands)
+    wanted = [_MODULES[name] for name in arguments[:1] if name in _MODULES] or dict.fromkeys(_MODULES.values())
+    for module in wanted:
+        importlib.import_module(f".{module}", __name__).add(commands)
     return parser

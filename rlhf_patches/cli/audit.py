@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
         _audit,
         "which known bugs these versions have, what repairs each, and which release fixes it; offline, from versions",
         "pip freeze | rlhf-patches audit - || echo 'look above'",
+        wrong=(pins.PinsError,),
     )
     command.add_argument(
         "file",

@@ -21,6 +21,7 @@ def add(commands: Commands) -> None:
         _try,
         "where a pattern is in a function, and what a rewrite makes of it",
         "rlhf-patches try trl.trainer.utils:pad 'torch.stack($A)' 'torch.stack($A, 0)' --in trl==1.14.2",
+        wrong=(upstream.UpstreamError,),
     )
     _add_target(command)
     command.add_argument("pattern", metavar="PATTERN", nargs="?", help="an ast-grep pattern; without it, the source")
@@ -32,6 +33,7 @@ def add(commands: Commands) -> None:
         _fingerprint,
         "a function's fingerprint, as Replace and Wrap list it, and its signature",
         "rlhf-patches fingerprint trl.trainer.utils:pad trl==1.13.0 trl==1.14.2",
+        wrong=(upstream.UpstreamError,),
     )
     _add_target(command)
     command.add_argument("releases", metavar="RELEASE", nargs="*", help=RELEASE)

@@ -6,9 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rich.markdown import Markdown
-from rich.syntax import Syntax
-
 from .. import settings
 from ..definitions import pages, registry
 from ..definitions.patch import Patch
@@ -70,6 +67,8 @@ def _explain(options: argparse.Namespace) -> int:
     text = output.printable_lines(pages.page(item.patch, item.plugin))
     console = output.console()
     if console.is_terminal:
+        from rich.markdown import Markdown
+
         console.print(Markdown(text))
     else:
         print(text, end="")
@@ -92,6 +91,8 @@ def _diff(options: argparse.Namespace) -> int:
         raise UsageError(f"{patch.name} cannot be exported as a patch: {error}") from error
     console = output.console()
     if console.is_terminal:
+        from rich.syntax import Syntax
+
         console.print(Syntax(output.printable_lines(text), "diff", background_color="default", word_wrap=True))
     else:
         # As it is, for the command patch is to take it.

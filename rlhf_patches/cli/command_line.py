@@ -20,7 +20,12 @@ class Commands:
         self._commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(
-        self, name: str, action: Callable[[argparse.Namespace], int], text: str, example: str
+        self,
+        name: str,
+        action: Callable[[argparse.Namespace], int],
+        text: str,
+        example: str,
+        wrong: tuple[type[Exception], ...] = (),
     ) -> argparse.ArgumentParser:
         """Add a command.
 
@@ -29,6 +34,7 @@ class Commands:
             action: runs it with the parsed options; returns the exit status.
             text: what it does, a phrase.
             example: a line for its help.
+            wrong: what it raises, besides what every command may, where the user's input is wrong: a message.
 
         Returns:
             its parser, for its arguments.
@@ -40,7 +46,7 @@ class Commands:
             epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(action=action)
+        command.set_defaults(action=action, wrong=wrong)
         return command
 
 

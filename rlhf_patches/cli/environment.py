@@ -18,6 +18,7 @@ def add(commands: Commands) -> None:
         _autoload,
         "switch the site hook for this whole environment",
         "RUN rlhf-patches autoload on  # in a Dockerfile",
+        wrong=(autoload.AutoloadError,),
     )
     command.add_argument("switch", choices=("on", "off", "status"))
     command = commands.add(

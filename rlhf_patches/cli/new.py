@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
         _new,
         "a plugin with a patch, its test included, for you to complete",
         "rlhf-patches new trl-pad-order --target trl.trainer.utils:pad --in trl==1.14.2 --pattern 'len($A)'",
+        wrong=(upstream.UpstreamError, plugin.PluginError, fix.FixError),
     )
     command.add_argument("name", metavar="NAME", help="the patch, kebab-case, framework first")
     of = command.add_mutually_exclusive_group(required=True)
@@ -142,7 +143,8 @@ def _change(options: argparse.Namespace, owner: Owner | None, source: Source, no
     if given:
         raise UsageError(f"--{given[0]} is of a rewrite: a {options.kind} calls a function of yours")
     try:
-        decision.check_kind(rewriting.code_of(rewriting.compile_module(source.text, source.filename), node), node.name)
+        module_code = rewriting.compile_module(source.text, source.filename)
+        decision.check_kind(rewriting.code_of(module_code, sources.place_of(node)), node.name)
     except (decision.CannotApply, Unrecognised) as error:
         raise UsageError(f"a {options.kind} is not possible: {error}") from error
     implementation = f"{plugin.package_of(options.name)}.repair:{node.name.strip('_') or 'repair'}"

@@ -7,13 +7,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from .. import settings
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchReport, Report, Status, folded, layout, printable
+
+if TYPE_CHECKING:
+    from .terminal import Terminal
 
 _COLOURS = {
     Status.APPLIES: "green",
@@ -27,19 +28,17 @@ _COLOURS = {
 _STATUS = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:  # rich would end the process with the status of a refused patch
-        raise BrokenPipeError
-
-
-def console() -> Console:
+def console() -> Terminal:
     """Standard output."""
-    # No markup and no emoji names: most of what is printed comes from outside.
-    return _Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+    from .terminal import Terminal
+
+    return Terminal()
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[Sequence[str]] = ()) -> None:
     """Rows in columns, a status in its colour. Piped output is read by programs and logs: a line per row."""
+    from rich.text import Text
+
     to = console()
     width = to.width if sys.stdout.isatty() else None
     for number, line in enumerate(layout(heads, rows, width, below)):

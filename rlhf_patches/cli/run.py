@@ -42,6 +42,7 @@ def add(commands: Commands) -> None:
         _report,
         "what became of the patches in all processes of a run, and which of them differ",
         "rlhf-patches run --report run.jsonl -- torchrun train.py; rlhf-patches report run.jsonl",
+        wrong=(report_summary.ReportFileError,),
     )
     command.add_argument("file", nargs="+", metavar="FILE", help="what RLHF_PATCHES_REPORT named, of every host")
     add_output(command)

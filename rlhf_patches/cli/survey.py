@@ -11,7 +11,6 @@ from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from rich.console import Console
 
 from ..definitions import registry
 from ..definitions.registry import Registered
@@ -83,7 +82,7 @@ def _survey(options: argparse.Namespace) -> int:
 
 
 def _of_one(name: str, items: list[Registered], options: argparse.Namespace) -> list[Survey]:
-    # Only where it is shown: every command imports this module.
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     try:

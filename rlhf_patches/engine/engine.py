@@ -101,7 +101,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------- public calls
 
-    @sources.parsed_once(kept=math.inf)
+    @sources.parsed_once(kept=math.inf, stored=True)
     def apply(self, only: Names = None, exclude: Names = None, strict: bool | None = None) -> Report:
         """See `rlhf_patches.apply`."""
         entries = self._registered()
@@ -157,7 +157,7 @@ class Engine:
     def _places(self, entry: _Entry) -> tuple[str, ...]:
         """``file:line`` of each function that carries an applied patch."""
         carried = self._ledger.carrying(entry.patch.name) if entry.outcome.status is Status.APPLIED else []
-        return tuple(dict.fromkeys(f"{item.source.filename}:{item.node.lineno}" for item in carried))
+        return tuple(dict.fromkeys(f"{item.source.filename}:{item.place.lineno}" for item in carried))
 
     # ------------------------------------------------------------------- asked within training, without locks
 
@@ -231,7 +231,7 @@ class Engine:
             else:
                 entry.requested, entry.outcome, entry.version = before
 
-    @sources.parsed_once(kept=math.inf)
+    @sources.parsed_once(kept=math.inf, stored=True)
     def switch(self, name: str, on: bool) -> PatchReport:
         """Put on or take off one patch, and nothing else: no line in the log, and no error under strict mode.
 
@@ -338,7 +338,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------ one patch's turn
 
-    @sources.parsed_once(kept=math.inf)
+    @sources.parsed_once(kept=math.inf, stored=True)
     def _imported(self, module_name: str, module: ModuleType) -> None:
         """Called when a watched module has been imported or reloaded. Raises only in strict mode."""
         entries = [e for e in (self._entries or {}).values() if e.requested and module_name in e.patch.modules]

@@ -6,7 +6,6 @@ The engine, ``doctor``, ``check`` and the record of releases all ask here. Two s
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -184,6 +183,9 @@ def widest(variants: Iterable[Variant]) -> list[Variant]:
 
     It repairs the same, and less.
     """
+    variants = [*variants]
+    if len(variants) < 2:  # their hashes are those of all that they hold
+        return variants
     changes = {variant: set(variant.changes) for variant in variants}
     return [one for one, own in changes.items() if not any(own < more for more in changes.values())]
 
@@ -264,7 +266,7 @@ def edits_beside(name: str, changes: Sequence[Recognised], held: Held) -> list[E
     if not rewrites:
         if held.holders:
             raise Conflict(f"{target} is patched by {', '.join(held.holders)} already")
-        if isinstance(changes[0].node, ast.AsyncFunctionDef):
+        if changes[0].place.is_async:
             check_kind(changes[0].original_code(), target)
         return None
     if held.trampoline_of:

@@ -144,11 +144,11 @@ def _note(item: Recognised) -> rewriting.Edit:
     """A comment above a function that is not edited but called through ours."""
     assert not isinstance(item.change, (Rewrite, Shape))
     lines = item.source.text.splitlines(keepends=True)
-    first = sources.first_line(item.node)
+    first = item.place.first_line
     start = sum(len(line) for line in lines[: first - 1])
     done = "wrapped" if isinstance(item.change, Wrap) else "replaced"
     note = [f"{done} by {item.change.implementation}:", *_text_of(item.change.implementation)]
-    indent = " " * item.node.col_offset
+    indent = " " * item.place.column
     return rewriting.Edit(start, start, "".join(f"{indent}# {line}".rstrip() + "\n" for line in note))
 
 

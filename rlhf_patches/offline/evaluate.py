@@ -83,7 +83,7 @@ def is_patched(release: Release, registered: Iterable[Registered]) -> bool:
 
 
 def _row(item: Registered, found: Decision) -> PatchReport:
-    places = dict.fromkeys(f"{each.source.filename}:{each.node.lineno}" for each in found.recognised)
+    places = dict.fromkeys(f"{each.source.filename}:{each.place.lineno}" for each in found.recognised)
     if found.status is not Status.APPLIES:
         places = {}
     return patch_report(

@@ -85,12 +85,12 @@ class Case:
         for item in shapes.recognise_all(self.variant, texts):
             target, text = item.change.target, item.source.text
             if isinstance(item.change, (Rewrite, Shape)):
-                place = rewriting.find(item.change, item.source, item.node)[0].range()
+                place = rewriting.find(item.change, item.source, item.place)[0].range()
                 yield target, item.source.module, _without(text, place.start.index, place.end.index)
             elif target not in seen:
                 seen.add(target)
                 edit = _with_a_statement if item.fingerprint else _with_a_parameter
-                yield target, item.source.module, edit(text, item.node)
+                yield target, item.source.module, edit(text, sources.find_function(item.source, item.qualname))
 
 
 def _without(text: str, start: int, end: int) -> str:

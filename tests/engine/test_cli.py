@@ -1,9 +1,10 @@
-"""The command, run as a user runs it, in an environment with the wheel and in one with a make-believe framework."""
+"""What the command says, in this process. As a user runs it: tests/processes/test_cli.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rlhf_patches import cli as command_line
 from rlhf_patches.definitions import pages, registry
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
+from tests.harness.toy_slime_fixtures import make_refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,3 +127,60 @@ def test_a_folder_with_a_name_from_outside(capsys, monkeypatch, tmp_path):
     out, _ = capsys.readouterr()
     assert r"[bold]:smile:\x1b[2J" in out
     assert "\x1b[2J" not in out
+
+
+# ------------------------------------------------------------------------------------- doctor, help, wrong names
+
+
+def test_doctor_says_what_is_wrong_and_fails(said, slime, monkeypatch):
+    make_refused(slime)
+    monkeypatch.syspath_prepend(slime)
+    status, out, _ = said("doctor", "--json")
+    assert status == 1
+    (row,) = [row for row in json.loads(out) if row["name"] == toy_slime.PATCH]
+    assert (row["status"], row["version"]) == ("refused", "0.1.0")
+    assert "0 times, expected 1" in row["reason"]
+    status, out, _ = said("doctor")
+    assert status == 1
+    assert "refused" in out
+
+
+@pytest.mark.parametrize("command", ["doctor", "check"])
+def test_quiet_says_nothing_but_what_is_wrong(said, slime, monkeypatch, command):
+    arguments = (command, "--quiet", *([slime] if command == "check" else []))
+    monkeypatch.syspath_prepend(slime)
+    assert said(*arguments) == (0, "", "")
+    make_refused(slime)
+    status, out, err = said(*arguments)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert f"{toy_slime.PATCH} refused: " in err
+    assert said(*arguments, "--json")[0] == 2, "one or the other"
+
+
+@pytest.mark.parametrize("command", ["diff", "explain"])
+def test_an_unknown_name_suggests_the_nearest(said, command):
+    status, _, err = said(command, "slime-nosync-reentry")
+    assert status == 2
+    assert err.count("\n") == 1
+    assert "did you mean 'slime-no-sync-reentry'?" in err
+
+
+def test_diff_of_an_absent_framework_says_so(said):
+    status, _, err = said("diff", "verl-no-sync-reentry")
+    assert status == 2
+    assert "verl is not installed here" in err
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in command_line._MODULES)], ids=" ".join)
+def test_help_has_an_example(said, command):
+    """And each command is declared by the module that is loaded for it alone."""
+    status, out, _ = said(*command, "--help")
+    assert status == 0
+    assert out.startswith(f"usage: rlhf-patches {' '.join(command)}".rstrip() + " [-h]")
+    assert "example" in out
+
+
+def test_the_help_lists_every_command(said):
+    _, out, _ = said("--help")
+    listed = [line.split()[0] for line in out.splitlines() if re.match(r"    [a-z]", line)]
+    assert listed == list(command_line._MODULES)

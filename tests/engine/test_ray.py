@@ -14,6 +14,11 @@ from rlhf_patches.ray import runtime_env, verify
 from tests.harness.ray_environment import BARE, HOOK
 
 
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch):
+    monkeypatch.delenv("RLHF_PATCHES_CACHE")
+
+
 @pytest.mark.parametrize(
     ("version", "hook_file", "expected"),
     [
@@ -227,3 +232,22 @@ def test_the_command_with_its_input_closed(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", None)
     assert cli.main(["ray-env", "-"]) == 2
     assert "is no JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("[1]", "expected a dictionary"),
+        ('{"worker_process_setup_hook": "mine.setup"}', "mine.setup"),
+        ('{"env_vars": {"RLHF_PATCHES_ONLY": "trl-chunk-nll-zero3"}}', "did you mean 'trl-chunked-nll-zero3'"),
+    ],
+    ids=["no JSON", "too deep", "a list", "another hook", "a typo"],
+)
+def test_the_command_refuses(said, argument, message):
+    status, out, err = said("ray-env", argument)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert len(err) < 1000

@@ -25,7 +25,7 @@ _BUILT_FROM = (
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the wheel from a copy of the tree, so that no build folder is left in it."""
+    """Build this project's wheel from a copy of the tree, so that no build folder is left in it."""
     source = folder / "source"
     source.mkdir(parents=True)
     for name in _BUILT_FROM:
@@ -34,10 +34,15 @@ def build_wheel(folder: Path) -> Path:
             shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(path, source / name)
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*pip, str(source)], check=True)
-    (built,) = folder.glob("rlhf_patches-*.whl")
-    return built
+    return wheel_of(source, folder)
+
+
+def wheel_of(source: Path, folder: Path) -> Path:
+    """Build a project's wheel as pip does, by one call of its backend, without pip's three processes around it."""
+    code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,19 @@ class Installed:
         """Make the environment and install the wheels into it."""
         made = cls(folder)
         venv.create(folder, with_pip=False)
-        pip = [sys.executable, "-m", "pip", "--python", made.python, "install", "-q", "--no-deps", "--no-index"]
         if wheels:
-            subprocess.run([*pip, *map(str, wheels)], check=True)
+            made.pip_install(*wheels)
         # A path line adds a folder without running the .pth files in it: this project's editable install stays out.
         lines = [path for path in sys.path if path.endswith("site-packages")]
         (made.site / "zz_dependencies.pth").write_text("\n".join(lines) + "\n")
         return made
+
+    def pip_install(self, *what: str | Path) -> None:
+        """Install, by the pip of the environment that runs the tests, which has what building takes, too."""
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python]
+        options = ["-q", "--no-deps", "--no-index", "--no-build-isolation"]
+        done = subprocess.run([*pip, "install", *options, *map(str, what)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
     def copy(self, folder: Path) -> Installed:
         """Another one like it, for what changes it: a copy takes a twentieth of installing."""

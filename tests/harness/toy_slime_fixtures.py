@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,36 @@ def make_refused(folder: Path) -> None:
     model = folder / MODEL
     model.write_text(model.read_text().replace(DEFECT, "not config.no_sync_func"))
     write_metadata(folder, "slime", "0.1.0")
+
+
+def repaired(text: str) -> str:
+    """The module without the defect."""
+    return text.replace(DEFECT, "True")
+
+
+def unpacked(wheel: str, folder: Path) -> str:
+    """A wheel's files in a folder."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return str(folder)
+
+
+def as_sdist(wheel: str, path: Path) -> str:
+    """The same files and metadata as an sdist."""
+    folder = unpacked(wheel, path.with_suffix(".unpacked"))
+    (metadata,) = Path(folder).glob("*.dist-info/METADATA")
+    (Path(folder) / "PKG-INFO").write_bytes(metadata.read_bytes())
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(folder, "slime-0.1.0")
+    return str(path)
+
+
+def make_other(folder: Path) -> str:
+    """A wheel of something that no patch is for."""
+    path = folder / "other-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("other-1.dist-info/METADATA", "Name: other\nVersion: 1\n")
+    return str(path)
 
 
 @pytest.fixture

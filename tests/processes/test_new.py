@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-TOY = Path(__file__).parents[2] / "examples" / "plugin" / "toy_framework"
 NAME = "toy-masked-mean-again"
 PATCH = f"{NAME}/rlhf_patches_toy_masked_mean_again/patch.py"
 TEST = f"{NAME}/tests/test_patch.py"
 TARGET = ("--target", "toy_framework.losses:masked_mean")
-
-
-def pip_install(environment, *what):
-    options = ["-q", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile"]
-    command = [sys.executable, "-m", "pip", "--python", environment.python, "install", *options, *map(str, what)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def with_toy(installed, tmp_path_factory):
-    """An environment with this package and the toy framework."""
-    folder = tmp_path_factory.mktemp("new")
-    made = installed.copy(folder / "environment")
-    shutil.copytree(TOY, folder / "toy", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    pip_install(made, folder / "toy")
-    return made
 
 
 @pytest.fixture
@@ -43,7 +21,7 @@ def new(environment, folder, *arguments):
     """Write the plugin and install it, editable."""
     done = environment.run(environment.command, "new", NAME, *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
-    pip_install(environment, "-e", folder / NAME)
+    environment.pip_install("-e", folder / NAME)
 
 
 def row(environment):

@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.harness.ray_environment import BARE, HOOK
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLHF_PATCHES_CACHE")
 
 
 def test_the_package_does_not_import_it_and_it_does_not_import_ray():
@@ -34,21 +37,3 @@ def test_the_command_prints_one_line_of_json(installed):
         "working_dir": ".",
         "worker_process_setup_hook": HOOK,
     }
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[1]", "expected a dictionary"),
-        ('{"worker_process_setup_hook": "mine.setup"}', "mine.setup"),
-        ('{"env_vars": {"RLHF_PATCHES_ONLY": "trl-chunk-nll-zero3"}}', "did you mean 'trl-chunked-nll-zero3'"),
-    ],
-)
-def test_the_command_refuses(installed, argument, message):
-    done = installed.run(installed.command, "ray-env", argument)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert len(done.stderr) < 1000

@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 import textwrap
 from pathlib import Path
 
@@ -22,33 +20,10 @@ ROOT = Path(__file__).parents[2]
 # ----------------------------------------------------------------------------------------------- the example
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """Python of a fresh virtual environment with wheels of this package, the example plugin and its toy framework."""
-    folder = tmp_path_factory.mktemp("environment")
-    # Copies, since building leaves files beside the sources.
-    source = folder / "source"
-    for name in ("rlhf_patches", "patches", "site_hook", "examples"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
-    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    python = folder / "venv" / "bin" / "python"
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    options = ["--no-deps", "--no-build-isolation", "--no-index"]
-    wanted = [source, source / "examples" / "plugin", source / "examples" / "plugin" / "toy_framework"]
-    done = subprocess.run(
-        [*pip, "wheel", *options, "--wheel-dir", folder / "wheels", *wanted], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    wheels = sorted((folder / "wheels").iterdir())
-    assert [wheel.name.split("-")[0] for wheel in wheels] == ["rlhf_patches", "rlhf_patches_example", "toy_framework"]
-    done = subprocess.run([*pip, "install", *options, "--target", site, *wheels], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return python
+@pytest.fixture
+def environment(with_example):
+    """Its Python."""
+    return Path(with_example.python)
 
 
 def _run(python, code, **environment):
@@ -100,7 +75,7 @@ def test_the_readme_is_right(environment):
 
 
 def test_the_example_passes_its_own_tests(environment):
-    folder = environment.parents[2] / "source" / "examples" / "plugin"
+    folder = environment.parents[2] / "plugin"
     command = [environment, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -96,7 +96,8 @@ def test_importing_the_site_hook_imports_next_to_nothing():
 
 
 def test_the_engine_imports_no_framework_and_no_test_tool():
-    modules = _modules_after("import rlhf_patches.cli; from rlhf_patches.engine.engine import engine; engine.report()")
+    every_command = "import rlhf_patches.cli; rlhf_patches.cli._parser([])"
+    modules = _modules_after(f"{every_command}; from rlhf_patches.engine.engine import engine; engine.report()")
     tops = {name.partition(".")[0] for name in modules}
     assert not tops & {
         "torch",
@@ -111,6 +112,15 @@ def test_the_engine_imports_no_framework_and_no_test_tool():
         "pytest",
     }
     assert "packaging" in tops
+
+
+def test_a_command_is_loaded_without_the_others():
+    ours = "rlhf_patches.cli."
+    modules = _modules_after("import rlhf_patches.cli; rlhf_patches.cli._parser(['run', '--', 'true'])")
+    assert {name for name in modules if name.startswith(ours)} == {
+        ours + name for name in ("command_line", "output", "run", "supervised")
+    }
+    assert not modules & {"rich", "ast_grep_py", "pluggy", "packaging", "importlib.metadata"}
 
 
 def test_apply_imports_only_what_every_run_needs():

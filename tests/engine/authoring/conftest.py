@@ -4,20 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_patches import cli
-
-
-@pytest.fixture
-def said(capsys):
-    """Runs a command; gives its status, what it printed, and what it complained of."""
-
-    def run(*arguments):
-        status = cli.main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
-
 
 @pytest.fixture
 def listed(framework):
