@@ -18,12 +18,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..definitions.patch import DefinitionError, Rewrite, Shape
+from ..definitions.listed import DefinitionError
 from . import sources
 from .sources import Place, Source
 
 if TYPE_CHECKING:
     from ast_grep_py import Rule, SgNode
+
+    from ..definitions.patch import Rewrite, Shape
 
 _ast_grep: Any = None
 _without_ast_grep: str | None = None
