@@ -34,6 +34,18 @@ def packages() -> None:
         importlib.import_module(module)
 
 
+def packages_beside_deepspeed() -> None:
+    """The same where collectives are counted, before DeepSpeed is imported, and where PEFT may be another release."""
+    os.environ.update(
+        DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false"
+    )
+    for module in (
+        *("accelerate", "transformers.models.qwen2.modeling_qwen2", "pydantic"),
+        *("torch._inductor.compile_fx", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+    ):
+        importlib.import_module(module)
+
+
 def megatron() -> None:
     """megatron-core on the CPU, its collectives counted."""
     from tests.harness import rollout_training
@@ -246,6 +258,8 @@ def trainer() -> None:
     """transformers' trainer, and TRL's SFT on it."""
     for name in ("transformers.trainer", "peft", "trl.trainer.sft_trainer"):
         importlib.import_module(name)
+    with contextlib.suppress(ModuleNotFoundError):  # accelerate imports it wherever it is, when training begins
+        importlib.import_module("deepspeed")
 
 
 def torch_and_interpreter() -> None:

@@ -47,16 +47,14 @@ class Level:
 Levels = tuple[Level, ...]
 TORCH: Levels = (Level("tests.harness.loading:torch"),)
 MEGATRON: Levels = (*TORCH, Level("tests.harness.loading:megatron"))
-PACKAGES: Levels = TORCH
-"""What frameworks import of others, which is most of what they load. Not beside DeepSpeed: its collectives are counted,
-so it comes before what imports it, and older releases of these packages are among those at its side."""
-if importlib.util.find_spec("deepspeed") is None:
-    PACKAGES = (*TORCH, Level("tests.harness.loading:packages"))
+_BESIDE_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+PACKAGES: Levels = (*TORCH, Level(f"tests.harness.loading:packages{'_beside_deepspeed' * _BESIDE_DEEPSPEED}"))
+"""What frameworks import of others, which is most of what they load."""
 MEGATRON_AND_PACKAGES: Levels = (*PACKAGES, MEGATRON[-1])
 """For what imports them anyway: a patch of theirs is applied too where all are."""
 SKYRL_WORKERS = Level("tests.harness.loading:skyrl_workers")
 """On `skyrl`."""
-TRL: Levels = (*TORCH, Level("tests.harness.loading:trl"))
+TRL: Levels = (*PACKAGES, Level("tests.harness.loading:trl"))
 
 
 def trainer(entry: str) -> Levels:
@@ -94,7 +92,9 @@ def verl(release: str | None = None) -> Levels:
 
 
 def beside(release: str | None, load: str, *more: str) -> Levels:
-    """A function of loading.py on `PACKAGES`, with a release's folder, such as ``swift-4.3``, or without one.
+    """A function of loading.py with a release's folder, such as ``swift-4.3``, or without one.
+
+    It is loaded on `PACKAGES`, unless one of the folders has another release of what is loaded there.
 
     Args:
         release: the folder, or None.
@@ -102,7 +102,8 @@ def beside(release: str | None, load: str, *more: str) -> Levels:
         more: folders of what it needs besides.
     """
     folders = [str(side_by_side.folder(name)) for name in (release, *more) if name]
-    return (*PACKAGES, Level(f"tests.harness.loading:{load}", os.pathsep.join(folders) or None))
+    others = [name for folder in folders for name in ("accelerate", "transformers") if Path(folder, name).is_dir()]
+    return (*(TORCH if others else PACKAGES), Level(f"tests.harness.loading:{load}", os.pathsep.join(folders) or None))
 
 
 def with_rewards(math_verify: str, verl: str) -> Levels:
