@@ -20,8 +20,8 @@ from tests.harness.installed import Installed, build_wheel
 
 APPLY = "import rlhf_patches; rlhf_patches.apply()"
 AFTER_TORCH = f"import time, torch; start = time.process_time(); {APPLY}; print(time.process_time() - start)"
-# Of these, torch has all but packaging.
-STANDS_ON = "import packaging.specifiers, inspect, ast, logging, dataclasses"
+# Torch has all of these.
+STANDS_ON = "import dataclasses, typing, fnmatch, pkgutil, threading"
 GOALS = {"hook installed, off": 0.5, "hook on, no framework": 3.0, "apply(), all patches": 80.0}
 
 

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
+    from .definitions.listed import DefinitionError, Listed, ListedVariant
     from .definitions.patch import (
         Advice,
-        DefinitionError,
         Guard,
-        Listed,
-        ListedVariant,
         Patch,
         Replace,
         Rewrite,
@@ -72,6 +70,9 @@ __all__ = [
 _HOME = {
     "__version__": "_version",
     "hookimpl": "definitions.hookspecs",
+    "DefinitionError": "definitions.listed",
+    "Listed": "definitions.listed",
+    "ListedVariant": "definitions.listed",
     "PatchError": "definitions.status",
     "PatchReport": "definitions.status",
     "Report": "definitions.status",
@@ -83,10 +84,7 @@ _HOME = {
     **dict.fromkeys(
         (
             "Advice",
-            "DefinitionError",
             "Guard",
-            "Listed",
-            "ListedVariant",
             "Patch",
             "Replace",
             "Rewrite",

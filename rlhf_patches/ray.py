@@ -84,11 +84,11 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
         _compare_choices(asked.names, wanted, own)
     for name in own:
         if name not in _CHOICE and wanted.get(name, own[name]) not in (own[name], ""):
-            logger.warning("%s is %r in the workers, %r in this process", name, own[name], wanted[name])
+            logger().warning("%s is %r in the workers, %r in this process", name, own[name], wanted[name])
     env_vars.update({**wanted, **own})
 
     if any(made.get(field) for field in _ALONE):
-        logger.info("the runtime environment names a container, so its workers need the site hook in the image")
+        logger().info("the runtime environment names a container, so its workers need the site hook in the image")
     elif _nested_init_fails() and hook_files.found() and made.get(_HOOK) in (None, _OURS):
         made.pop(_HOOK, None)
     else:

@@ -12,6 +12,7 @@ RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on ev
                           unset: one line, the first problem
 RLHF_PATCHES_REPORT       a file in which each process keeps one line of JSON about itself
 RLHF_PATCHES_VERIFY       1 compares the ranks once torch.distributed is initialised (`rlhf_patches.verify`)
+RLHF_PATCHES_CACHE        0 finds everything anew in each process, instead of keeping what was found in a text
 RLHF_PATCHES_RUN          set by ``rlhf-patches run``: a file whose time says that a process has loaded the site hook
 ========================  ==============================================================================
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 PREFIX = "RLHF_PATCHES_"
-KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY", "RUN")
+KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY", "CACHE", "RUN")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LINE = "\n  "
@@ -87,6 +88,7 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
         )
     # Nothing here depends on these, but a typo is told before anything is changed.
     checked(lambda: truth("VERIFY", environment))
+    checked(lambda: truth("CACHE", environment))
     checked(lambda: log_level(environment))
     found = Settings(
         disable=checked(lambda: expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint)),
@@ -103,9 +105,11 @@ def watchable(module: str) -> bool:
     return module.partition(".")[0] not in {*sys.stdlib_module_names, "rlhf_patches"}
 
 
-def truth(variable: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether RLHF_PATCHES_``variable`` is switched on."""
+def truth(variable: str, environment: Mapping[str, str] = os.environ, default: bool = False) -> bool:
+    """Whether RLHF_PATCHES_``variable`` is switched on; ``default`` where it is not set, or empty."""
     value = environment.get(PREFIX + variable, "").strip().lower()
+    if not value:
+        return default
     if value in _TRUE or value in _FALSE:
         return value in _TRUE
     raise SettingsError(

@@ -35,6 +35,8 @@ WATCHED = (
     "trl",
     "verl",
 )
+# Python imports these at every start, mostly in vain. What they import is looked at.
+_OF_SITE = ("sitecustomize", "usercustomize")
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 60.0  # seconds
 
@@ -99,7 +101,7 @@ class _FirstImport(import_system.Observer):
         """Whether the engine has to be there before a module runs; without an import, so that is not certain."""
         if top in self.watched:
             return True
-        if top.startswith("_") or top in sys.stdlib_module_names:
+        if top.startswith("_") or top in _OF_SITE or top in sys.stdlib_module_names:
             return False
         if self._plugins is None:
             self._plugins = _plugins_installed()
@@ -160,6 +162,7 @@ class _FirstImport(import_system.Observer):
             from .engine import import_hooks, log
             from .guards import rewriting
 
+            log.logger()  # imports logging
             if _demanded():  # else only the patches that rewrite fail without it
                 rewriting.check_ast_grep()
         except (Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes

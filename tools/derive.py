@@ -20,7 +20,8 @@ from pathlib import Path
 
 from rlhf_patches import autoload, site_hook
 from rlhf_patches.definitions import pages
-from rlhf_patches.definitions.patch import KnownBug, Listed
+from rlhf_patches.definitions.listed import Listed
+from rlhf_patches.definitions.patch import KnownBug
 
 ROOT = Path(__file__).parents[1]
 _HEAD = '''\

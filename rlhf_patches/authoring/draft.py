@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Union
 
-from ..definitions.patch import DefinitionError, Rewrite
+from ..definitions.listed import DefinitionError
+from ..definitions.patch import Rewrite
 from ..guards import rewriting, shapes, sources
 from ..guards.rewriting import NoEffect, Undefined, Unrecognised
 from ..guards.sources import FunctionNode, Source

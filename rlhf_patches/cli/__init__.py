@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from .. import settings
 from .._version import __version__
-from ..definitions.patch import DefinitionError
+from ..definitions.listed import DefinitionError
 from . import output
 from .command_line import INTERRUPTED, Commands, UsageError
 

@@ -143,7 +143,8 @@ def _change(options: argparse.Namespace, owner: Owner | None, source: Source, no
     if given:
         raise UsageError(f"--{given[0]} is of a rewrite: a {options.kind} calls a function of yours")
     try:
-        decision.check_kind(rewriting.code_of(rewriting.compile_module(source.text, source.filename), node), node.name)
+        module_code = rewriting.compile_module(source.text, source.filename)
+        decision.check_kind(rewriting.code_of(module_code, sources.place_of(node)), node.name)
     except (decision.CannotApply, Unrecognised) as error:
         raise UsageError(f"a {options.kind} is not possible: {error}") from error
     implementation = f"{plugin.package_of(options.name)}.repair:{node.name.strip('_') or 'repair'}"

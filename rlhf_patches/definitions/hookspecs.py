@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pluggy
 
-from .patch import KnownBug, Listed
+from .listed import Listed
+from .patch import KnownBug
 
 PROJECT = "rlhf_patches"
 

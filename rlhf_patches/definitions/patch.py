@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union
+
+from . import ranges
+from .listed import ADVICE, PATCH, DefinitionError, Listed, ListedVariant, any_of, modules_of
 
 if TYPE_CHECKING:
-    from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
 _Kind = TypeVar("_Kind", bound=type)
@@ -27,10 +28,6 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _METAVARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-
-
-class DefinitionError(ValueError):
-    """A patch is described wrongly; the message says which field, what was expected and what to write."""
 
 
 def check_name(name: object, what: str) -> None:
@@ -151,18 +148,6 @@ def _check_fingerprints(change: Replace | Wrap) -> None:
             )
 
 
-@functools.cache
-def parsed_range(versions: str) -> SpecifierSet:
-    """A specifier as packaging has it; not to be changed.
-
-    Raises:
-        InvalidSpecifier: it is none of PEP 440's.
-    """
-    from packaging.specifiers import SpecifierSet  # 10 ms: only where a framework is installed
-
-    return SpecifierSet(versions)
-
-
 OLDER, NEWER = "0.0.0.0.1.dev0", "99999"
 """Versions before and after every release."""
 
@@ -197,17 +182,10 @@ class Guard:
     may_be_missing: str | None = None
 
     def __post_init__(self) -> None:
-        from packaging.specifiers import InvalidSpecifier
-
         _check_types(self, "Guard.")
         if not self.distribution:
             raise DefinitionError("Guard.distribution is empty: expected the framework's name on PyPI")
-        try:
-            parsed_range(self.versions)
-        except InvalidSpecifier as error:
-            raise DefinitionError(
-                f"Guard.versions is {self.versions!r}: expected a PEP 440 specifier such as '>=0.9.0,<0.17' ({error})"
-            ) from error
+        ranges.check(self.versions)
         if self.may_be_missing is not None and not self.may_be_missing.strip():
             raise DefinitionError("Guard.may_be_missing is empty: expected the reason, or None")
 
@@ -219,11 +197,11 @@ class Guard:
 
         Membership changes at the versions that the ranges name only, so those, and one right after each, tell all.
         """
-        ranges = [parsed_range(guard.versions) for guard in (self, other)]
-        named = {pin.version.removesuffix(".*") for each in ranges for pin in each}
+        both = [ranges.parsed(guard.versions) for guard in (self, other)]
+        named = {pin.version.removesuffix(".*") for each in both for pin in each}
         for base in [*sorted(named), OLDER, NEWER]:
             for candidate in _around(base):
-                if all(each.contains(candidate, prereleases=True) for each in ranges):
+                if all(each.contains(candidate, prereleases=True) for each in both):
                     return str(candidate)
         return None
 
@@ -447,86 +425,6 @@ def _check_items(owner: str, name: str, value: object, kind: type | tuple[type, 
         )
 
 
-class ListedVariant(NamedTuple):
-    """What has to be known of a variant as long as none of its modules is imported.
-
-    Attributes:
-        distribution, versions, may_be_missing: as those of its `Guard`.
-        modules, independent, rewrites, is_advice: as those of the `Variant`.
-    """
-
-    distribution: str
-    versions: str
-    modules: tuple[str, ...]
-    independent: bool = False
-    rewrites: bool = False
-    may_be_missing: str | None = None
-    is_advice: bool = False
-
-    @property
-    def guard(self) -> Guard:
-        """Made when it is asked for: a guard imports what parses ranges."""
-        return _guard(self.distribution, self.versions, self.may_be_missing)
-
-
-_guard = functools.cache(Guard)
-
-
-class Listed(NamedTuple):
-    """A patch or an advice that is not imported yet: what a process has to know that has not imported what it is for.
-
-    Attributes:
-        name, changes_numbers: as those of the `Patch`.
-        path: the patch, ``module:NAME``.
-        variants: those of the patch.
-    """
-
-    name: str
-    path: str
-    variants: tuple[ListedVariant, ...]
-    changes_numbers: str | None = None
-
-    @property
-    def kind(self) -> str:
-        """Whether it is a patch or an advice."""
-        return Advice.kind if self.variants[0].is_advice else Patch.kind
-
-    @property
-    def distribution(self) -> str:
-        """The framework's name on PyPI."""
-        return self.variants[0].distribution
-
-    @property
-    def versions(self) -> str:
-        """The releases that have the bug: the ranges of all variants."""
-        return _any_of(variant.versions for variant in self.variants)
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The modules of all variants."""
-        return _modules(self.variants)
-
-    def load(self) -> Patch | Advice:
-        """Import the patch.
-
-        Raises:
-            DefinitionError: what is there is another one, or none.
-        """
-        module, _, name = self.path.partition(":")
-        found = getattr(importlib.import_module(module), name)
-        if not isinstance(found, (Patch, Advice)) or found.listed(self.path) != self:
-            raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
-        return found
-
-
-def _any_of(versions: Iterable[str]) -> str:
-    return " or ".join(versions)
-
-
-def _modules(variants: Iterable[Variant | ListedVariant]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(module for variant in variants for module in variant.modules))
-
-
 @_names_fields
 @dataclass(frozen=True)
 class Signature:
@@ -633,12 +531,12 @@ class KnownBug:
     @property
     def versions(self) -> str:
         """The releases that have the bug: the ranges of all variants."""
-        return _any_of(variant.guard.versions for variant in self.variants)
+        return any_of(variant.guard.versions for variant in self.variants)
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules of all variants."""
-        return _modules(self.variants)
+        return modules_of(self.variants)
 
     @property
     def implementations(self) -> tuple[str, ...]:
@@ -661,7 +559,7 @@ class Patch(KnownBug):
             ``check`` and reports beside the patch, and the log says it once when the patch is applied.
     """
 
-    kind = "patch"
+    kind = PATCH
     name: str
     summary: str
     symptom: str
@@ -701,7 +599,7 @@ class Advice(KnownBug):
             show it below the entry, and the log says it as a warning, once per process that imports the code.
     """
 
-    kind = "advice"
+    kind = ADVICE
     name: str
     summary: str
     symptom: str

@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from .. import installed, settings
-from .patch import KnownBug, Listed
+from .listed import Listed
 
 if TYPE_CHECKING:
     import importlib.metadata
 
+    from .patch import KnownBug
+
 BUILT_IN = "rlhf-patches"
 _CALLS_ITSELF = "{} (calls itself {})"
-_VALID_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VALID_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 
 
 class _OwnEntryPoint(NamedTuple):
@@ -212,7 +214,7 @@ def _is_shadowed(distribution: importlib.metadata.Distribution) -> bool:
 def _called(entry_point: importlib.metadata.EntryPoint) -> str:
     """What to call a plugin of another distribution: never what the built-in patches are called."""
     name = _distribution(entry_point)
-    if not _VALID_NAME.fullmatch(name):
+    if not re.fullmatch(_VALID_NAME, name):
         name = ascii(name)  # letters that look like others, or none that can be seen
     return _CALLS_ITSELF.format(entry_point.value, name) if settings.canonical(name) == BUILT_IN else name
 
@@ -297,6 +299,8 @@ def _called_at(function: Any) -> str:
 
 
 def _returned(hook: Callable[[], Any], complain: Callable[[str], None]) -> Iterator[KnownBug | Listed]:
+    from .patch import KnownBug
+
     expected = "expected a list of patches: `return [PATCH]`"
     found = hook()
     if found is None:

@@ -7,10 +7,13 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .patch import Advice, KnownBug, Listed, Patch
+from .listed import ADVICE, PATCH, Listed
 from .registry import PluginFailure, credit
+
+if TYPE_CHECKING:
+    from .patch import KnownBug
 
 WIDTH = 130
 """Characters of a line, where no terminal says otherwise: logs."""
@@ -82,7 +85,7 @@ class PatchReport:
     """``file:line`` of each function that runs with the patch, or would."""
     changes_numbers: str | None = None
     """What `Patch.changes_numbers` says, on one line, where the framework is there, applied or not."""
-    kind: str = "patch"
+    kind: str = PATCH
     """Or ``advice``."""
     what_to_do: str | None = None
     """What `Advice.what_to_do` says, on one line, where the framework is there."""
@@ -119,7 +122,7 @@ class PatchReport:
         And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers`` and ``places``; of an advice
         ``kind`` and ``what_to_do``.
         """
-        advice = {"kind": self.kind} if self.kind != Patch.kind else {}
+        advice = {"kind": self.kind} if self.kind != PATCH else {}
         advice |= {"what_to_do": self.what_to_do} if self.what_to_do else {}
         unreviewed = {"unreviewed": True} if self.unreviewed else {}
         observations = {"observations": dict(self.observations)} if self.observations else {}
@@ -153,8 +156,8 @@ def patch_report(
     """A patch's state together with what the patch says about itself."""
     there = status is not Status.ABSENT
     changes_numbers = patch.changes_numbers if there else None
-    what_to_do = patch.what_to_do if isinstance(patch, Advice) and there else None
-    if isinstance(patch, Advice) and status is Status.ADVICE:
+    what_to_do: str | None = getattr(patch, "what_to_do", None) if there else None
+    if status is Status.ADVICE and not isinstance(patch, Listed):
         reason = f"{reason}: {patch.summary}"
     return PatchReport(
         name=patch.name,
@@ -274,7 +277,7 @@ def folded(absent: Iterable[PatchReport]) -> list[str]:
 
 
 def _counted(kind: str, count: int) -> str:
-    if kind == Advice.kind:
+    if kind == ADVICE:
         return f"{count} piece{'' if count == 1 else 's'} of advice"
     return f"{count} {kind}{'' if count == 1 else 'es'}"
 

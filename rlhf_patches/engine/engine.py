@@ -14,23 +14,27 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..definitions import registry
-from ..definitions.patch import KnownBug, Listed, ListedVariant, Patch, Replace, Variant, Wrap, put_to_use
+from ..definitions.listed import Listed
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report
-from ..guards import decision, implementations, rewriting, sources
-from ..guards.decision import Choice, Decision
+from ..guards import choices, rewriting, sources
+from ..guards.choices import Choice, Decision
 from ..guards.sources import Source, Unreadable
 from ..guards.versions import Finding, Verdict
 from . import import_hooks
-from .ledger import Ledger
 from .log import announce, logger
+
+if TYPE_CHECKING:
+    from ..definitions.listed import ListedVariant
+    from ..definitions.patch import KnownBug, Variant
+    from .ledger import Ledger, Patched
 
 Names = Iterable[str] | str | None
 
@@ -58,15 +62,34 @@ class _Outcome(NamedTuple):
 _FRESH = _Outcome(Status.INACTIVE, "apply() has not been called")
 
 
-@dataclass(eq=False)
 class _Entry:
     """A registered patch or advice and what has become of it."""
 
-    patch: KnownBug | Listed
-    plugin: str
-    requested: bool = False
-    outcome: _Outcome = _FRESH
-    version: str | None = None
+    def __init__(self, patch: KnownBug | Listed, plugin: str) -> None:
+        self.patch = patch
+        self.plugin = plugin
+        self.requested = False
+        self.outcome = _FRESH
+        self.version: str | None = None
+
+
+class _Nothing:
+    """The ledger as long as no function was to be changed. A real one imports all that changing takes."""
+
+    def in_force(self, name: str) -> bool:
+        return False
+
+    def matched(self, name: str) -> dict[str, str]:
+        return {}
+
+    def carrying(self, name: str) -> list[Patched]:
+        return []
+
+    def remove(self, name: str) -> list[str]:
+        return []
+
+    def undone(self, name: str) -> str | None:
+        return None
 
 
 class Asked(NamedTuple):
@@ -92,7 +115,7 @@ class Engine:
         self._is_loading = False
         self._entries: dict[str, _Entry] | None = None
         self._failures: list[PluginFailure] = []
-        self._ledger = Ledger()
+        self._ledger: Ledger | _Nothing = _Nothing()
         self._resolved: dict[str, Callable[..., Any] | Exception | SystemExit] = {}
         self._strict: bool | None = None
         self._called = False
@@ -101,7 +124,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------- public calls
 
-    @sources.parsed_once(kept=math.inf)
+    @sources.parsed_once(kept=math.inf, stored=True)
     def apply(self, only: Names = None, exclude: Names = None, strict: bool | None = None) -> Report:
         """See `rlhf_patches.apply`."""
         entries = self._registered()
@@ -157,7 +180,7 @@ class Engine:
     def _places(self, entry: _Entry) -> tuple[str, ...]:
         """``file:line`` of each function that carries an applied patch."""
         carried = self._ledger.carrying(entry.patch.name) if entry.outcome.status is Status.APPLIED else []
-        return tuple(dict.fromkeys(f"{item.source.filename}:{item.node.lineno}" for item in carried))
+        return tuple(dict.fromkeys(f"{item.source.filename}:{item.place.lineno}" for item in carried))
 
     # ------------------------------------------------------------------- asked within training, without locks
 
@@ -172,6 +195,8 @@ class Engine:
         if found is not None:
             return found
         patch = self._define(self._known(name, "matched"))
+        from ..definitions.patch import Replace, Wrap  # which the patch has imported
+
         changes = [change for variant in patch.variants for change in variant.changes]
         targets = [change.target for change in changes if isinstance(change, (Replace, Wrap)) and change.fingerprints]
         if target not in targets:
@@ -231,7 +256,7 @@ class Engine:
             else:
                 entry.requested, entry.outcome, entry.version = before
 
-    @sources.parsed_once(kept=math.inf)
+    @sources.parsed_once(kept=math.inf, stored=True)
     def switch(self, name: str, on: bool) -> PatchReport:
         """Put on or take off one patch, and nothing else: no line in the log, and no error under strict mode.
 
@@ -331,6 +356,8 @@ class Engine:
 
     def _implementation(self, path: str) -> Callable[..., Any]:
         """What was resolved before the lock was taken; raises what the import raised."""
+        from ..guards import implementations
+
         found = self._resolved[path]
         if isinstance(found, (Exception, SystemExit)):
             raise (isinstance(found, Exception) and implementations.missing(path, found)) or found
@@ -338,7 +365,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------ one patch's turn
 
-    @sources.parsed_once(kept=math.inf)
+    @sources.parsed_once(kept=math.inf, stored=True)
     def _imported(self, module_name: str, module: ModuleType) -> None:
         """Called when a watched module has been imported or reloaded. Raises only in strict mode."""
         entries = [e for e in (self._entries or {}).values() if e.requested and module_name in e.patch.modules]
@@ -367,11 +394,21 @@ class Engine:
             except _NotReady as error:
                 load = error.load
             except (Exception, SystemExit) as error:  # the promise: never an exception from a framework's import
-                logger.debug("patch %s failed", entry.patch.name, exc_info=True)
+                logger().debug("patch %s failed", entry.patch.name, exc_info=True)
                 with self._lock:
                     if entry.requested:
                         entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
                 return
+
+    def _load_what_changes(self) -> None:
+        """Import what recognises code and changes it: milliseconds that a process without any of it saves."""
+        from ..guards import decision, implementations  # noqa: F401 - for `_outcome` and `_put_on`
+        from .ledger import Ledger
+
+        rewriting.load()
+        with self._lock:
+            if isinstance(self._ledger, _Nothing):
+                self._ledger = Ledger()
 
     def _define(self, entry: _Entry) -> KnownBug:
         """Import a patch of which only the list is known."""
@@ -388,7 +425,7 @@ class Engine:
             if entry.outcome.status is Status.APPLIED:
                 return entry.outcome
         if isinstance(patch, Listed):
-            absence = decision.absence(patch)  # asked first: anything else imports what parses ranges
+            absence = choices.absence(patch)  # asked first: anything else imports what parses ranges
             if absence is not None:
                 return self._said(patch, absence)
         ready: dict[str, ModuleType] = {}
@@ -397,7 +434,7 @@ class Engine:
             if module is not None and (module is announced or import_hooks.is_ready(module)):
                 ready[name] = module
         origins = {name: _origin(module) for name, module in ready.items()}
-        choice = decision.choose([decision.look(variant, origins) for variant in patch.variants])
+        choice = choices.choose([choices.look(variant, origins) for variant in patch.variants])
         if isinstance(choice, Decision):
             entry.version = choice.version
             return self._said(patch, choice)
@@ -406,20 +443,28 @@ class Engine:
             choice = choice._replace(variants=tuple(v for v in choice.variants if ready.keys() >= {*v.modules}))
         elif not any(_has_begun(variant, ready) for variant in choice.variants):
             return self._before_import(choice, ready)
-        if isinstance(patch, Listed) and choice.variants:
+        if not choice.variants:
+            return self._said(patch, choices.unaffected(choice.finding))
+        if isinstance(patch, Listed):
             raise _NotReady(functools.partial(self._define, entry))
-        if choice.variants and not rewriting.is_loaded():
-            raise _NotReady(rewriting.load)
+        if isinstance(self._ledger, _Nothing) or not rewriting.is_loaded():
+            raise _NotReady(self._load_what_changes)
+        from ..guards import decision
+
         found = decision.decide(choice, functools.partial(_source, ready))
         if found.variant is None:
             return self._said(patch, found)
         if not _has_begun(found.variant, ready):
             return self._before_import(choice._replace(variants=(found.variant,)), ready)
-        assert isinstance(patch, Patch)
-        return self._put_on(patch, choice.finding, found, ready)
+        return self._put_on(patch, choice.finding, found, ready, self._ledger)
 
-    def _put_on(self, patch: Patch, finding: Finding, found: Decision, ready: dict[str, ModuleType]) -> _Outcome:
+    def _put_on(
+        self, patch: KnownBug, finding: Finding, found: Decision, ready: dict[str, ModuleType], ledger: Ledger
+    ) -> _Outcome:
         """Apply the changes of a variant in the modules that are imported."""
+        from ..definitions.patch import put_to_use
+        from ..guards import decision, implementations
+
         assert found.variant is not None
         here = [item for item in found.recognised if item.source.module in ready]
         try:
@@ -427,8 +472,8 @@ class Engine:
             if missing:
                 raise _NotReady(functools.partial(self._resolve_all, missing))
             implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
-            plan = self._ledger.plan(patch.name, here, ready, self._implementation)
-            compiled = self._ledger.commit(plan)
+            plan = ledger.plan(patch.name, here, ready, self._implementation)
+            compiled = ledger.commit(plan)
         except decision.REFUSALS as error:
             return self._said(patch, decision.refusal(finding, error))
         reason = found.reason
@@ -525,16 +570,17 @@ def _row(entry: _Entry, places: tuple[str, ...] = ()) -> PatchReport:
 
 def _with_observations(row: PatchReport, patch: KnownBug | Listed) -> PatchReport:
     """The row of an applied patch, with what the patch says it has done so far."""
-    if row.status is not Status.APPLIED or not isinstance(patch, Patch):
+    if row.status is not Status.APPLIED:
         return row
-    module_name, _, function = (patch.observations or "").partition(":")
+    observations: str | None = getattr(patch, "observations", None)
+    module_name, _, function = (observations or "").partition(":")
     module = sys.modules.get(module_name)
     if module is None:
         return row
     try:
         found = dict(getattr(module, function)())
     except Exception as error:  # a report must not fail for this
-        return replace(row, reason=f"{row.reason}; {patch.observations} failed: {type(error).__name__}: {error}")
+        return replace(row, reason=f"{row.reason}; {observations} failed: {type(error).__name__}: {error}")
     if not found:
         return row
     said = ", ".join(f"{what}: {value}" for what, value in found.items())

@@ -32,7 +32,7 @@ class Patched(Held):
     located: functions.Located
     target: str
     source: Source
-    node: sources.FunctionNode
+    place: sources.Place
     original: CodeType
     current: CodeType
     given: list[tuple[CodeType, list[str]]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Ledger:
                 located=located,
                 target=target,
                 source=first.source,
-                node=first.node,
+                place=first.place,
                 original=function.__code__,
                 current=function.__code__,
             )
@@ -175,7 +175,7 @@ class Ledger:
         codes = []
         for patched in ours:
             edits = [edit for other, theirs in patched.rewrites.items() if other != name for edit in theirs]
-            codes.append(rewriting.rewrite_code(patched.source, patched.node, edits) if edits else patched.original)
+            codes.append(rewriting.rewrite_code(patched.source, patched.place, edits) if edits else patched.original)
         with self._all_or_nothing(name, ours):
             for patched, code in zip(ours, codes, strict=True):
                 patched.rewrites.pop(name, None)
@@ -241,7 +241,7 @@ def _rewritten_beside(target: str, groups: dict[str, list[Recognised]]) -> list[
     """The other functions of the same module that a patch rewrites."""
     source = groups[target][0].source
     return [
-        (changes[0].node, shapes.combined([item.edits for item in changes], other))
+        (changes[0].place, shapes.combined([item.edits for item in changes], other))
         for other, changes in groups.items()
         if other != target and changes[0].source is source and any(item.edits for item in changes)
     ]
@@ -258,7 +258,7 @@ def _compose(
     edits = decision.edits_beside(name, changes, patched)
     if edits is not None:
         present = [edit for theirs in patched.rewrites.values() for edit in theirs]
-        return rewriting.rewrite_code(patched.source, patched.node, present + edits, beside)
+        return rewriting.rewrite_code(patched.source, patched.place, present + edits, beside)
     change = changes[0].change
     assert isinstance(change, (Replace, Wrap))
     return trampolines.build(

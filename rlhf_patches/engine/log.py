@@ -12,25 +12,28 @@ all, and Ray itself folds equal lines of its workers into one.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .. import ranks, settings
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchReport, Status, printable
 
-logger = logging.getLogger("rlhf_patches")
+if TYPE_CHECKING:
+    import logging
+
+_DEBUG, _INFO, _WARNING, _ERROR = 10, 20, 30, 40  # as logging's, which is imported when a line is to be said
 _said: set[str] = set()
 _warned = False
 _MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
 
 
-class _Formatter(logging.Formatter):
-    """For our own handler: text from outside, such as an exception's, does not get at the terminal."""
+def logger() -> logging.Logger:
+    """The one that everything here logs to."""
+    import logging
 
-    def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(printable, super().format(record).expandtabs().split("\n")))
+    return logging.getLogger("rlhf_patches")
 
 
 def configure(default: str | None = None) -> None:
@@ -41,12 +44,21 @@ def configure(default: str | None = None) -> None:
     level = settings.log_level()[0] or default
     if level is None:
         return
-    logger.setLevel(logging.CRITICAL + 1 if level == "off" else level.upper())
-    if not logger.handlers:
+    import logging
+
+    class Formatter(logging.Formatter):
+        """Text from outside, such as an exception's, does not get at the terminal."""
+
+        def format(self, record: logging.LogRecord) -> str:
+            return "\n".join(map(printable, super().format(record).expandtabs().split("\n")))
+
+    ours = logger()
+    ours.setLevel(logging.CRITICAL + 1 if level == "off" else level.upper())
+    if not ours.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_Formatter("[rlhf_patches] %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
+        handler.setFormatter(Formatter("[rlhf_patches] %(message)s"))
+        ours.addHandler(handler)
+        ours.propagate = False
 
 
 def speaks() -> bool:
@@ -69,29 +81,32 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
         return
     rows = tuple(rows)
     # An exception's text may have lines; each of these is to be one.
-    levels = {printable(" ".join(str(failure).split())): logging.ERROR for failure in failures}
+    levels = {printable(" ".join(str(failure).split())): _ERROR for failure in failures}
     levels |= {f"{row.status} {row.name}: {row.why}": _level(row) for row in rows}
     new = {text: level for text, level in levels.items() if text not in _said}
     _said.update(new)
     if not _asked_for():
-        problems = [text for text, level in new.items() if level >= logging.WARNING]
+        problems = [text for text, level in new.items() if level >= _WARNING]
         if problems and not _warned:
             _warned = True
-            logger.warning("%s (%s)", "; ".join(problems), _MORE)
+            logger().warning("%s (%s)", "; ".join(problems), _MORE)
             new = {text: level for text, level in new.items() if text not in problems}
-        new = dict.fromkeys(new, logging.DEBUG)
+        new = dict.fromkeys(new, _DEBUG)
     notices = {f"{row.name} {row.notice}" for row in rows if row.status is Status.APPLIED and row.notice}
     notices |= {f"{row.name}: {row.why}; {row.notice}" for row in rows if row.status is Status.ADVICE}
-    new |= dict.fromkeys(sorted(notices - _said), logging.WARNING)
+    new |= dict.fromkeys(sorted(notices - _said), _WARNING)
     _said.update(notices)
+    # Where nobody has imported logging, nobody listens to what is below a warning.
+    heard = _DEBUG if "logging" in sys.modules else _WARNING
     for text, level in new.items():
-        logger.log(level, "%s", text)
+        if level >= heard:
+            logger().log(level, "%s", text)
 
 
 def _level(row: PatchReport) -> int:
     if row.needs_attention:
-        return logging.WARNING
-    return logging.INFO if row.status is Status.APPLIED else logging.DEBUG
+        return _WARNING
+    return _INFO if row.status is Status.APPLIED else _DEBUG
 
 
 def _asked_for() -> bool:

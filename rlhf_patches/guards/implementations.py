@@ -76,7 +76,7 @@ def _check_call(item: Recognised, path: str, describe: Describe) -> None:
     if isinstance(item.change, Wrap):
         calls, said = [_WRAPS], f"({', '.join(_WRAPS[0])})"
     else:
-        target = of_node(item.node, item.qualname.rpartition(".")[0])
+        target = _signature(item.place.parameters, item.qualname.rpartition(".")[0])
         calls, said = list(_calls(target)), f"the parameters of {item.change.target}, {target}"
     try:
         for positional, keywords in calls:
@@ -106,26 +106,16 @@ def of_node(node: FunctionNode | ast.Lambda, owner: str = "") -> Signature:
         node: the function.
         owner: the qualified name of the class that it is in, for private names.
     """
-    arguments = node.args
+    return _signature(sources.parameters_of(node), owner)
+
+
+def _signature(parameters: tuple[tuple[str, int, bool], ...], owner: str) -> Signature:
     private = f"_{owner.rpartition('.')[2].lstrip('_')}" if owner else ""
-
-    def add(name: str, kind: Any, has_default: bool = False) -> None:
+    found = []
+    for name, kind, has_default in parameters:
         mangled = private + name if name.startswith("__") and not name.endswith("__") else name
-        parameters.append(_parameter(mangled, kind, has_default))
-
-    plain = [*arguments.posonlyargs, *arguments.args]
-    first_default = len(plain) - len(arguments.defaults)
-    parameters: list[Parameter] = []
-    for index, argument in enumerate(plain):
-        kind = Parameter.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD
-        add(argument.arg, kind, index >= first_default)
-    if arguments.vararg:
-        add(arguments.vararg.arg, Parameter.VAR_POSITIONAL)
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        add(argument.arg, Parameter.KEYWORD_ONLY, default is not None)
-    if arguments.kwarg:
-        add(arguments.kwarg.arg, Parameter.VAR_KEYWORD)
-    return Signature(parameters)
+        found.append(_parameter(mangled, kind, has_default))
+    return Signature(found)
 
 
 def _parameter(name: str, kind: Any, has_default: bool = False) -> Parameter:

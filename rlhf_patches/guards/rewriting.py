@@ -18,12 +18,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..definitions.patch import DefinitionError, Rewrite, Shape
+from ..definitions.listed import DefinitionError
 from . import sources
-from .sources import Source
+from .sources import Place, Source
 
 if TYPE_CHECKING:
     from ast_grep_py import Rule, SgNode
+
+    from ..definitions.patch import Rewrite, Shape
 
 _ast_grep: Any = None
 _without_ast_grep: str | None = None
@@ -90,25 +92,25 @@ class Edit(NamedTuple):
         return self.start < other.end and other.start < self.end
 
 
-def find_edits(rewrite: Rewrite, source: Source, node: sources.FunctionNode) -> list[Edit]:
-    """The edits that a rewrite makes in the function ``node`` of ``source``.
+def find_edits(rewrite: Rewrite, source: Source, place: Place) -> list[Edit]:
+    """The edits that a rewrite makes in a function of ``source``.
 
     Raises:
         Unrecognised: the pattern does not occur exactly as often as expected, or not where expected.
     """
-    edits = sorted(_edit(rewrite, match, source.text) for match in find(rewrite, source, node))
+    edits = sorted(_edit(rewrite, match, source.text) for match in find(rewrite, source, place))
     if any(first.overlaps(second) for first, second in itertools.pairwise(edits)):
         raise Unrecognised(f"matches of {rewrite.pattern!r} in {rewrite.target} overlap")
     return edits
 
 
-def find(shape: Rewrite | Shape, source: Source, node: sources.FunctionNode) -> list[SgNode]:
-    """Where the pattern is in the function ``node`` of ``source``.
+def find(shape: Rewrite | Shape, source: Source, place: Place) -> list[SgNode]:
+    """Where the pattern is in a function of ``source``.
 
     Raises:
         Unrecognised: not exactly as often as expected, or not where expected.
     """
-    function = _function_node(source, node)
+    function = _function_node(source, place)
     for pattern in shape.alongside:
         if not _find_all(function, pattern):
             raise Unrecognised(f"{shape.target} does not contain {pattern!r}{_doubt(pattern)}")
@@ -184,7 +186,7 @@ def check_ast_grep() -> None:
         raise ImportError(_without_ast_grep)
 
 
-def _function_node(source: Source, node: sources.FunctionNode) -> SgNode:
+def _function_node(source: Source, node: sources.FunctionNode | Place) -> SgNode:
     check_ast_grep()
     for candidate in sources.remembered(("nodes", source.text), lambda: _by_line(source.text)).get(node.lineno, ()):
         name = candidate.field("name")
@@ -294,12 +296,12 @@ def _compile(text: str, filename: str) -> CodeType:
         raise Unrecognised(f"the code does not compile: {error} ({filename})") from error
 
 
-def code_of(module_code: CodeType, node: sources.FunctionNode) -> CodeType:
-    """The code object of the function ``node`` within its module's."""
-    line = sources.first_line(node)
-    found = [code for code in _nested(module_code) if code.co_name == node.name and code.co_firstlineno == line]
+def code_of(module_code: CodeType, place: Place) -> CodeType:
+    """The code object of a function within its module's."""
+    name, line = place.name, place.first_line
+    found = [code for code in _nested(module_code) if code.co_name == name and code.co_firstlineno == line]
     if len(found) != 1:
-        raise Unrecognised(f"{node.name} in line {line} has {len(found)} code objects, expected 1")
+        raise Unrecognised(f"{name} in line {line} has {len(found)} code objects, expected 1")
     return found[0]
 
 
@@ -310,17 +312,15 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-Edited = tuple[sources.FunctionNode, Sequence[Edit]]
+Edited = tuple[Place, Sequence[Edit]]
 
 
-def rewrite_code(
-    source: Source, node: sources.FunctionNode, edits: Sequence[Edit], beside: Sequence[Edited] = ()
-) -> CodeType:
+def rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: Sequence[Edited] = ()) -> CodeType:
     """The function's code after the edits, shown to be the only code in the module that differs.
 
     Args:
         source: the module.
-        node: the function.
+        place: the function.
         edits: those within it.
         beside: other functions that are rewritten too, so that the module is compiled once for all of them.
 
@@ -330,24 +330,30 @@ def rewrite_code(
         Undefined: the edited code uses a name that nothing defines.
         NoEffect: the edits are in assertions, and this interpreter leaves those out.
     """
+    return sources.stored(
+        source, ("rewritten", place, [*edits], [*beside]), lambda: _rewrite_code(source, place, edits, beside)
+    )
+
+
+def _rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: Sequence[Edited]) -> CodeType:
     before = compile_module(source.text, source.filename)
     after = compile_module(
         edited(source.text, [*edits, *(edit for _, others in beside for edit in others)]), source.filename
     )
-    target = code_of(before, node)
-    replaced = code_of(after, node)
+    target = code_of(before, place)
+    replaced = code_of(after, place)
     different = list(_differing(before, after))
     own = [target, *_nested(target)]
     theirs = [one for other, _ in beside for code in [code_of(before, other)] for one in (code, *_nested(code))]
     for code in different:
         if not any(code is one for one in (*own, *theirs)):
-            names = " and ".join(dict.fromkeys(one.name for one in (node, *(other for other, _ in beside))))
+            names = " and ".join(dict.fromkeys(one.name for one in (place, *(other for other, _ in beside))))
             raise Unrecognised(f"the edits of {names} would also change {code.co_name} in {source.filename}")
     if not any(code is one for code in different for one in own):
         if sys.flags.optimize:
-            raise NoEffect(f"under python -O there is no assertion in {node.name} that could fail")
-        raise Unrecognised(f"the edits do not change what {node.name} does")
-    check_swap(target, replaced, node.name)
+            raise NoEffect(f"under python -O there is no assertion in {place.name} that could fail")
+        raise Unrecognised(f"the edits do not change what {place.name} does")
+    check_swap(target, replaced, place.name)
     _check_names(before, target, replaced)
     return replaced
 

@@ -8,9 +8,9 @@ from types import CodeType
 from typing import NamedTuple
 
 from ..definitions.patch import Change, Rewrite, Shape, Variant, Wrap
-from . import rewriting, sources
+from . import rewriting, sources, versions
 from .rewriting import Edit, NoEffect, Unrecognised
-from .sources import FunctionNode, NotFound, Source
+from .sources import NotFound, Place, Source
 
 
 class Recognised(NamedTuple):
@@ -21,7 +21,7 @@ class Recognised(NamedTuple):
 
     change: Change
     source: Source
-    node: FunctionNode
+    place: Place
     edits: tuple[Edit, ...]
     fingerprint: str | None = None
 
@@ -32,7 +32,11 @@ class Recognised(NamedTuple):
 
     def original_code(self) -> CodeType:
         """The function's code compiled from the source on disk."""
-        return rewriting.code_of(rewriting.compile_module(self.source.text, self.source.filename), self.node)
+        return sources.stored(
+            self.source,
+            ("code", self.place),
+            lambda: rewriting.code_of(rewriting.compile_module(self.source.text, self.source.filename), self.place),
+        )
 
 
 def recognise(change: Change, source: Source) -> Recognised:
@@ -42,25 +46,36 @@ def recognise(change: Change, source: Source) -> Recognised:
         Unrecognised: the function is not there, or not as expected.
         sources.Unreadable: the text does not parse.
     """
-    qualname = change.target.partition(":")[2]
+    # What another release of ast-grep finds may be another.
+    by = versions.version_of("ast-grep-py") if isinstance(change, (Rewrite, Shape)) else None
+    found = sources.stored(source, ("recognised", repr(change), by), lambda: _found(change, source))
+    if isinstance(found, str):
+        raise Unrecognised(found)
+    place, edits, fingerprint = found
+    return Recognised(change, source, Place(*place), tuple(Edit(*edit) for edit in edits), fingerprint)
+
+
+def _found(change: Change, source: Source) -> tuple[Place, tuple[Edit, ...], str | None] | str:
+    """Where the target is, the edits and the fingerprint; or why it is not recognised. To be stored: see there."""
     try:
-        node = sources.find_function(source, qualname)
-    except NotFound as error:
-        raise Unrecognised(str(error)) from error
-    if isinstance(change, Rewrite):
-        return Recognised(change, source, node, tuple(rewriting.find_edits(change, source, node)))
-    if isinstance(change, Shape):
-        rewriting.find(change, source, node)
-        return Recognised(change, source, node, ())
+        node = sources.find_function(source, change.target.partition(":")[2])
+        place = sources.place_of(node)
+        if isinstance(change, Rewrite):
+            return place, tuple(rewriting.find_edits(change, source, place)), None
+        if isinstance(change, Shape):
+            rewriting.find(change, source, place)
+            return place, (), None
+    except (NotFound, Unrecognised) as error:
+        return str(error)
     if isinstance(change, Wrap) and change.signature:
-        found = sources.signature_of(node)
-        if found != change.signature:
-            raise Unrecognised(f"{change.target} has the signature {found}, expected {change.signature}")
-        return Recognised(change, source, node, ())
-    found = sources.fingerprint_of(node)
-    if found not in change.fingerprints:
-        raise Unrecognised(f"{change.target} has the fingerprint {found}, which is none of those that were read")
-    return Recognised(change, source, node, (), found)
+        signature = sources.signature_of(node)
+        if signature == change.signature:
+            return place, (), None
+        return f"{change.target} has the signature {signature}, expected {change.signature}"
+    fingerprint = sources.fingerprint_of(node)
+    if fingerprint in change.fingerprints:
+        return place, (), fingerprint
+    return f"{change.target} has the fingerprint {fingerprint}, which is none of those that were read"
 
 
 def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognised]:
@@ -86,7 +101,7 @@ def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
         edits = combined([item.edits for item in changes], first.change.target)
         try:
             if edits:
-                rewriting.rewrite_code(first.source, first.node, edits)
+                rewriting.rewrite_code(first.source, first.place, edits)
                 if lines:
                     rewriting.check_lines(first.source, edits)
             effective = True

@@ -18,6 +18,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, Union
 
+from . import stores
+
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 _Made = TypeVar("_Made")
@@ -29,6 +31,26 @@ class Unreadable(Exception):
 
 class NotFound(Exception):
     """A module or function does not exist; the message names it."""
+
+
+class Place(NamedTuple):
+    """Where a function is in a text and how it is called, without its syntax tree.
+
+    Attributes:
+        name: its own name.
+        lineno: the line of its ``def``.
+        first_line: the line that its code object states: its first decorator's, if it has any.
+        column: of its ``def``, in bytes.
+        is_async: whether it is an ``async def``.
+        parameters: name, `inspect.Parameter.kind` as a number, and whether there is a default.
+    """
+
+    name: str
+    lineno: int
+    first_line: int
+    column: int
+    is_async: bool
+    parameters: tuple[tuple[str, int, bool], ...]
 
 
 class Source(NamedTuple):
@@ -198,29 +220,34 @@ class _Memory(threading.local):
     made: dict[Hashable, tuple[Any, Exception | None]] | None = None
     small: dict[Hashable, tuple[Any, Exception | None]] | None = None
     kept: float = 0
+    stores: list[stores.Store] | None = None
 
 
 _memory = _Memory()
 
 
 @contextlib.contextmanager
-def parsed_once(kept: float = 12) -> Iterator[None]:
+def parsed_once(kept: float = 12, stored: bool = False) -> Iterator[None]:
     """Within it this thread reads, parses and compiles a text once, however many patches look at it.
 
     At its end all is forgotten: syntax trees are large, and a training run is long.
 
     Args:
         kept: how many results are kept, those that were used last. Texts that run in this process anyway need no limit.
+        stored: whether what an earlier process found in a text counts, and is kept for later ones (`stores`).
     """
     if _memory.made is not None:
         yield
         return
     with _no_collection():  # to the end of the trees: a collection while they live is one of the whole heap
         _memory.made, _memory.small, _memory.kept = {}, {}, kept
+        _memory.stores = [] if stored and stores.is_on() else None
         try:
             yield
+            for store in _memory.stores or ():
+                store.save()
         finally:
-            _memory.made = _memory.small = None
+            _memory.made = _memory.small = _memory.stores = None
 
 
 def remembered(key: Hashable, make: Callable[[], _Made], small: bool = False) -> _Made:
@@ -245,6 +272,26 @@ def remembered(key: Hashable, make: Callable[[], _Made], small: bool = False) ->
     if raised is not None:
         raise raised.with_traceback(None)
     return result  # type: ignore[no-any-return]
+
+
+def stored(source: Source, key: tuple[Any, ...], find: Callable[[], _Made]) -> _Made:
+    """What ``find()`` returns, or returned in an earlier process, where `parsed_once` says that this counts.
+
+    Args:
+        source: the text.
+        key: the rest of what it depends on, as tuples, lists, strings and numbers.
+        find: of these alone; gives the same kinds, code objects and None. What it raises is not stored.
+    """
+    if _memory.stores is None:
+        return find()
+    return remembered(("store", source), lambda: _open(source), small=True).get(key, find)
+
+
+def _open(source: Source) -> stores.Store:
+    store = stores.Store(source.filename, source.text)
+    assert _memory.stores is not None
+    _memory.stores.append(store)
+    return store
 
 
 def parse(source: Source) -> ast.Module:
@@ -327,6 +374,40 @@ def _definitions(scopes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 def _is_overload(node: FunctionNode) -> bool:
     return any(ast.unparse(decorator).rpartition(".")[2] == "overload" for decorator in node.decorator_list)
+
+
+def place_of(node: FunctionNode) -> Place:
+    """Where a function is."""
+    return Place(
+        name=node.name,
+        lineno=node.lineno,
+        first_line=first_line(node),
+        column=node.col_offset,
+        is_async=isinstance(node, ast.AsyncFunctionDef),
+        parameters=parameters_of(node),
+    )
+
+
+def parameters_of(node: FunctionNode | ast.Lambda) -> tuple[tuple[str, int, bool], ...]:
+    """The parameters of a function, as `Place` has them."""
+    arguments = node.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    first_default = len(plain) - len(arguments.defaults)
+    found: list[tuple[str, int, bool]] = []
+    for index, argument in enumerate(plain):
+        kind = _POSITIONAL_ONLY if index < len(arguments.posonlyargs) else _POSITIONAL_OR_KEYWORD
+        found.append((argument.arg, kind, index >= first_default))
+    if arguments.vararg:
+        found.append((arguments.vararg.arg, _VAR_POSITIONAL, False))
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        found.append((argument.arg, _KEYWORD_ONLY, default is not None))
+    if arguments.kwarg:
+        found.append((arguments.kwarg.arg, _VAR_KEYWORD, False))
+    return tuple(found)
+
+
+# As inspect.Parameter numbers them.
+_POSITIONAL_ONLY, _POSITIONAL_OR_KEYWORD, _VAR_POSITIONAL, _KEYWORD_ONLY, _VAR_KEYWORD = range(5)
 
 
 def first_line(node: FunctionNode) -> int:

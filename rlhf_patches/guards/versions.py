@@ -16,11 +16,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 from .. import installed
-from ..definitions.patch import Guard, parsed_range
+from ..definitions import ranges
 from . import sources
 
 if TYPE_CHECKING:
     import importlib.metadata
+
+    from ..definitions.listed import ListedGuard
+    from ..definitions.patch import Guard
 
 _Metadata = Union["installed.Metadata", "importlib.metadata.Distribution"]
 
@@ -58,7 +61,13 @@ def not_installed(distribution: str) -> str:
     return f"{distribution} is not installed"
 
 
-def why_absent(guard: Guard, error: Exception) -> tuple[str | None, str]:
+def version_of(distribution: str) -> str | None:
+    """The version of the copy that comes first on the path; None where there is none, or it states none."""
+    copies = _copies(distribution)
+    return copies[0].version if copies else None
+
+
+def why_absent(guard: Guard | ListedGuard, error: Exception) -> tuple[str | None, str]:
     """The installed version, if there is one, and why a module that could not be located counts as absent."""
     copies = _copies(guard.distribution)
     if not copies:
@@ -67,14 +76,14 @@ def why_absent(guard: Guard, error: Exception) -> tuple[str | None, str]:
     return version, f"{guard.distribution} {version or '(no version)'} is installed, but {error}"
 
 
-def judge_file(guard: Guard, origin: str | None) -> Finding:
+def judge_file(guard: Guard | ListedGuard, origin: str | None) -> Finding:
     """Apply a version guard to the file ``origin`` (None when the file is unknown)."""
     copies = _copies(guard.distribution)
     owners = [copy for copy in copies if origin is not None and copy.owns(origin)]
     return _of_copies(guard, copies, owners, origin)
 
 
-def judge_missing(guard: Guard, parents: list[str]) -> Finding:
+def judge_missing(guard: Guard | ListedGuard, parents: list[str]) -> Finding:
     """Apply a version guard where a module is missing.
 
     Args:
@@ -88,7 +97,7 @@ def judge_missing(guard: Guard, parents: list[str]) -> Finding:
 
 
 def _of_copies(
-    guard: Guard,
+    guard: Guard | ListedGuard,
     copies: list[_Copy],
     owners: list[_Copy],
     origin: str | None,
@@ -108,25 +117,28 @@ def unknown(reason: str) -> Finding:
     return Finding(Verdict.UNKNOWN, None, reason)
 
 
-def judge(guard: Guard, text: str | None) -> Finding:
+def judge(guard: Guard | ListedGuard, text: str | None) -> Finding:
     """Apply a version guard to the version that the metadata states, None when it states none."""
     if text is None:
         return unknown(f"the metadata of {guard.distribution} states no version")
-    from packaging.version import Version  # as `parsed_range`, with which it comes
+    inside = ranges.plainly_contains(guard.versions, text)
+    if inside is None:
+        from packaging.version import Version  # only for what is not plain
 
-    try:
-        version = Version(text)
-    except ValueError:  # InvalidVersion, or more digits than Python converts
-        return Finding(Verdict.UNKNOWN, text, f"version {text!r} of {guard.distribution} is not PEP 440")
-    # Pre-releases carry a defect as much as releases do, so they count as members of a range.
-    if parsed_range(guard.versions).contains(version, prereleases=True):
+        try:
+            version = Version(text)
+        except ValueError:  # InvalidVersion, or more digits than Python converts
+            return Finding(Verdict.UNKNOWN, text, f"version {text!r} of {guard.distribution} is not PEP 440")
+        # Pre-releases carry a defect as much as releases do, so they count as members of a range.
+        inside = ranges.parsed(guard.versions).contains(version, prereleases=True)
+    if inside:
         return Finding(
             Verdict.AFFECTED, text, f"{guard.distribution} {text} is affected ({guard.versions or 'every version'})"
         )
     return outside(guard.distribution, text, (guard,))
 
 
-def outside(distribution: str, version: str | None, guards: Iterable[Guard]) -> Finding:
+def outside(distribution: str, version: str | None, guards: Iterable[Guard | ListedGuard]) -> Finding:
     """The finding where a version is in the range of no guard."""
     ranges = " or ".join(dict.fromkeys(guard.versions for guard in guards))
     return Finding(Verdict.OUTSIDE, version, f"{distribution} {version} is not affected (affected: {ranges})")

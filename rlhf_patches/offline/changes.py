@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..definitions.patch import Patch, Rewrite, Shape, Wrap, put_to_use
 from ..definitions.status import printable
-from ..guards import decision, rewriting, shapes, sources
-from ..guards.decision import Decision
+from ..guards import choices, decision, rewriting, shapes, sources
+from ..guards.choices import Decision
 from ..guards.rewriting import Unrecognised
 from ..guards.shapes import Recognised
 from ..guards.sources import NotFound, Source, Unreadable
@@ -66,7 +66,7 @@ def patch_file(patch: Patch) -> str:
 
 def _recognised(patch: Patch) -> tuple[list[Recognised], str]:
     """The patch's changes in the code that is installed here, and which version that is."""
-    choice = decision.choose([decision.look(variant) for variant in patch.variants])
+    choice = choices.choose([choices.look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):
         raise NotFound(choice.reason)
     recognised, errors = decision.shapes_in(choice.variants, sources.read_module)
@@ -144,11 +144,11 @@ def _note(item: Recognised) -> rewriting.Edit:
     """A comment above a function that is not edited but called through ours."""
     assert not isinstance(item.change, (Rewrite, Shape))
     lines = item.source.text.splitlines(keepends=True)
-    first = sources.first_line(item.node)
+    first = item.place.first_line
     start = sum(len(line) for line in lines[: first - 1])
     done = "wrapped" if isinstance(item.change, Wrap) else "replaced"
     note = [f"{done} by {item.change.implementation}:", *_text_of(item.change.implementation)]
-    indent = " " * item.node.col_offset
+    indent = " " * item.place.column
     return rewriting.Edit(start, start, "".join(f"{indent}# {line}".rstrip() + "\n" for line in note))
 
 

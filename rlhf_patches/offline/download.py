@@ -15,6 +15,8 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from ..guards import stores
+
 # A wheel is read, not installed: one for another Python, or for another kind of machine, tells as much.
 _PYTHONS = ("3.12", "3.11", "3.10", "3.9", "3.8", "3.13", "3.14")
 _PLATFORMS = tuple(
@@ -37,8 +39,7 @@ class DownloadError(RuntimeError):
 
 def default_cache() -> Path:
     """``$XDG_CACHE_HOME/rlhf-patches``, as the XDG specification has it."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "rlhf-patches"
+    return Path(stores.folder() or Path.home() / ".cache" / "rlhf-patches")
 
 
 def found(text: str, cache: Path | None = None) -> str:

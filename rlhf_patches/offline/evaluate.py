@@ -12,8 +12,9 @@ from .. import settings
 from ..definitions.patch import KnownBug, Variant
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status, patch_report
-from ..guards import decision, implementations, shapes, sources
-from ..guards.decision import Choice, Decision, Found, Held
+from ..guards import choices, decision, implementations, shapes, sources
+from ..guards.choices import Choice, Decision, Found
+from ..guards.decision import Held
 from ..guards.sources import NotFound, Source, Unreadable
 from .archive import Release, ReleaseError
 
@@ -31,7 +32,7 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
     with sources.parsed_once():
         for item in registered:
             off = environment.switched_off(item.patch.name)
-            found = _judge(item.patch, decision.look, sources.read_module, {} if off else beside)
+            found = _judge(item.patch, choices.look, sources.read_module, {} if off else beside)
             if off:
                 found = Decision(Status.DISABLED, off, found.version)
             rows.append(_row(item, found))
@@ -83,7 +84,7 @@ def is_patched(release: Release, registered: Iterable[Registered]) -> bool:
 
 
 def _row(item: Registered, found: Decision) -> PatchReport:
-    places = dict.fromkeys(f"{each.source.filename}:{each.node.lineno}" for each in found.recognised)
+    places = dict.fromkeys(f"{each.source.filename}:{each.place.lineno}" for each in found.recognised)
     if found.status is not Status.APPLIES:
         places = {}
     return patch_report(
@@ -109,7 +110,7 @@ def _judge(
     """
     choice: Choice | Decision | None = None
     try:
-        choice = decision.choose([look(variant) for variant in patch.variants])
+        choice = choices.choose([look(variant) for variant in patch.variants])
         found = choice if isinstance(choice, Decision) else decision.decide(choice, read)
         if found.status is not Status.APPLIES:
             return found

@@ -14,7 +14,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from .._version import __version__
-from ..definitions.patch import Advice, KnownBug, Listed
+from ..definitions.listed import ADVICE, Listed
+from ..definitions.patch import KnownBug
 from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
 from ..guards import sources
@@ -66,7 +67,7 @@ def effects(engine: Engine) -> dict[str, Effect]:
     No module of a framework is imported, and nothing changed. An advice does nothing anywhere, so it makes no
     difference.
     """
-    carried = (each for each in engine.carried() if each[0].kind != Advice.kind)
+    carried = (each for each in engine.carried() if each[0].kind != ADVICE)
     return {patch.name: effect(patch, row, texts) for patch, row, texts in carried}
 
 

@@ -158,7 +158,7 @@ class _Exchange:
             self._wait("done", _FAREWELL)
         error: str | None = verdict["error"]
         if error is None and rank == ranks[0] and speaks():
-            logger.info("verified: %d ranks have the same patches in force", len(ranks))
+            logger().info("verified: %d ranks have the same patches in force", len(ranks))
         return error
 
     def _wait_for_verdict(self) -> bool:
@@ -169,7 +169,7 @@ class _Exchange:
                 return True
             if left > _PATIENCE and not told and speaks():
                 told = True
-                logger.warning("verify() waits for %s, for %.0f s at most", ranks_text(self._missing()), left)
+                logger().warning("verify() waits for %s, for %.0f s at most", ranks_text(self._missing()), left)
         return False
 
     def _decide(self) -> None:

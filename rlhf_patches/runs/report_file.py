@@ -175,7 +175,7 @@ class _Line:
             with contextlib.suppress(Exception):  # at exit, standard error may be closed
                 if speaks():
                     said = f"cannot write the report (RLHF_PATCHES_REPORT={self.path}): {error}"
-                    logger.warning("%s", printable(said))
+                    logger().warning("%s", printable(said))
 
 
 _line: _Line | None = None

@@ -8,15 +8,16 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..definitions.patch import KnownBug, Rewrite, Shape, Variant
 from ..definitions.registry import Registered
 from ..definitions.status import PatchReport, Status
-from ..guards import decision, rewriting, shapes, sources
-from ..guards.decision import Decision, Found
+from ..guards import choices, decision, rewriting, shapes, sources
+from ..guards.choices import Decision, Found
 from ..guards.sources import Source
 from ..guards.versions import Verdict
 from ..offline import archive, download, evaluate
@@ -51,19 +52,27 @@ class Case:
     def __str__(self) -> str:
         return f"{self.patch.name}, {self.patch.distribution} {self.version}"
 
-    def copied(self, folder: Path, version: str, texts: Mapping[str, str] | None = None) -> Path:
-        """Write the variant's modules, edited or not, into ``folder/VERSION``, with metadata that state the version."""
-        folder = folder / version
+    def rows(
+        self, folder: Path, versions: Iterable[str], texts: Mapping[str, str] | None = None
+    ) -> dict[str, PatchReport]:
+        """What ``rlhf-patches check`` says of a copy of the variant's modules, by the version that its metadata state.
+
+        Args:
+            folder: for the copy; a copy that is there is written over.
+            versions: one after the other; UNKNOWN is one too.
+            texts: by module, what to write in place of the release's own text.
+        """
         for module in self.variant.modules:
             path = folder.joinpath(*module.split(".")).with_suffix(".py")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text((texts or {}).get(module) or self.read(module), encoding="utf-8")
-        write_metadata(folder, self.patch.distribution, version)
-        return folder
-
-    def row(self, folder: Path, version: str, texts: Mapping[str, str] | None = None) -> PatchReport:
-        """What ``rlhf-patches check`` says of such a copy."""
-        return row_of(self.copied(folder, version, texts), self.patch)
+        found = {}
+        with sources.parsed_once(kept=20):  # the text is the same under each
+            for version in versions:
+                metadata = write_metadata(folder, self.patch.distribution, version)
+                found[version] = row_of(folder, self.patch)
+                shutil.rmtree(metadata)
+        return found
 
     def edits(self) -> Iterator[tuple[str, str, str]]:
         """For each function that the patch changes: its name, the module, and a text in which it is another one.
@@ -76,12 +85,12 @@ class Case:
         for item in shapes.recognise_all(self.variant, texts):
             target, text = item.change.target, item.source.text
             if isinstance(item.change, (Rewrite, Shape)):
-                place = rewriting.find(item.change, item.source, item.node)[0].range()
+                place = rewriting.find(item.change, item.source, item.place)[0].range()
                 yield target, item.source.module, _without(text, place.start.index, place.end.index)
             elif target not in seen:
                 seen.add(target)
                 edit = _with_a_statement if item.fingerprint else _with_a_parameter
-                yield target, item.source.module, edit(text, item.node)
+                yield target, item.source.module, edit(text, sources.find_function(item.source, item.qualname))
 
 
 def _without(text: str, start: int, end: int) -> str:
@@ -115,12 +124,13 @@ def _with_a_parameter(text: str, node: sources.FunctionNode) -> str:
     return "\n".join([*before, re.sub(rf"(def\s+{node.name}\s*(\[.*?\])?\()", r"\1edited, ", after, count=1)])
 
 
-def write_metadata(folder: Path, distribution: str, version: str) -> None:
-    """Let a folder on sys.path claim to hold a distribution."""
+def write_metadata(folder: Path, distribution: str, version: str) -> Path:
+    """Let a folder on sys.path claim to hold a distribution; returns where it says so."""
     metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir()
     text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
     (metadata / "METADATA").write_text(text, encoding="utf-8")
+    return metadata
 
 
 def row_of(folder: Path, patch: KnownBug) -> PatchReport:
@@ -140,7 +150,7 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
         AssertionError: the patch cannot be for it, though the version says so.
         archive.ReleaseError, download.DownloadError: it cannot be had, or not be read.
     """
-    look: Callable[[Variant], Found] = decision.look
+    look: Callable[[Variant], Found] = choices.look
     read = sources.read_module
     if release != INSTALLED:
         opened = archive.open_release(download.found(release))
@@ -148,7 +158,7 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
             packages = ", ".join(dict.fromkeys(module.partition(".")[0] for module in patch.modules))
             raise archive.ReleaseError(f"{opened.label} has no {packages}, so it tells nothing of {patch}")
         look, read = functools.partial(evaluate.look, opened), opened.source
-    choice = decision.choose([look(variant) for variant in patch.variants])
+    choice = choices.choose([look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):
         if choice.status is not Status.ABSENT:
             raise AssertionError(f"{patch} is {choice.status} in {release}: {choice.reason}")

@@ -31,8 +31,8 @@ def applies(case: Case, folder: Path) -> None:
     """It is for the release as it is, also where nothing tells the version."""
     __tracebackhide__ = True
     expected = Status.ADVICE if isinstance(case.patch, Advice) else Status.APPLIES
-    for version in dict.fromkeys((case.version, UNKNOWN)):
-        _is(case.row(folder, version), expected, f"on the text of {case} (version {version})")
+    for version, row in case.rows(folder, (case.version, UNKNOWN)).items():
+        _is(row, expected, f"on the text of {case} (version {version})")
 
 
 def refused_where_edited(case: Case, folder: Path) -> None:
@@ -42,8 +42,7 @@ def refused_where_edited(case: Case, folder: Path) -> None:
     said = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
     number = 0
     for number, (target, module, text) in enumerate(case.edits(), 1):
-        for version in dict.fromkeys((case.version, UNKNOWN)):
-            row = case.row(folder / str(number), version, {module: text})
+        for version, row in case.rows(folder / str(number), (case.version, UNKNOWN), {module: text}).items():
             what = f"with {target} edited (version {version}): its shape guard is too wide"
             if version == UNKNOWN:
                 # Another variant may have the other changes, and not this one.
@@ -70,7 +69,7 @@ def stays_away_outside(case: Case, folder: Path, version: str) -> None:
         f"{case.patch} is for {case.patch.distribution} {case.patch.versions or '(every version)'}, which is open at "
         f"the {end} end: expected {sign} and a release that was read, since nobody knows the others",
     )
-    _is(case.row(folder, version), Status.UNAFFECTED, f"on version {version}")
+    _is(case.rows(folder, [version])[version], Status.UNAFFECTED, f"on version {version}")
 
 
 def leaves_alone(case: Case, folder: Path, affected: str | None) -> None:
@@ -84,10 +83,10 @@ def leaves_alone(case: Case, folder: Path, affected: str | None) -> None:
     __tracebackhide__ = True
     doubt = Status.ADVICE if isinstance(case.patch, Advice) else Status.REFUSED
     expected = {case.version: Status.UNAFFECTED, UNKNOWN: Status.UNAFFECTED}
-    for version, status in (expected | ({affected: doubt} if affected else {})).items():
-        row = case.row(folder, version)
+    expected |= {affected: doubt} if affected else {}
+    for version, row in case.rows(folder, expected).items():
         what = f"on {case}, as version {version}, which has not the bug"
-        _is(row, status, what)
+        _is(row, expected[version], what)
         _require(not row.unreviewed, f"{_told(row)} {what}: is the range too short?")
 
 

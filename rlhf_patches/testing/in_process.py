@@ -14,8 +14,8 @@ from ..definitions.patch import KnownBug, Patch, Variant
 from ..definitions.status import PatchReport, Status
 from ..engine import functions
 from ..engine.engine import engine
-from ..guards import decision, sources
-from ..guards.decision import Decision
+from ..guards import choices, decision, sources
+from ..guards.choices import Decision
 from ..guards.rewriting import Unrecognised
 from ..settings import SettingsError
 
@@ -39,7 +39,7 @@ def applied(patch: Patch | str) -> Iterator[PatchReport]:
         ImportError: what it is for cannot be imported.
     """
     patch = _patch(patch)
-    choice = decision.choose([decision.look(variant) for variant in patch.variants])
+    choice = choices.choose([choices.look(variant) for variant in patch.variants])
     found = choice if isinstance(choice, Decision) else decision.decide(choice, sources.read_module)
     if found.variant is None:  # told without an import, which may take long
         raise AssertionError(f"{patch} is not applied but {found.status}: {found.reason}")

@@ -46,13 +46,13 @@ def cluster(installed: Any) -> Iterator[str]:
     command = [
         installed.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2",
         f"--port={port}", f"--temp-dir={folder}",
-        "--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=100000000",
+        "--include-dashboard=false", "--include-log-monitor=false", "--no-monitor",
+        "--disable-usage-stats", "--object-store-memory=100000000",
     ]
     # fmt: on
+    settings = installed.environment({"RAY_prestart_worker_first_driver": "0"})  # they have no runtime environment
     with Path(folder, "start.log").open("w") as log:
-        process = subprocess.Popen(
-            command, env=installed.environment({}), stdout=log, stderr=log, start_new_session=True, cwd=folder
-        )
+        process = subprocess.Popen(command, env=settings, stdout=log, stderr=log, start_new_session=True, cwd=folder)
     try:
         _wait_for(address, process, Path(folder, "start.log"))
         yield address

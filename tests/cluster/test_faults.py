@@ -25,17 +25,12 @@ BY_ITSELF = {"RLHF_PATCHES_AUTOLOAD": "1", "RLHF_PATCHES_VERIFY": "1"}
 PATCH = "trl-chunked-nll-zero3"
 
 
-def run(*arguments: str, number: int = 3, **options: Any) -> list[ranks.Ended]:
-    """The ranks, in a store of their own process: one rank's death must not take it away."""
-    with ranks.store_of_a_launcher() as port:
-        return ranks.run(WORKER, arguments, number, port=port, **options)
-
-
 @pytest.mark.parametrize("without", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_rank_without_the_package(installed, tmp_path, without):
     bare = Installed.create(tmp_path / "bare")
     python = {rank: bare.python if rank == without else installed.python for rank in range(3)}
-    ended = run("init_only", "15", python=python, settings=BY_ITSELF)
+    with ranks.store_of_a_launcher() as port:  # the rank that is done at once must not take it away
+        ended = ranks.run(WORKER, ("init_only", "15"), 3, port=port, python=python, settings=BY_ITSELF)
     assert [rank.said["there"] for rank in ended] == [rank != without for rank in range(3)]
     assert ended[without].said["init"] is None
     others = [rank for rank in range(3) if rank != without]
@@ -53,6 +48,12 @@ def release(version: str, folder: Path) -> str:
     return str(folder)
 
 
+def told(ended: list[ranks.Ended]) -> list[str]:
+    """What all ranks are told of the patch when their group is initialised, by lines."""
+    (text,) = {rank.said["init"] for rank in ended}
+    return text.split(f"{PATCH}:\n")[1].splitlines()
+
+
 def test_ranks_with_other_versions_of_the_framework(installed, tmp_path):
     """On disk only: nothing of it has been imported when the group is initialised, and it is found all the same."""
     own = {
@@ -60,16 +61,14 @@ def test_ranks_with_other_versions_of_the_framework(installed, tmp_path):
         1: {"PYTHONPATH": release("1.15.0", tmp_path / "newer")},
         2: {"PYTHONPATH": release("1.6.0", tmp_path / "older")},
     }
-    ended = run("init_only", python=installed.python, settings=BY_ITSELF, own=own)
-    (text,) = {rank.said["init"] for rank in ended}
-    lines = text.split(f"{PATCH}:\n")[1].splitlines()
+    lines = told(ranks.run(WORKER, ("init_only",), 3, python=installed.python, settings=BY_ITSELF, own=own))
     assert re.search(r"^  rank 0 on .*: pending \(trl 1\.14\.2, code [0-9a-f]{16}\)$", lines[0])
     assert "  rank 1 on " in lines[1]
     assert lines[1].endswith("): unaffected (trl 1.15.0 is not affected (affected: >=1.4.0,<1.15.0))")
     assert re.search(r"^  rank 2 on .*: pending \(trl 1\.6\.0, code [0-9a-f]{16}\)$", lines[2])
 
 
-def test_a_file_that_was_edited_on_one_host(installed, tmp_path):
+def test_a_file_that_was_edited_on_one_host(warm, tmp_path):
     folder = Path(release("1.14.2", tmp_path / "edited"))
     module = folder / "trl" / "trainer" / "sft_trainer.py"
     text = module.read_text()
@@ -79,38 +78,45 @@ def test_a_file_that_was_edited_on_one_host(installed, tmp_path):
         0: {"PYTHONPATH": release("1.14.2", tmp_path / "plain")},
         1: {"PYTHONPATH": str(folder)},
     }
-    ended = run("init_only", number=2, python=installed.python, settings=BY_ITSELF, own=own)
-    (text,) = {rank.said["init"] for rank in ended}
-    lines = text.split(f"{PATCH}:\n")[1].splitlines()
+    arguments, settings = ("init_only", "60", "apply"), {"RLHF_PATCHES_VERIFY": "1"}
+    lines = told(ranks.run_warm(warm, tmp_path / "ranks", WORKER, arguments, settings=settings, own=own))
     codes = [re.search(r": pending \(trl 1\.14\.2, code ([0-9a-f]{16})\)$", line)[1] for line in lines[:2]]
     assert codes[0] != codes[1]
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_a_rank_killed_in_verify(slime, victim):
-    settings = {"PYTHONPATH": str(slime), "VICTIM": str(victim)}
-    ended = run("killed", "before", "15", settings=settings)
-    assert ended[victim].status == -9
+@pytest.fixture
+def killed(warm, slime, tmp_path):
+    """Three ranks, of which one kills itself in verify()."""
+
+    def run(when: str, seconds: int, victim: int, **options: Any) -> list[ranks.Ended]:
+        settings = {"PYTHONPATH": str(slime), "VICTIM": str(victim)}
+        ended = ranks.run_warm(warm, tmp_path, WORKER, ("killed", when, str(seconds)), 3, settings=settings, **options)
+        assert ended[victim].status == -9
+        return ended
+
+    return run
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_in_verify(killed, victim):
+    ended = killed("before", 5, victim, store_of_a_launcher=True)
     for rank in (0, 1, 2):
         if rank != victim:
             text = ended[rank].said["verify"]
-            assert text.startswith(f"VerifyError: rank {victim} of 3 has not called rlhf_patches.verify() within 15 s")
+            assert text.startswith(f"VerifyError: rank {victim} of 3 has not called rlhf_patches.verify() within 5 s")
             assert "killed" in text
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_a_rank_killed_after_it_was_counted(slime, victim):
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_after_it_was_counted(killed, victim):
     """The others have all that they need, whoever was to compare: they agree, and go on."""
-    ended = run("killed", "after", "15", settings={"PYTHONPATH": str(slime), "VICTIM": str(victim)})
-    assert ended[victim].status == -9
+    ended = killed("after", 15, victim, store_of_a_launcher=True)
     assert [rank.said["verify"] for rank in ended if rank.status == 0] == [None, None], ended
 
 
-def test_the_rank_with_the_store_is_killed(slime):
+def test_the_rank_with_the_store_is_killed(killed):
     """Without a launcher the store lives in rank 0; with it goes what could be said of single ranks."""
-    settings = {"PYTHONPATH": str(slime), "VICTIM": "0"}
-    first, *others = ranks.run(WORKER, ("killed", "before", "60"), 3, settings=settings)
-    assert first.status == -9
+    _, *others = killed("before", 60, victim=0)
     for rank, ended in enumerate(others, start=1):
         text = ended.said["verify"]
         assert text.startswith(f"VerifyError: rank {rank} has lost the store of the process group during verify(). ")

@@ -1,4 +1,4 @@
-"""The same patch on every rank, started by torchrun, DeepSpeed, accelerate, and multiprocessing: real TRL."""
+"""The same patch on every rank, started by torchrun, DeepSpeed, accelerate, and multiprocessing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import ranks
+from tests.harness import ranks, toy_slime
 from tests.harness.launched_ranks import PATCH
 
 SUPPORT = Path(ranks.__file__).parent
@@ -48,23 +48,23 @@ def launch(installed: Any, launcher: str, out: Path, *arguments: str, **settings
 
 
 @pytest.mark.parametrize(
-    ("launcher", "way"),
+    ("launcher", "framework", "way"),
     [
-        ("torch", "site hook"),
-        ("deepspeed", "site hook"),
-        pytest.param("accelerate", "site hook", marks=exhaustive),
-        *(pytest.param(launcher, "apply()", marks=exhaustive) for launcher in ("torch", "deepspeed", "accelerate")),
+        ("torch", "trl", "site hook"),
+        ("deepspeed", "deepspeed", "site hook"),
+        pytest.param("accelerate", "trl", "site hook", marks=exhaustive),
+        *(pytest.param(name, "trl", "apply()", marks=exhaustive) for name in ("torch", "deepspeed", "accelerate")),
     ],
 )
-def test_every_rank_is_patched(installed, tmp_path, launcher, way):
+def test_every_rank_is_patched(installed, tmp_path, launcher, framework, way):
     arguments, settings = ((), SITE_HOOK) if way == "site hook" else (("--apply",), {})
-    reports = launch(installed, launcher, tmp_path, *arguments, **settings)
+    reports = launch(installed, launcher, tmp_path, "--look-at", framework, *arguments, **settings)
     assert [(report["rank"], report["world"]) for report in reports] == [("0", "2"), ("1", "2")]
     assert len({report["pid"] for report in reports}) == 2
     for report in reports:
         assert report["error"] is None
         assert report["status"] == "applied"
-        assert report["version"] == importlib.metadata.version("trl")
+        assert report["version"] == importlib.metadata.version(framework)
         assert report["ours"]
 
 
@@ -100,15 +100,15 @@ def test_children_of_a_process(installed, tmp_path, settings):
 
 def test_spawn_does_not_inherit_an_apply_under_the_main_guard(installed, tmp_path):
     """Why the site hook exists, and that the report of such a child does not claim anything."""
+    toy_slime.write(tmp_path)
     (tmp_path / "script.py").write_text(
-        "import multiprocessing, sys\n"
-        f"sys.path.insert(0, {str(SUPPORT)!r})\n"
-        "from launched_ranks import look_at_deepspeed as look\n"
-        "def job():\n    print(look()['status'], look()['ours'], flush=True)\n"
+        "import multiprocessing\n"
+        "def job():\n"
+        f"    import rlhf_patches; {toy_slime.LOOK}; print(rlhf_patches.report()[{toy_slime.PATCH!r}].status.value)\n"
         "if __name__ == '__main__':\n"
         "    import rlhf_patches; rlhf_patches.apply()\n"
         "    child = multiprocessing.get_context('spawn').Process(target=job); child.start(); child.join()\n"
     )
-    for settings, expected in (({}, "inactive False"), (SITE_HOOK, "applied True")):
+    for settings, expected in (({}, ["untouched", "inactive"]), (SITE_HOOK, ["applied", "applied"])):
         done = installed.run(installed.python, "script.py", cwd=tmp_path, **ENVIRONMENT, **settings)
-        assert done.stdout.strip() == expected, done.stderr
+        assert done.stdout.split() == expected, done.stderr

@@ -115,23 +115,22 @@ def test_a_drivers_apply_does_not_exist_in_workers_and_its_runtime_environment_d
     (tmp_path / "after").mkdir()
     rlhf_patches.apply()
     with connect(base):
-        workers = [Worker.remote() for _ in range(2)]
-        assert ray.get([worker.look.remote() for worker in workers]) == ["untouched"] * 2
-        assert ray.get(workers[0].from_a_task.remote()) == "untouched"
-        found = ray.get([looking_together.remote(str(tmp_path / "before"), 3) for _ in range(3)])
-        assert [state for _, state in found] == ["untouched"] * 3
+        worker = Worker.remote()
+        assert ray.get([worker.look.remote(), worker.from_a_task.remote()]) == ["untouched"] * 2
+        found = ray.get([looking_together.remote(str(tmp_path / "before"), 2) for _ in range(2)])
+        assert [state for _, state in found] == ["untouched"] * 2
         with pytest.raises(VerifyError, match="nothing has switched it on"):
-            verify(workers)
+            verify([worker])
 
     with connect(runtime_env(base)):
-        workers = [Worker.remote(), Worker.remote(), AsyncWorker.remote()]
-        assert ray.get([worker.look.remote() for worker in workers]) == ["applied"] * 3
+        workers = [Worker.remote(), AsyncWorker.remote()]
+        assert ray.get([worker.look.remote() for worker in workers]) == ["applied"] * 2
         assert ray.get(workers[0].from_a_task.remote()) == "applied"
-        found = ray.get([looking_together.remote(str(tmp_path / "after"), 3) for _ in range(3)])
-        assert [state for _, state in found] == ["applied"] * 3
-        assert len({pid for pid, _ in found}) == 3
+        found = ray.get([looking_together.remote(str(tmp_path / "after"), 2) for _ in range(2)])
+        assert [state for _, state in found] == ["applied"] * 2
+        assert len({pid for pid, _ in found}) == 2
         states = verify(workers)
-        assert len({state["pid"] for state in states.values()}) == 3
+        assert len({state["pid"] for state in states.values()}) == 2
         for state in states.values():
             assert state["effects"][toy_slime.PATCH]["status"] == "applied"
             assert state["effects"][toy_slime.PATCH]["code"]
@@ -209,9 +208,9 @@ def test_a_second_driver_whose_cluster_has_had_another_before(connect, base, clu
 
             assert ask() == "untouched"
             with connect(runtime_env(base)):
-                workers = [Worker.remote() for _ in range(2)]
-                assert ray.get([worker.look.remote() for worker in workers]) == ["applied"] * 2
-                verify(workers)
+                worker = Worker.remote()
+                assert ray.get(worker.look.remote()) == "applied"
+                verify([worker])
                 assert ask() == "untouched"
             with connect(base):
                 assert ray.get(task.remote()) == "untouched"
@@ -293,11 +292,11 @@ def test_the_drivers_choice_and_settings_reach_the_workers(connect, base, monkey
     rlhf_patches.apply(exclude="slime-*")
     monkeypatch.setenv("RLHF_PATCHES_REPORT", "workers.jsonl")
     with connect(runtime_env(base)):
-        workers = [Worker.remote() for _ in range(2)]
-        assert ray.get([worker.look.remote() for worker in workers]) == ["untouched"] * 2
-        for state in verify(workers).values():
-            assert state["effects"][toy_slime.PATCH]["reason"] == "not among RLHF_PATCHES_ONLY"
-        assert ray.get(workers[0].environment.remote("RLHF_PATCHES_REPORT")) == str(tmp_path / "workers.jsonl")
+        worker = Worker.remote()
+        assert ray.get(worker.look.remote()) == "untouched"
+        (state,) = verify([worker]).values()
+        assert state["effects"][toy_slime.PATCH]["reason"] == "not among RLHF_PATCHES_ONLY"
+        assert ray.get(worker.environment.remote("RLHF_PATCHES_REPORT")) == str(tmp_path / "workers.jsonl")
 
 
 def _driver(python: str, code: str, cwd: Path, **variables: str) -> list[str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from rlhf_patches.runs import comparison, process_group
 from rlhf_patches.runs.processes import Process
@@ -22,17 +21,45 @@ ONE_SWITCHED_OFF = {1: {"RLHF_PATCHES_DISABLE": toy_slime.PATCH}}
 ON = {"RLHF_PATCHES_VERIFY": "1"}
 
 
-def said(slime: Path, *arguments: str, number: int = 2, settings: dict[str, str] | None = None, **options: Any) -> list:
+@pytest.fixture(scope="module")
+def dist() -> Any:
+    """torch.distributed: what collects these tests and runs others does not load it."""
+    import torch.distributed
+
+    return torch.distributed
+
+
+def reports(ended: list[ranks.Ended]) -> list[Any]:
     """What each rank reports."""
-    ended = ranks.run(WORKER, arguments, number, settings={"PYTHONPATH": str(slime), **(settings or {})}, **options)
     for rank in ended:
         assert rank.status == 0, rank.errors
     return [rank.said for rank in ended]
 
 
 @pytest.fixture(scope="module")
-def calls(slime):
-    return said(slime, "calls", number=3)
+def said(slime, warm, tmp_path_factory):
+    """Run a scenario in processes that have imported torch; returns what each rank reports."""
+
+    def run(*arguments: str, number: int = 2, settings: dict[str, str] | None = None, **options: Any) -> list[Any]:
+        options["settings"] = {"PYTHONPATH": str(slime), **(settings or {})}
+        return reports(ranks.run_warm(warm, tmp_path_factory.mktemp("ranks"), WORKER, arguments, number, **options))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def said_cold(slime):
+    """The same in fresh interpreters, where torch is imported after this package, or by the script."""
+
+    def run(*arguments: str, settings: dict[str, str], **options: Any) -> list[Any]:
+        return reports(ranks.run(WORKER, arguments, settings={"PYTHONPATH": str(slime), **settings}, **options))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def calls(said):
+    return said("calls", number=3)
 
 
 def everywhere(calls, what):
@@ -41,9 +68,18 @@ def everywhere(calls, what):
     return text
 
 
-@pytest.mark.parametrize("what", ["before torch", "before the group", "destroyed"])
+TOO_EARLY = "call torch.distributed.init_process_group() before verify()"
+
+
+@pytest.mark.parametrize("what", ["before the group", "destroyed"])
 def test_without_a_group(calls, what):
-    assert "call torch.distributed.init_process_group() before verify()" in everywhere(calls, what)
+    assert TOO_EARLY in everywhere(calls, what)
+
+
+def test_before_torch_is_imported():
+    for report in reports(ranks.run(WORKER, ("before_torch",))):
+        assert TOO_EARLY in report["verify"]
+        assert not report["torch"], "verify() imports nothing"
 
 
 @pytest.mark.parametrize("what", ["never applied", "pending everywhere", "applied again", "initialised again"])
@@ -117,28 +153,28 @@ def test_a_few_store_operations_a_rank(calls):
 
 def test_a_rank_that_comes_too_late_is_named_and_told_the_same(calls):
     text = everywhere(calls, "late")
-    assert text.startswith("VerifyError: rank 1 of 3 has not called rlhf_patches.verify() within 10 s: ")
+    assert text.startswith("VerifyError: rank 1 of 3 has not called rlhf_patches.verify() within 3 s: ")
     assert "Here are ranks 0, 2 on " in text
     assert everywhere(calls, "after a late rank") is None, "the next call is a new one"
 
 
-def test_the_stores_host_stays_until_all_have_read_the_verdict(slime):
-    reports = said(slime, "leaves_at_once", number=3)
-    assert "rank 0 on " in everywhere(reports, "verify")
+def test_the_stores_host_stays_until_all_have_read_the_verdict(said):
+    found = said("leaves_at_once", number=3)
+    assert "rank 0 on " in everywhere(found, "verify")
 
 
-def test_the_fake_backend_has_no_other_ranks(slime):
-    (report,) = said(slime, "backend", "fake", number=1)
+def test_the_fake_backend_has_no_other_ranks(said):
+    (report,) = said("backend", "fake", number=1)
     assert report["verify"] is None
 
 
-def test_a_store_in_a_file(slime, tmp_path):
-    reports = said(slime, "backend", "file", settings={"STORE": str(tmp_path / "store")})
-    assert "rank 1 on " in everywhere(reports, "verify")
-    assert "rank 1 of 2 has not called rlhf_patches.verify() within 2 s" in reports[0]["late"]
+def test_a_store_in_a_file(said, tmp_path):
+    found = said("backend", "file", settings={"STORE": str(tmp_path / "store")})
+    assert "rank 1 on " in everywhere(found, "verify")
+    assert "rank 1 of 2 has not called rlhf_patches.verify() within 2 s" in found[0]["late"]
 
 
-def test_calls_on_one_store_do_not_read_each_other():
+def test_calls_on_one_store_do_not_read_each_other(dist):
     """Two groups one after the other on the same store, as where a launcher hosts it; threads for ranks."""
     store = dist.PrefixStore("as init_process_group does", dist.HashStore())
 
@@ -166,7 +202,7 @@ def test_calls_on_one_store_do_not_read_each_other():
     assert all("rank 2 of 3 has not called" in text for text in exchange("1", "1", None, limit=0.5))
 
 
-def test_of_two_verdicts_the_first_counts(monkeypatch):
+def test_of_two_verdicts_the_first_counts(dist, monkeypatch):
     """Two ranks have waited long enough at the same time, and have not found the same."""
     one = process_group._Exchange(process_group._Group(dist.HashStore(), "world", [0, 1], 0), 60)
     one._call = 1
@@ -184,16 +220,16 @@ def test_of_two_verdicts_the_first_counts(monkeypatch):
 
 
 STORES = {
-    "hash": lambda folder: dist.HashStore(),
-    "file": lambda folder: dist.FileStore(str(folder / "store"), 2),
-    "tcp": lambda folder: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+    "hash": lambda dist, folder: dist.HashStore(),
+    "file": lambda dist, folder: dist.FileStore(str(folder / "store"), 2),
+    "tcp": lambda dist, folder: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
 }
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_less_than_a_millisecond_is_not_for_ever(tmp_path, kind):
+def test_less_than_a_millisecond_is_not_for_ever(dist, tmp_path, kind):
     """torch's stores cut a time to milliseconds, and all but TCPStore take 0 for no limit."""
-    one = process_group._Exchange(process_group._Group(STORES[kind](tmp_path), "world", [0, 1], 0), 60)
+    one = process_group._Exchange(process_group._Group(STORES[kind](dist, tmp_path), "world", [0, 1], 0), 60)
     one._call = 1
     found = []
     # A daemon, and not waited for without limit: in a store's wait() nothing else can end a thread.
@@ -215,12 +251,9 @@ def test_a_group_without_a_limit_of_its_own_gets_ours(monkeypatch, given):
 # ------------------------------------------------------------------------------------- RLHF_PATCHES_VERIFY
 
 
-@pytest.mark.parametrize(
-    "order", [pytest.param("torch first", marks=pytest.mark.exhaustive), "apply first", "group first"]
-)
-def test_by_itself_after_every_initialisation(slime, order):
-    for report in said(slime, "by_itself", order, settings=ON, own=ONE_SWITCHED_OFF):
-        assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["apply" if order == "group first" else "init"]
+def compared_after_every_initialisation(found, first="init"):
+    for report in found:
+        assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report[first]
         assert report["initialised"]
         assert report.get("apply again") is None, "a group is compared once"
         assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["init again"]
@@ -228,30 +261,45 @@ def test_by_itself_after_every_initialisation(slime, order):
         assert report["signature"] == "(backend: str | None = None"
 
 
-@pytest.mark.parametrize("order", ["apply first", pytest.param("group first", marks=pytest.mark.exhaustive)])
-def test_by_itself_and_all_are_equal(slime, order):
-    for report in said(slime, "by_itself", order, settings=ON):
+def test_by_itself_where_torch_is_imported_after_apply(said_cold):
+    compared_after_every_initialisation(said_cold("by_itself", "apply first", settings=ON, own=ONE_SWITCHED_OFF))
+
+
+@pytest.mark.parametrize("order", ["torch first", "group first"])
+def test_by_itself_where_torch_was_imported_before(said, order):
+    found = said("by_itself", order, settings=ON, own=ONE_SWITCHED_OFF)
+    compared_after_every_initialisation(found, "apply" if order == "group first" else "init")
+
+
+def never_an_error(found):
+    for report in found:
         assert {report.get(what) for what in ("apply", "init", "init again", "init after revert()")} == {None}
 
 
-def test_not_asked_not_done(slime):
-    for report in said(slime, "by_itself", "apply first", own=ONE_SWITCHED_OFF):
+@pytest.mark.parametrize("order", ["torch first", "group first"])
+def test_by_itself_and_all_are_equal(said, order):
+    never_an_error(said("by_itself", order, settings=ON))
+
+
+@pytest.mark.exhaustive
+def test_by_itself_and_all_are_equal_where_torch_is_imported_after_apply(said_cold):
+    never_an_error(said_cold("by_itself", "apply first", settings=ON))
+
+
+def test_not_asked_not_done(said):
+    for report in said("by_itself", "apply first", own=ONE_SWITCHED_OFF):
         assert report["init"] is report["init again"] is None
 
 
-def test_one_rank_alone(slime):
-    (report,) = said(slime, "by_itself", "apply first", number=1, settings=ON)
+def test_one_rank_alone(said):
+    (report,) = said("by_itself", "apply first", number=1, settings=ON)
     assert report["init"] is report["init again"] is None
 
 
-def test_under_the_site_hook_only(slime, installed):
+def test_under_the_site_hook_only(said_cold, installed):
     settings = {**ON, "RLHF_PATCHES_AUTOLOAD": "1"}
-    for report in said(
-        slime, "by_itself", "site hook", python=installed.python, settings=settings, own=ONE_SWITCHED_OFF
-    ):
-        assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["init"]
-        assert "): disabled (disabled by RLHF_PATCHES_DISABLE)" in report["init again"]
-        assert report["init after revert()"] is None
+    found = said_cold("by_itself", "site hook", python=installed.python, settings=settings, own=ONE_SWITCHED_OFF)
+    compared_after_every_initialisation(found)
 
 
 def test_a_wrong_value_stops_the_run_at_its_first_framework(installed):

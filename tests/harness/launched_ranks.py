@@ -17,7 +17,7 @@ PATCH = "trl-chunked-nll-zero3"
 TOO_LONG = 240
 
 
-def look() -> dict[str, Any]:
+def look_at_trl() -> dict[str, Any]:
     """The real function of real TRL, and what the report says of it."""
     from trl.trainer import sft_trainer
 
@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--library", choices=("torch", "deepspeed", "accelerate"), required=True)
+    parser.add_argument("--look-at", choices=("trl", "deepspeed"), default="trl", help="whose function")
     parser.add_argument("--apply", action="store_true")
     parser.add_argument("--disable-on", help="a rank where the patch is switched off")
     options, _ = parser.parse_known_args()  # DeepSpeed's launcher adds --local_rank
@@ -79,7 +80,7 @@ def main() -> None:
     except Exception as error:
         said["error"] = f"{type(error).__name__}: {error}"
     if options.disable_on is None:
-        said |= look()
+        said |= {"trl": look_at_trl, "deepspeed": look_at_deepspeed}[options.look_at]()
     (options.out / f"rank{rank}.json").write_text(json.dumps(said))
     os._exit(0)  # torch's shutdown waits
 

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 
+from rlhf_patches.definitions import registry
 from tests.harness import absent_packages, framework_entries
 
 
@@ -17,8 +18,20 @@ def torch() -> None:
 
     importlib.import_module("torch.distributed")
     importlib.import_module("rlhf_patches.patches.vocab_parallel.upstream")
+    importlib.import_module("rlhf_patches.api")
+    registry.load()
     importlib.import_module("pytest")  # some workers use its MonkeyPatch
     torch.set_num_threads(1)
+
+
+def packages() -> None:
+    """What most frameworks import besides torch."""
+    for module in (
+        *("accelerate", "datasets", "peft", "transformers.models.qwen2.modeling_qwen2", "transformers.trainer"),
+        *("ray", "omegaconf", "pydantic", "tensordict", "torch.utils.tensorboard"),
+        *("torch._inductor.compile_fx", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+    ):
+        importlib.import_module(module)
 
 
 def megatron() -> None:

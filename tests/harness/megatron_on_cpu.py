@@ -21,19 +21,23 @@ def _names_cuda(value: object) -> bool:
     return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
 
 
+_CUDA, _TO, _TYPE = torch.Tensor.cuda, torch.Tensor.to, torch.Tensor.type
+
+
 class _CudaMeansCpu(TorchFunctionMode):
-    """Sends to the CPU every tensor that is created on CUDA or moved there."""
+    """Sends to the CPU every tensor that is created on CUDA or moved there. Everything torch does comes through it."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = {key: CPU if _names_cuda(value) else value for key, value in (kwargs or {}).items()}
-        if func is torch.Tensor.cuda:
+        if func is _CUDA:
             return args[0]
-        if func is torch.Tensor.to:
+        if kwargs:
+            kwargs = {key: CPU if _names_cuda(value) else value for key, value in kwargs.items()}
+        if func is _TO:
             args = tuple(CPU if _names_cuda(value) else value for value in args)
-        result = func(*args, **kwargs)
-        if func is torch.Tensor.type and isinstance(result, str):
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if func is _TYPE and isinstance(result, str):
             # Megatron's optimizers sort parameters by this name and refuse one without "cuda".
             return result.replace("torch.", "torch.cuda.", 1)
         return result

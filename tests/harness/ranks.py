@@ -1,4 +1,4 @@
-"""Ranks without a launcher: processes that may each have an interpreter, variables and arguments of their own."""
+"""Ranks without a launcher: processes that may each have an interpreter and variables of their own, and may die."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.harness.warm import TORCH, Warm
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -21,6 +23,12 @@ class Ended:
     status: int
     said: Any
     errors: str
+
+    @classmethod
+    def of(cls, status: int, output: str, errors: str) -> Ended:
+        """From what a process has written."""
+        lines = [line for line in output.splitlines() if line.startswith(("{", "["))]
+        return cls(status, json.loads(lines[-1]) if lines else None, errors)
 
 
 def free_port() -> int:
@@ -91,9 +99,40 @@ def run(
             process.kill()
             output, errors = process.communicate()
             errors += f"\nkilled after {timeout} s"
-        lines = [line for line in output.splitlines() if line.startswith(("{", "["))]
-        ended.append(Ended(process.returncode, json.loads(lines[-1]) if lines else None, errors))
+        ended.append(Ended.of(process.returncode, output, errors))
     return ended
+
+
+def run_warm(
+    warm: Warm,
+    out: Path,
+    worker: Path,
+    arguments: Sequence[str] = (),
+    ranks: int = 2,
+    *,
+    settings: Mapping[str, str] | None = None,
+    own: Mapping[int, Mapping[str, str]] | None = None,
+    store_of_a_launcher: bool = False,
+) -> list[Ended]:
+    """The same on forks of a process that has imported torch, for what does not depend on how a process starts.
+
+    Args:
+        warm: the session's warm processes.
+        out: an empty folder; made if it is not there.
+        worker: the script.
+        arguments: its arguments.
+        ranks: how many.
+        settings: variables of every rank.
+        own: more variables of single ranks.
+        store_of_a_launcher: whether the store is in a process of its own; otherwise rank 0 hosts it.
+    """
+    out.mkdir(exist_ok=True)
+    common = {"MORE_PORTS": f"{free_port()},{free_port()}", **(settings or {})}
+    if not store_of_a_launcher:
+        common |= {"MASTER_PORT": str(free_port()), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    given = (str(worker), json.dumps(dict(own or {}), default=dict), *arguments)
+    reports = warm.run("tests.harness.forked_rank", given, out, TORCH, ranks=ranks, settings=common)
+    return [Ended.of(**report) for report in reports]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What happens on each rank in the tests of `rlhf_patches.verify`: real torch.distributed, gloo, a make-believe slime.
 
-``python verify_ranks.py SCENARIO``, started by `ranks.run`: the last line on standard output is a report, in JSON.
+``verify_ranks.py SCENARIO``, by `ranks.run` or `ranks.run_warm`: the last line on standard output is a report, in JSON.
 """
 
 from __future__ import annotations
@@ -66,15 +66,21 @@ def go_on(waiting: int) -> None:
 # ------------------------------------------------------------------------------------- verify(), called
 
 
+def before_torch() -> dict[str, Any]:
+    """Nobody has imported it."""
+    from rlhf_patches import verify
+
+    return {"verify": said_by(verify), "torch": "torch" in sys.modules}
+
+
 def calls() -> dict[str, Any]:
     """One world of three ranks, one thing after another."""
+    import torch
+
     import rlhf_patches
     from rlhf_patches import verify
 
     said: dict[str, Any] = {}
-    said["before torch"] = said_by(verify)
-    import torch
-
     said["before the group"] = said_by(verify)
     dist = start()
     said["never applied"] = said_by(verify)
@@ -113,7 +119,7 @@ def calls() -> dict[str, Any]:
 
     if RANK == 1:
         wait_for(0, 2)
-    said["late"] = said_by(verify, timeout=10)
+    said["late"] = said_by(verify, timeout=3)
     if RANK != 1:
         go_on(1)
     said["after a late rank"] = said_by(verify)
@@ -242,14 +248,16 @@ def by_itself(order: str) -> dict[str, Any]:
     return said
 
 
-def init_only(seconds: str = "60") -> dict[str, Any]:
-    """What a script of anybody's does; on a rank without rlhf_patches too."""
+def init_only(seconds: str = "60", first: str = "") -> dict[str, Any]:
+    """What a script of anybody's does; on a rank without rlhf_patches too. Or ``first`` it calls apply()."""
     try:
-        import rlhf_patches  # noqa: F401
+        import rlhf_patches
 
         there = True
     except ImportError:
         there = False
+    if first == "apply":
+        rlhf_patches.apply()
     return {"there": there, "init": said_by(start, timeout=datetime.timedelta(seconds=float(seconds)))}
 
 
@@ -277,6 +285,8 @@ def killed(when: str, seconds: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    scenario = {f.__name__: f for f in (calls, leaves_at_once, backend, by_itself, init_only, killed)}[sys.argv[1]]
+    scenario = {f.__name__: f for f in (before_torch, calls, leaves_at_once, backend, by_itself, init_only, killed)}[
+        sys.argv[1]
+    ]
     print(json.dumps(scenario(*sys.argv[2:])), flush=True)
     os._exit(0)  # ranks may be at different points, and torch's shutdown waits

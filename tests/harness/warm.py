@@ -11,6 +11,7 @@ loading.py what they load. Patches are applied by the worker, in the fork, to mo
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -46,6 +47,13 @@ class Level:
 Levels = tuple[Level, ...]
 TORCH: Levels = (Level("tests.harness.loading:torch"),)
 MEGATRON: Levels = (*TORCH, Level("tests.harness.loading:megatron"))
+PACKAGES: Levels = TORCH
+"""What frameworks import of others, which is most of what they load. Not beside DeepSpeed: its collectives are counted,
+so it comes before what imports it, and older releases of these packages are among those at its side."""
+if importlib.util.find_spec("deepspeed") is None:
+    PACKAGES = (*TORCH, Level("tests.harness.loading:packages"))
+MEGATRON_AND_PACKAGES: Levels = (*PACKAGES, MEGATRON[-1])
+"""For what imports them anyway: a patch of theirs is applied too where all are."""
 SKYRL_WORKERS = Level("tests.harness.loading:skyrl_workers")
 """On `skyrl`."""
 TRL: Levels = (*TORCH, Level("tests.harness.loading:trl"))
@@ -70,23 +78,23 @@ def trainer(entry: str) -> Levels:
 def skyrl(release: str, *more: str) -> Levels:
     """A release of SkyRL beside the environment's own frameworks, and folders of which it needs something else."""
     folders = [str(side_by_side.folder(f"skyrl-{name}")) for name in (release, *more)]
-    return (*MEGATRON, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
+    return (*MEGATRON_AND_PACKAGES, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
 
 
 def skyrl_trainer(release: str) -> Levels:
     """A release of SkyRL's trainer, without Megatron; 0.4 lies there without loguru, which 0.3 has."""
     folders = [str(side_by_side.folder(f"skyrl-{name}")) for name in (release, "0.3")]
-    return (*TORCH, Level("tests.harness.loading:skyrl_trainer", os.pathsep.join(dict.fromkeys(folders))))
+    return (*PACKAGES, Level("tests.harness.loading:skyrl_trainer", os.pathsep.join(dict.fromkeys(folders))))
 
 
 def verl(release: str | None = None) -> Levels:
     """A release of verl beside the environment's own frameworks, ``0.4`` say; None for the environment's own."""
     folder = str(side_by_side.folder(f"verl-{release}")) if release else None
-    return (*MEGATRON, Level("tests.harness.loading:verl", folder))
+    return (*MEGATRON_AND_PACKAGES, Level("tests.harness.loading:verl", folder))
 
 
 def beside(release: str | None, load: str, *more: str) -> Levels:
-    """A function of loading.py on torch, with a release's folder, such as ``deepspeed-0.18.9``, or without one.
+    """A function of loading.py on `PACKAGES`, with a release's folder, such as ``swift-4.3``, or without one.
 
     Args:
         release: the folder, or None.
@@ -94,7 +102,7 @@ def beside(release: str | None, load: str, *more: str) -> Levels:
         more: folders of what it needs besides.
     """
     folders = [str(side_by_side.folder(name)) for name in (release, *more) if name]
-    return (*TORCH, Level(f"tests.harness.loading:{load}", os.pathsep.join(folders) or None))
+    return (*PACKAGES, Level(f"tests.harness.loading:{load}", os.pathsep.join(folders) or None))
 
 
 def with_rewards(math_verify: str, verl: str) -> Levels:

@@ -36,6 +36,8 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = signal.SIGUSR2
+OWN = {"tests", "setuptools", "_distutils_hack"}
+"""Loaded whatever a folder has of that name: see `bind_tests`; a release wants of setuptools pkg_resources only."""
 GRACE = 10.0
 """Seconds for the other ranks when one has failed: they report what they saw of it, then they are killed."""
 
@@ -170,12 +172,25 @@ def load(level: Mapping[str, Any]) -> None:
     if level["path"] is not None:
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (level["path"], inherited)))
-        sys.path[:0] = level["path"].split(os.pathsep)
+        folders = level["path"].split(os.pathsep)
+        for folder in folders:
+            check_not_loaded(folder)
+        sys.path[:0] = folders
         importlib.invalidate_caches()
     call(level["load"])
     gc.collect()
     gc.freeze()  # else the collector's marks copy every page in every rank
     effort.note(f"loading {level['load'].rpartition(':')[2]}", effort.cpu_seconds() - before)
+
+
+def check_not_loaded(folder: str) -> None:
+    """Refuse a release's folder where another copy of what it has would be used all the same."""
+    for path in Path(folder).iterdir():
+        if path.name in OWN:
+            continue
+        file = getattr(sys.modules.get(path.name), "__file__", None)
+        if file is not None and not Path(file).is_relative_to(path):
+            raise RuntimeError(f"{path} comes too late: {path.name} is loaded already, from {file}")
 
 
 class Run:

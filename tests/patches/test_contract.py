@@ -19,12 +19,12 @@ import pytest
 
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.patch import NEWER, OLDER, KnownBug, Patch, Variant
-from rlhf_patches.guards import versions
+from rlhf_patches.guards import sources, versions
 from rlhf_patches.testing import cases, checks
 from rlhf_patches.testing.cases import UNKNOWN
 from tests.conftest import NEEDS
 from tests.harness import side_by_side, warm
-from tests.harness.warm import MEGATRON, TORCH, TRL, Level, Levels
+from tests.harness.warm import MEGATRON, PACKAGES, TORCH, TRL, Level, Levels
 
 ROOT = Path(__file__).parents[2]
 PATCHES = [item.patch for item in registry.load()[0] if isinstance(item.patch, Patch)]
@@ -103,7 +103,7 @@ def each_of(found: list[Any]) -> pytest.MarkDecorator:
     """One test for each; where there is none, a skip that says where there are."""
     reason = "no such release is in this environment; `make test` or `.cache/tools/bin/nox -s frameworks` runs these"
     return pytest.mark.parametrize(
-        "case", found or [pytest.param(None, marks=pytest.mark.skip(reason=reason))], ids=str
+        "case", found or [pytest.param(None, marks=pytest.mark.skip(reason=reason))], ids=str, scope="module"
     )
 
 
@@ -111,11 +111,12 @@ CASES = list(affected())
 
 
 def one_for_each_variant(found: list[Case]) -> list[Any]:
-    """Further releases of the same shape are among the exhaustive tests."""
+    """Further releases of the same shape are among the exhaustive tests. One worker has all tests of a case."""
     seen: set[tuple[str, int]] = set()
     chosen = []
     for case in found:
-        chosen.append(pytest.param(case, marks=pytest.mark.exhaustive) if case.shape in seen else case)
+        marks = [pytest.mark.xdist_group(f"the text of {case}")]
+        chosen.append(pytest.param(case, marks=[*marks, pytest.mark.exhaustive] if case.shape in seen else marks))
         seen.add(case.shape)
     return chosen
 
@@ -124,26 +125,33 @@ each_case = each_of(one_for_each_variant(CASES))
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 
 
-@each_case
-def test_it_applies_to_the_text_of_the_release(tmp_path, case):
-    checks.applies(case, tmp_path)
+@pytest.fixture(scope="module")
+def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """For copies of a case's text, which all its tests parse once."""
+    with sources.parsed_once(kept=20):
+        yield tmp_path_factory.mktemp("case")
 
 
 @each_case
-def test_it_is_refused_where_the_text_is_another(tmp_path, case):
-    checks.refused_where_edited(case, tmp_path)
+def test_it_applies_to_the_text_of_the_release(folder, case):
+    checks.applies(case, folder)
+
+
+@each_case
+def test_it_is_refused_where_the_text_is_another(folder, case):
+    checks.refused_where_edited(case, folder / "edited")
 
 
 @each_case
 @pytest.mark.parametrize("version", [OLDER, NEWER])
-def test_it_stays_away_from_versions_outside_its_range(tmp_path, case, version):
-    checks.stays_away_outside(case, tmp_path, version)
+def test_it_stays_away_from_versions_outside_its_range(folder, case, version):
+    checks.stays_away_outside(case, folder, version)
 
 
 @each_of(list(fixed()))
-def test_it_leaves_a_release_without_the_bug_alone(tmp_path, case):
+def test_it_leaves_a_release_without_the_bug_alone(folder, case):
     has_it = [other.version for other in CASES if other.patch == case.patch and other.version != UNKNOWN]
-    checks.leaves_alone(case, tmp_path, has_it[0] if has_it else None)
+    checks.leaves_alone(case, folder, has_it[0] if has_it else None)
 
 
 # ------------------------------------------------------------------------------------- on the loaded framework
@@ -166,7 +174,7 @@ def levels(case: Case) -> Levels:
     if module.startswith("peft."):
         return warm.peft(case.beside)
     if module.endswith(".worker_dispatch"):
-        return (*TORCH, Level("tests.harness.loading:skyrl_dispatch", folder))
+        return (*PACKAGES, Level("tests.harness.loading:skyrl_dispatch", folder))
     if module.startswith("transformer_engine."):
         return warm.transformer_engine(str(case.beside).removeprefix("transformer-engine-"))
     if module.startswith("skyrl."):

@@ -126,7 +126,7 @@ def test_nothing_is_imported_under_the_global_import_lock(ask, start):
 
 
 @pytest.mark.parametrize(
-    "moment", ["dataclasses", "packaging.version", "rlhf_patches.engine", "rlhf_patches.patches.catalogue"]
+    "moment", ["dataclasses", "ast_grep_py", "rlhf_patches.engine", "rlhf_patches.patches.catalogue"]
 )
 @pytest.mark.parametrize("start", ["hook", "apply"])
 def test_a_fork_while_another_thread_loads_the_engine(ask, start, moment):
@@ -164,6 +164,22 @@ def test_a_fork_while_another_thread_patches_a_module(ask, start):
         rlhf_patches.engine.engine.Engine._imported = slowly
         START
         thread = threading.Thread(target=look)
+        thread.start(); assert inside.wait(20)
+        look_in_a_child_too(thread, forked)
+        look()
+    """
+    assert ask(code, start) == ["applied"] * 3
+
+
+@pytest.mark.parametrize("moment", ["rlhf_patches.engine.ledger", "rlhf_patches.engine.trampolines"])
+@pytest.mark.parametrize("start", ["hook", "apply"])
+def test_a_fork_while_another_thread_loads_what_patches(ask, start, moment):
+    """It comes with the first module that is to be patched, whose lock is held meanwhile."""
+    code = f"""
+        inside, forked = threading.Event(), threading.Event()
+        thread = threading.Thread(target=look)
+        at_import(lambda: thread.ident, {moment!r}, lambda: (inside.set(), forked.wait({LIMIT})))
+        START
         thread.start(); assert inside.wait(20)
         look_in_a_child_too(thread, forked)
         look()

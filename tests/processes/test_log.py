@@ -26,7 +26,7 @@ def row(reason, status=Status.REFUSED):
 
 def test_a_forked_child_does_not_warn_again(capfd):
     handler = logging.StreamHandler(sys.stderr)
-    log.logger.addHandler(handler)
+    log.logger().addHandler(handler)
     try:
         log.announce([row("one")])
         pid = os.fork()
@@ -35,5 +35,5 @@ def test_a_forked_child_does_not_warn_again(capfd):
             os._exit(0)
         os.waitpid(pid, 0)
     finally:
-        log.logger.removeHandler(handler)
+        log.logger().removeHandler(handler)
     assert capfd.readouterr().err.count("refused x-bug") == 1

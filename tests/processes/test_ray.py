@@ -6,7 +6,14 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.harness.ray_environment import BARE, HOOK
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLHF_PATCHES_CACHE")
 
 
 def test_the_package_does_not_import_it_and_it_does_not_import_ray():

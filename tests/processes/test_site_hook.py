@@ -44,6 +44,10 @@ def test_on_loads_only_itself_before_a_framework(installed):
         "rlhf_patches.installed",
         "rlhf_patches.site_hook",
     }
+    # Python itself asks for sitecustomize and usercustomize: no reason to read what is installed.
+    read = "import sys; print(len(sys.modules['rlhf_patches.installed']._remembered))"
+    assert installed.code(read, **ON) == "0"
+    assert installed.code(f"import packaging; {read}", **ON) != "0"
 
 
 @pytest.mark.parametrize("flags", [(), ("-E",), ("-I",), ("-X", "dev")])
@@ -414,6 +418,9 @@ def test_the_very_module_whose_import_loads_the_engine_is_patched(installed, tmp
     assert installed.code(code, **ON, **environment) == "7"
     assert installed.code(code, RLHF_PATCHES_PLUGINS="none", **ON, **environment) == "3"
     assert installed.code(code, RLHF_PATCHES_WATCH="toptarget", **ON, **environment) == "7"
+    (tmp_path / "sitecustomize.py").write_text("import toptarget\n")
+    assert installed.code(code, **ON, **environment) == "7"
+    (tmp_path / "sitecustomize.py").unlink()
     # `run` knows from the plugin what to watch.
     done = installed.run(installed.command, "run", "--", installed.python, "-c", code, **environment)
     assert done.stdout == "7\n", done.stderr

@@ -123,11 +123,42 @@ def test_a_command_is_loaded_without_the_others():
     assert not modules & {"rich", "ast_grep_py", "pluggy", "packaging", "importlib.metadata"}
 
 
+LATER = {
+    "rlhf_patches.definitions.patch",
+    "rlhf_patches.engine.ledger",
+    "rlhf_patches.guards.decision",
+    "difflib",
+    "importlib.metadata",
+    "json",
+    "logging",
+    "packaging",
+    "pluggy",
+    "subprocess",
+}
+"""What `apply` does without until a function is to be changed, a line to be said, or a version is not plain."""
+
+
 def test_apply_imports_only_what_every_run_needs():
-    before = _modules_after("import dataclasses, logging, packaging.specifiers")
     after = _modules_after("import rlhf_patches; rlhf_patches.apply()")
-    assert "rlhf_patches.engine.ledger" in after
-    assert not (after - before) & {"difflib", "rich", "argparse", "ast_grep_py", "importlib.metadata", "pluggy", "json"}
+    assert "rlhf_patches.engine.engine" in after
+    assert not after & (LATER | {"rich", "argparse", "ast_grep_py"})
+
+
+def test_what_changes_functions_is_imported_with_a_framework(tmp_path):
+    metadata = tmp_path / "transformers-4.57.6.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.6\n")
+    package = tmp_path / "transformers"
+    package.mkdir()
+    for name in ("__init__", "trainer"):
+        (package / f"{name}.py").write_text("")
+    apply = (
+        f"sys.path.insert(0, {str(tmp_path)!r}); import rlhf_patches; "
+        "assert rlhf_patches.apply()['transformers-moe-aux-loss'].status == 'pending'"
+    )
+    assert not _modules_after(apply) & LATER
+    ours = {name for name in LATER if name.startswith("rlhf_patches")}
+    assert _modules_after(f"{apply}; import transformers.trainer") >= ours
 
 
 def test_apply_imports_nothing_for_frameworks_that_are_not_there(tmp_path):

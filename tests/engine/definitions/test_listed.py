@@ -138,14 +138,21 @@ def test_it_is_not_imported_under_the_lock(listing, listed, framework, tmp_path,
     made = listing(listed)
     held = []
 
-    def load(self, real=Listed.load):
-        held.append(made._lock._is_owned())
-        return real(self)
+    def watch(owner, name):
+        real = getattr(owner, name)
 
-    monkeypatch.setattr(Listed, "load", load)
+        def watched(*args):
+            held.append((name, made._lock._is_owned()))
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(Listed, "load")
+    watch(Engine, "_load_what_changes")
     made.apply()
+    assert held == []
     framework.load()
-    assert held == [False]
+    assert held == [("load", False), ("_load_what_changes", False)]
 
 
 @pytest.mark.parametrize(

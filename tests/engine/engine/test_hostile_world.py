@@ -731,7 +731,7 @@ def test_log_levels_from_the_environment(framework, rewrite, engine, monkeypatch
     made = _refused(framework, rewrite, engine)
     framework.load()
     monkeypatch.setenv("RLHF_PATCHES_LOG", level)
-    logger = log.logger
+    logger = log.logger()
     before = logger.level, logger.propagate, list(logger.handlers)
     logger.handlers.clear()
     try:

@@ -86,16 +86,16 @@ def test_text_from_outside_is_one_line_that_cannot_move_the_cursor(said, monkeyp
 
 def test_what_goes_to_a_terminal_by_our_own_handler(monkeypatch, capfd):
     """An exception's traceback keeps its lines."""
-    monkeypatch.setattr(log.logger, "handlers", [])
-    monkeypatch.setattr(log.logger, "propagate", True)
-    level = log.logger.level
+    monkeypatch.setattr(log.logger(), "handlers", [])
+    monkeypatch.setattr(log.logger(), "propagate", True)
+    level = log.logger().level
     log.configure("debug")
     try:
         raise ValueError("\x1b[2J")
     except ValueError:
-        log.logger.debug("text \x1b]0;title\x07", exc_info=True)
+        log.logger().debug("text \x1b]0;title\x07", exc_info=True)
     finally:
-        log.logger.setLevel(level)
+        log.logger().setLevel(level)
     err = capfd.readouterr().err
     assert "\x1b" not in err
     assert err.count("\n") > 3

@@ -14,7 +14,7 @@ import pytest
 from rlhf_patches import Replace, Rewrite, Status, Wrap
 from rlhf_patches.guards import sources
 from rlhf_patches.guards.rewriting import edited, find_edits
-from rlhf_patches.guards.sources import Source, find_function, fingerprint
+from rlhf_patches.guards.sources import Source, find_function, fingerprint, place_of
 from tests.harness.texts import TRACED
 
 
@@ -417,7 +417,7 @@ def test_edits_keep_every_other_line(name):
     text, pattern, replacement = TEXTS[name]
     source = Source("mod", "mod.py", text)
     change = Rewrite("mod:f", pattern, replacement, matches=2 if name.startswith("two") else 1)
-    edits = find_edits(change, source, find_function(source, "f"))
+    edits = find_edits(change, source, place_of(find_function(source, "f")))
     before, after = text.split("\n"), edited(text, edits).split("\n")
     assert len(before) == len(after)
     touched = {text.count("\n", 0, p) for e in edits for p in range(e.start, e.end + 1)}

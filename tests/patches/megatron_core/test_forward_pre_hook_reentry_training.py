@@ -65,10 +65,14 @@ def test_disabled_it_stays_away(train):
     assert_failure(train(*PRE_HOOKS_ONLY, "--apply", **settings), "KeyError", "GPTModel(", rollout=2)
 
 
+COLD = (ROLLOUTS, *PRE_HOOKS_ONLY, "--save")
+
+
 def test_the_site_hook_patches_torchrun_workers(run_cold, installed, reference):
     """The built wheel, no line of ours in the training script; bit for bit what forks of a warm process compute."""
-    arguments = (ROLLOUTS, *PRE_HOOKS_ONLY, "--save")
-    unpatched = run_cold(*arguments, python=installed.python)
-    assert_failure(unpatched, "KeyError", "GPTModel(", rollout=1, doing="save")
-    patched = run_cold(*arguments, python=installed.python, RLHF_PATCHES_AUTOLOAD="1")
-    assert_same_training(patched, reference)
+    assert_same_training(run_cold(*COLD, python=installed.python, RLHF_PATCHES_AUTOLOAD="1"), reference)
+
+
+@pytest.mark.exhaustive
+def test_not_asked_for_the_installed_wheel_patches_no_torchrun_workers(run_cold, installed):
+    assert_failure(run_cold(*COLD, python=installed.python), "KeyError", "GPTModel(", rollout=1, doing="save")

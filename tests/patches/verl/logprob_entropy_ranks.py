@@ -7,6 +7,7 @@ a revert. Until 0.3 the caller is verl's loss function, which asks for log-proba
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 from pathlib import Path
@@ -24,12 +25,11 @@ from megatron.core import parallel_state
 
 import rlhf_patches
 from rlhf_patches.patches.vocab_parallel import counters, softmax
-from tests.harness.token_reference import counted_all_reduces, made, peak_memory, reference
+from tests.harness.token_reference import Peak, counted_all_reduces, made, peak_memory, reference
 from tests.patches.skyrl import logprob_backward_ranks as shared
 
 PATCH = "verl-logprob-entropy"
 TOKENS, SHARD, TEMPERATURE = 24, 64, 2.0
-BLOCK = softmax.WORK_BYTES
 Case = dict[str, Any]
 
 
@@ -95,8 +95,8 @@ ONLY_NEW = ("sum", "distillation", "chunks")
 def run(case: Case) -> Case:
     generator = torch.Generator().manual_seed(5)
     dtype, large = getattr(torch, case.get("dtype", "float32")), case.get("large")
-    # Small blocks: a quarter of the usual one for a quarter of a usual vocabulary, or four tokens.
-    softmax.WORK_BYTES = BLOCK // 4 if large else 4 * 4 * SHARD
+    # Several blocks, of which one is little beside the logits; or blocks of four tokens.
+    softmax.WORK_BYTES = 1 << 18 if large else 4 * 4 * SHARD
     shard = 1024 if large else SHARD
     rows, tokens = case.get("rows", 1), 4096 if large else TOKENS
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -116,6 +116,7 @@ def run(case: Case) -> Case:
     logits = made(values, gradients.append)
     counters.reset()
     patched = rlhf_patches.in_force(PATCH)
+    measured = peak_memory if large else lambda: contextlib.nullcontext(Peak())
 
     def forward(logits: torch.Tensor) -> dict[str, torch.Tensor]:
         with torch.set_grad_enabled(not case.get("inference")):
@@ -127,7 +128,7 @@ def run(case: Case) -> Case:
             found["loss"] = found["loss"] + found["seen"].sum()
         return found
 
-    with counted_all_reduces() as forward_collectives, peak_memory() as forward_peak:
+    with counted_all_reduces() as forward_collectives, measured() as forward_peak:
         outputs, failed = shared.failure(forward, logits)
     assert outputs is not None, failed
     loss = outputs.pop("loss")
@@ -137,7 +138,7 @@ def run(case: Case) -> Case:
     held = logits if case.get("hold") else None
     del logits, outputs
     failed = None
-    with counted_all_reduces() as backward_collectives, peak_memory() as backward_peak:
+    with counted_all_reduces() as backward_collectives, measured() as backward_peak:
         if loss.requires_grad:
             _, failed = shared.failure(loss.backward)
     report |= {

@@ -1,0 +1,113 @@
+"""A list of patches: what a process has to know of those that it has not imported yet.
+
+Every process that calls `apply` imports this, so it stands on nothing of `patch`, whose classes take 7 ms to be made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .patch import Advice, Patch, Variant
+
+PATCH, ADVICE = "patch", "advice"
+"""The kinds of known bugs: one that is repaired, and one that is told."""
+
+
+class DefinitionError(ValueError):
+    """A patch is described wrongly; the message says which field, what was expected and what to write."""
+
+
+class ListedGuard(NamedTuple):
+    """What is asked of a `Guard`, before one is made.
+
+    Attributes:
+        distribution, versions, may_be_missing: as those of the `Guard`.
+    """
+
+    distribution: str
+    versions: str
+    may_be_missing: str | None = None
+
+
+class ListedVariant(NamedTuple):
+    """What has to be known of a variant as long as none of its modules is imported.
+
+    Attributes:
+        distribution, versions, may_be_missing: as those of its `Guard`.
+        modules, independent, rewrites, is_advice: as those of the `Variant`.
+    """
+
+    distribution: str
+    versions: str
+    modules: tuple[str, ...]
+    independent: bool = False
+    rewrites: bool = False
+    may_be_missing: str | None = None
+    is_advice: bool = False
+
+    @property
+    def guard(self) -> ListedGuard:
+        """What its `Guard` says."""
+        return ListedGuard(self.distribution, self.versions, self.may_be_missing)
+
+
+class Listed(NamedTuple):
+    """A patch or an advice that is not imported yet: what a process has to know that has not imported what it is for.
+
+    Attributes:
+        name, changes_numbers: as those of the `Patch`.
+        path: the patch, ``module:NAME``.
+        variants: those of the patch.
+    """
+
+    name: str
+    path: str
+    variants: tuple[ListedVariant, ...]
+    changes_numbers: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a patch or an advice."""
+        return ADVICE if self.variants[0].is_advice else PATCH
+
+    @property
+    def distribution(self) -> str:
+        """The framework's name on PyPI."""
+        return self.variants[0].distribution
+
+    @property
+    def versions(self) -> str:
+        """The releases that have the bug: the ranges of all variants."""
+        return any_of(variant.versions for variant in self.variants)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of all variants."""
+        return modules_of(self.variants)
+
+    def load(self) -> Patch | Advice:
+        """Import the patch.
+
+        Raises:
+            DefinitionError: what is there is another one, or none.
+        """
+        from .patch import Advice, Patch
+
+        module, _, name = self.path.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        if not isinstance(found, (Patch, Advice)) or found.listed(self.path) != self:
+            raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
+        return found
+
+
+def any_of(versions: Iterable[str]) -> str:
+    """Several ranges as one text."""
+    return " or ".join(versions)
+
+
+def modules_of(variants: Iterable[Variant | ListedVariant]) -> tuple[str, ...]:
+    """The modules of several variants, each once."""
+    return tuple(dict.fromkeys(module for variant in variants for module in variant.modules))

@@ -1,0 +1,94 @@
+"""Ranges of versions, as PEP 440 has them. packaging knows all of it; what is plain is told without.
+
+packaging takes 20 ms to be imported, of which most is for wheels' tags, and `apply` asks about every framework that is
+installed. A release without suffix (0.16.1) and a comparison with one or with its pre-, post- or development releases
+need no more than the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .listed import DefinitionError
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+_Place = tuple[tuple[int, ...], int]
+"""A release's numbers, without zeros at the end; and -1 before that release, 1 after it, 0 for itself."""
+
+# Numbers of a length that Python converts. What is not spelled like this is packaging's to read.
+_RELEASE = r"([0-9]{1,18}(?:\.[0-9]{1,18})*)"
+_SUFFIX = r"((?:a|b|rc|\.post|\.dev)[0-9]{1,18})?"
+_COMPARED: dict[str, Callable[[_Place, _Place], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@functools.cache
+def parsed(versions: str) -> SpecifierSet:
+    """A specifier as packaging has it; not to be changed.
+
+    Raises:
+        DefinitionError: it is none of PEP 440's.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        return SpecifierSet(versions)
+    except InvalidSpecifier as error:
+        raise DefinitionError(
+            f"Guard.versions is {versions!r}: expected a PEP 440 specifier such as '>=0.9.0,<0.17' ({error})"
+        ) from error
+
+
+def check(versions: str) -> None:
+    """Check a specifier.
+
+    Raises:
+        DefinitionError: it is none of PEP 440's.
+    """
+    if _plain(versions) is None:
+        parsed(versions)
+
+
+def plainly_contains(versions: str, version: str) -> bool | None:
+    """Whether a version is in a range, where both are plain; None where only packaging can tell."""
+    release, comparisons = _place(version), _plain(versions)
+    if release is None or release[1] or comparisons is None:
+        return None
+    return all(holds(release, bound) for holds, bound in comparisons)
+
+
+@functools.cache
+def _plain(versions: str) -> tuple[tuple[Callable[[_Place, _Place], bool], _Place], ...] | None:
+    """The comparisons of a specifier; None where one is not plain."""
+    found = []
+    for item in filter(None, map(str.strip, versions.split(","))):
+        sign = item[:2] if item[:2] in _COMPARED else item[:1]
+        bound = _place(item[len(sign) :].strip())
+        if sign not in _COMPARED or bound is None:
+            return None
+        found.append((_COMPARED[sign], bound))
+    return tuple(found)
+
+
+@functools.cache
+def _place(version: str) -> _Place | None:
+    read = re.fullmatch(_RELEASE + _SUFFIX, version)
+    if read is None:
+        return None
+    numbers = [int(number) for number in read[1].split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    suffix = read[2] or ""
+    return tuple(numbers), 0 if not suffix else 1 if suffix.startswith(".post") else -1
