@@ -192,7 +192,8 @@ def with_other_releases(session: nox.Session, name: str, python: str = PYTHON) -
     session.env["PYTHONPATH"] = str(Path(python).parents[1] / "side-by-side" / name)
 
 
-# In the order in which `make test` starts them: the environments, while the engine's tests run.
+# A session starts as soon as its environment is there, the first in this file before the others: what waits most and
+# takes longest, so that others compute beside it. The engine's tests need little, and run while environments are made.
 @session(python=FRAMEWORK_PYTHON, tags=["test", "rest"])
 def environment(session: nox.Session) -> None:
     """Make the environment with the real frameworks: 3 GB, so most sessions share it."""
@@ -203,6 +204,30 @@ def environment(session: nox.Session) -> None:
 def environment_trl(session: nox.Session) -> None:
     """Make the environment with real TRL and DeepSpeed: ms-swift, in the other one, wants trl below 1."""
     provide(session, "torch.txt", "trl.txt", beside="side-by-side-trl")
+
+
+@session(**SHARED_BY_TRL, tags=["test"])
+def cluster(session: nox.Session) -> None:
+    """Ranks and workers: torchrun, deepspeed, accelerate, Ray."""
+    # Three at a time: much of it is waiting, for clusters to start and for ranks that do not come.
+    pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", *NOT_EXHAUSTIVE, python=TRL_PYTHON)
+
+
+@session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"], tags=["rest"])
+def exhaustive(session: nox.Session) -> None:
+    """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
+    provide(session, "releases.txt")
+    pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
+    pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
+    pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
+    pytest(session, *BY_TRL, *OF_ALL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
+
+
+@session(**SHARED, tags=["test"])
+def frameworks(session: nox.Session) -> None:
+    """The patches on the real frameworks, newest releases."""
+    with_torch = "tests/engine/engine/test_functions_torch.py"
+    pytest(session, *NOT_BY_TRL, with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
 
 
 def engine(session: nox.Session) -> None:
@@ -216,24 +241,10 @@ for version in ENGINE_PYTHONS:  # the oldest and the newest that are found show 
     session(python=version, name=f"engine-{version}", tags=[tag])(engine)
 
 
-@session(**SHARED, tags=["test"])
-def frameworks(session: nox.Session) -> None:
-    """The patches on the real frameworks, newest releases."""
-    with_torch = "tests/engine/engine/test_functions_torch.py"
-    pytest(session, *NOT_BY_TRL, with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
-
-
 @session(**SHARED_BY_TRL, name="trl-newest", tags=["test"])
 def trl_newest(session: nox.Session) -> None:
     """The patches of TRL, and of what is under it, newest releases."""
     pytest(session, *BY_TRL, "tests/patches/test_contract.py", *REAL, *NOT_EXHAUSTIVE, python=TRL_PYTHON)
-
-
-@session(**SHARED_BY_TRL, tags=["test"])
-def cluster(session: nox.Session) -> None:
-    """Ranks and workers: torchrun, deepspeed, accelerate, Ray."""
-    # Three at a time: much of it is waiting, for clusters to start and for ranks that do not come.
-    pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", *NOT_EXHAUSTIVE, python=TRL_PYTHON)
 
 
 @session(python=FRAMEWORK_PYTHON, tags=["test"])
@@ -282,16 +293,6 @@ def trl_oldest(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Random programs against the in-place gradient, for a minute (``nox -s fuzz -- --seed 1 --seconds 600``)."""
     session.run(PYTHON, "tests/patches/vocab_parallel/fuzz_ownership.py", *session.posargs)
-
-
-@session(python=FRAMEWORK_PYTHON, requires=["environment-trl"], tags=["rest"])
-def exhaustive(session: nox.Session) -> None:
-    """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
-    provide(session, "releases.txt")
-    pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
-    pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
-    pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
-    pytest(session, *BY_TRL, *OF_ALL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
 
 
 @session(python=ENGINE_PYTHONS)
