@@ -22,16 +22,16 @@ ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
 @pytest.mark.parametrize(
     "remove", ["rlhf_patches", "rlhf_patches/site_hook.py", "rlhf_patches/settings.py", "rlhf_patches/patches"]
 )
-@pytest.mark.parametrize("setting", [{}, ON])
-def test_a_half_removed_package_breaks_nothing_and_is_not_silent(make_installed, slime, remove, setting):
+def test_a_half_removed_package_breaks_nothing_and_is_not_silent(make_installed, slime, remove):
     environment = make_installed()
     path = environment.site / remove
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    done = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, **setting)
-    assert (done.returncode, done.stdout.strip()) == (0, "untouched"), done.stderr
-    assert bool(done.stderr) == bool(setting)
-    if setting:
-        assert "[rlhf_patches]" in done.stderr or "could not be used" in done.stderr
+    for setting in ({}, ON):
+        done = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, **setting)
+        assert (done.returncode, done.stdout.strip()) == (0, "untouched"), done.stderr
+        assert bool(done.stderr) == bool(setting)
+        if setting:
+            assert "[rlhf_patches]" in done.stderr or "could not be used" in done.stderr
 
 
 # ------------------------------------------------------------------------------------- autoload on/off
