@@ -12,7 +12,6 @@ import tempfile
 
 from .. import autoload, hook_files, settings
 from ..definitions import registry
-from ..runs import report_file, report_summary
 from . import output, supervised
 from .command_line import Commands, UsageError, add_output
 
@@ -42,7 +41,6 @@ def add(commands: Commands) -> None:
         _report,
         "what became of the patches in all processes of a run, and which of them differ",
         "rlhf-patches run --report run.jsonl -- torchrun train.py; rlhf-patches report run.jsonl",
-        wrong=(report_summary.ReportFileError,),
     )
     command.add_argument("file", nargs="+", metavar="FILE", help="what RLHF_PATCHES_REPORT named, of every host")
     add_output(command)
@@ -102,6 +100,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _writable(path: str) -> str:
     """The report's path, if it can be written here: found out before the run, not after it."""
+    from ..runs import report_file
+
     try:
         report_file.try_out(path)
     except OSError as error:
@@ -110,7 +110,12 @@ def _writable(path: str) -> str:
 
 
 def _report(options: argparse.Namespace) -> int:
-    summary = report_summary.summarise(options.file)
+    from ..runs import report_summary
+
+    try:
+        summary = report_summary.summarise(options.file)
+    except report_summary.ReportFileError as error:
+        raise UsageError(str(error)) from error
     if options.json:
         print(json.dumps(summary.to_dict(), indent=2))
     elif options.quiet:

@@ -1,4 +1,4 @@
-"""The site hook of the installed wheel: off, on, in every kind of process, and when the package is damaged."""
+"""The site hook when the package is damaged, what `autoload` writes, and what `run` refuses."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
 @pytest.mark.parametrize(
     "remove", ["rlhf_patches", "rlhf_patches/site_hook.py", "rlhf_patches/settings.py", "rlhf_patches/patches"]
 )
-@pytest.mark.parametrize("setting", [{}, ON])
-def test_a_half_removed_package_breaks_nothing_and_is_not_silent(make_installed, slime, remove, setting):
+def test_a_half_removed_package_breaks_nothing_and_is_not_silent(make_installed, slime, remove):
     environment = make_installed()
     path = environment.site / remove
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    done = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, **setting)
-    assert (done.returncode, done.stdout.strip()) == (0, "untouched"), done.stderr
-    assert bool(done.stderr) == bool(setting)
-    if setting:
-        assert "[rlhf_patches]" in done.stderr or "could not be used" in done.stderr
+    for setting in ({}, ON):
+        done = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, **setting)
+        assert (done.returncode, done.stdout.strip()) == (0, "untouched"), done.stderr
+        assert bool(done.stderr) == bool(setting)
+        if setting:
+            assert "[rlhf_patches]" in done.stderr or "could not be used" in done.stderr
 
 
 # ------------------------------------------------------------------------------------- autoload on/off
@@ -119,3 +119,36 @@ def test_a_plugin_for_the_standard_library_is_not_waited_for(framework):
     targets = ("json.decoder:JSONDecoder.decode", framework.path("m:f"))
     patch = framework.patch(*(Rewrite(target, "$A - $B", "$A + $B") for target in targets))
     assert autoload.watch_list([Registered(patch, "tests")]) == (framework.name,)
+
+
+# ------------------------------------------------------------------------------------- run
+
+
+@pytest.fixture
+def environment_is_kept():
+    """`run` makes this process's environment variables those of the command."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run",), "needs a command"),
+        (("run", "--only", "verl-no-sync", "--", "true"), "did you mean 'verl-no-sync-reentry'?"),
+        (("run", "--log", "loud", "--", "true"), "RLHF_PATCHES_LOG is 'loud'"),
+        (("run", "--log", "info", "--quiet", "--", "true"), "not allowed with"),
+        (("run", "--report", "missing/run.jsonl", "--", "true"), "cannot be written: No such file or directory"),
+        (("run", "--report", "/dev/full", "--", "true"), "cannot be written: it is no regular file"),
+        (("run", "--report", "script", "--", "true"), "cannot be written: it holds something else"),
+        (("autoload", "maybe"), "maybe"),
+    ],
+)
+def test_wrong_commands(said, tmp_path, monkeypatch, environment_is_kept, arguments, message):
+    (tmp_path / "script").write_text("#!/bin/sh\n")
+    monkeypatch.chdir(tmp_path)
+    status, out, err = said(*arguments)
+    assert (status, out) == (2, "")
+    assert message in err

@@ -17,6 +17,8 @@ import pytest
 from rlhf_patches import Rewrite
 from rlhf_patches.testing import PatchContract
 from rlhf_patches.testing.cases import write_metadata
+from tests.harness.nested_pytest import alone
+from tests.harness.once import once
 
 FUNCTION = """
 def {name}(losses, mask):
@@ -174,9 +176,12 @@ OF_TEXT = (TEXT, EDITED, OUTSIDE)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(of_the_session):
     """Of each class: per test, what became of it and what was said."""
-    folder = tmp_path_factory.mktemp("contract")
+    return once(of_the_session / "contract", "contract", _outcomes)
+
+
+def _outcomes(folder):
     losses = "".join(FUNCTION.format(name=name) for name in NAMES) + IN_ONE_LINE
     for where, version, text in ((folder, "1.4", losses), (folder / "fixed", "2.0", FIXED)):
         (where / "toy").mkdir(parents=True)
@@ -192,7 +197,7 @@ def outcomes(tmp_path_factory):
             "toy_framework-1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy-framework\nVersion: 1.2\n"
         )
     (folder / "test_toy.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "found.xml", "test_toy.py"]
+    command = [sys.executable, "-m", "pytest", "-q", *alone(folder), "--junitxml", "found.xml", "test_toy.py"]
     environment = {**os.environ, "PYTHONPATH": str(folder), "LOSSES": str(folder / "toy" / "losses.py")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -65,7 +66,11 @@ class Installed:
 
     def pip_install(self, *what: str | Path) -> None:
         """Install, by the pip of the environment that runs the tests, which has what building takes, too."""
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python]
+        found = importlib.util.find_spec("pip")
+        assert found is not None
+        assert found.origin is not None
+        # What `pip --python` starts, without the pip that starts it.
+        pip = [self.python, str(Path(found.origin).with_name("__pip-runner__.py")), "--disable-pip-version-check"]
         options = ["-q", "--no-deps", "--no-index", "--no-build-isolation"]
         done = subprocess.run([*pip, "install", *options, *map(str, what)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -108,6 +108,12 @@ def verl_critic() -> None:
         importlib.import_module(module)
 
 
+def megatron_bridge() -> None:
+    """On megatron-core, Megatron-Bridge's models."""
+    absent_packages.install()
+    importlib.import_module("megatron.bridge.models")
+
+
 def skyrl() -> None:
     """SkyRL's Megatron modules."""
     from tests.harness import skyrl_on_cpu

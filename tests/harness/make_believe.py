@@ -113,6 +113,9 @@ def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frame
     yield made
     for module in [name for name in sys.modules if name.partition(".")[0] == made.name]:
         del sys.modules[module]
+    # Or every invalidate_caches() goes through the folders of all tests before it.
+    for path in [path for path in sys.path_importer_cache if path.startswith(str(tmp_path))]:
+        del sys.path_importer_cache[path]
 
 
 @pytest.fixture

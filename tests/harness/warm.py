@@ -52,6 +52,8 @@ PACKAGES: Levels = (*TORCH, Level(f"tests.harness.loading:packages{'_beside_deep
 """What frameworks import of others, which is most of what they load."""
 MEGATRON_AND_PACKAGES: Levels = (*PACKAGES, MEGATRON[-1])
 """For what imports them anyway: a patch of theirs is applied too where all are."""
+MEGATRON_BRIDGE = Level("tests.harness.loading:megatron_bridge")
+"""On the above: SkyRL imports it since 0.3."""
 SKYRL_WORKERS = Level("tests.harness.loading:skyrl_workers")
 """On `skyrl`."""
 TRL: Levels = (*PACKAGES, Level("tests.harness.loading:trl"))
@@ -76,7 +78,8 @@ def trainer(entry: str) -> Levels:
 def skyrl(release: str, *more: str) -> Levels:
     """A release of SkyRL beside the environment's own frameworks, and folders of which it needs something else."""
     folders = [str(side_by_side.folder(f"skyrl-{name}")) for name in (release, *more)]
-    return (*MEGATRON_AND_PACKAGES, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
+    bridge = () if release in ("0.1", "0.2") else (MEGATRON_BRIDGE,)
+    return (*MEGATRON_AND_PACKAGES, *bridge, Level("tests.harness.loading:skyrl", os.pathsep.join(folders)))
 
 
 def skyrl_trainer(release: str) -> Levels:

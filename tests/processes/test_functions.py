@@ -1,21 +1,23 @@
-"""Functions that run hot before they are patched, in fresh interpreters."""
+"""Functions that run hot before they are patched, each in a process that has never run them."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.harness.forks import Forks
 
 # -------------------------------------------------------------------------------------------- hot functions
 
-HOT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import mod
+LOADED = """
+import signal, sys
 from rlhf_patches import Guard, Patch, Replace, Rewrite, Status, Variant, Wrap, fingerprint
 from rlhf_patches.engine.engine import Engine
 from rlhf_patches.definitions.registry import Registered
+"""
+HOT = """
+signal.alarm(120)
+sys.path.insert(0, sys.argv[1])
+import mod
 
 kind, target = sys.argv[2:4]
 text = open(mod.__file__).read()
@@ -83,12 +85,20 @@ __getitem__ = m = __getattr__ = p
 """
 
 
+@pytest.fixture(scope="module")
+def hot():
+    """Runs it."""
+    made = Forks(LOADED, HOT)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("kind", ["rewrite", "wrap"])
 @pytest.mark.parametrize(("position", "name"), list(enumerate(["__init__", "p", "__getitem__", "m", "__getattr__"])))
-def test_hot_functions(tmp_path, kind, position, name):
+def test_hot_functions(hot, tmp_path, kind, position, name):
     """The interpreter caches these calls per class; a stale cache would run old code, or crash (3.13, ``__init__``)."""
     (tmp_path / "mod.py").write_text(HOT_MODULE)
     (tmp_path / "fixes.py").write_text(HOT_FIXES)
-    done = subprocess.run([sys.executable, "-c", HOT, str(tmp_path), kind, f"C.{name}"], capture_output=True, text=True)
+    status, said = hot.run(str(tmp_path), kind, f"C.{name}")
     expected = tuple("renewed" if i == position else "old" for i in range(5))
-    assert (done.returncode, done.stdout.strip()) == (0, f"fine {[expected]}"), done.stderr
+    assert (status, said.strip()) == (0, f"fine {[expected]}")

@@ -83,7 +83,7 @@ def test_another_thread_is_importing_what_the_engine_needs(ask, start, shared):
             if event == "exec" and {shared.replace(".", "/")!r} in getattr(arguments[0], "co_filename", ""):
                 inside.set()
                 until = time.monotonic() + 1
-                while not waits(threading.main_thread()) and time.monotonic() < until: time.sleep(0.001)
+                while not waits(threading.main_thread()) and time.monotonic() < until: time.sleep(0.005)
         START
         if {shared!r} not in sys.modules:
             thread = threading.Thread(target=__import__, args=({shared!r},))

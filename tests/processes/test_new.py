@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.harness.nested_pytest import alone
+
 NAME = "toy-masked-mean-again"
 PATCH = f"{NAME}/rlhf_patches_toy_masked_mean_again/patch.py"
 TEST = f"{NAME}/tests/test_patch.py"
@@ -34,9 +36,7 @@ def row(environment):
 
 def own_tests(environment, folder):
     """The outcome of each of its tests, and all that pytest said."""
-    done = environment.run(
-        *(environment.python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist"), cwd=folder / NAME
-    )
+    done = environment.run(environment.python, "-m", "pytest", "-v", *alone(folder), cwd=folder / NAME)
     lines = [
         line.partition("::")[2].split()
         for line in done.stdout.splitlines()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tests.harness.nested_pytest import alone
+
 MINE = """
 import json, pathlib, sys
 
@@ -15,9 +17,8 @@ def test():
 
 def run(installed, folder, text, **settings):
     (folder / "test_it.py").write_text(text)
-    done = installed.run(
-        *(installed.python, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"), cwd=folder, **settings
-    )
+    pytest = (installed.python, "-W", "error", "-m", "pytest", "-q", *alone(folder))
+    done = installed.run(*pytest, cwd=folder, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed in" in done.stdout
 

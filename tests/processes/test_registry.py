@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.nested_pytest import alone
 from tests.harness.plugins import IMPOSTOR, TAKEN
 
 ROOT = Path(__file__).parents[2]
@@ -74,9 +75,9 @@ def test_the_readme_is_right(environment):
     assert _run(environment, code).splitlines()[-1] == "2.0"
 
 
-def test_the_example_passes_its_own_tests(environment):
+def test_the_example_passes_its_own_tests(environment, tmp_path):
     folder = environment.parents[2] / "plugin"
-    command = [environment, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
+    command = [environment, "-m", "pytest", "-q", "-rs", *alone(tmp_path)]
     done = subprocess.run(command, cwd=folder, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "7 passed, 1 skipped" in done.stdout

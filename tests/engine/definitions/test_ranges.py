@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -12,32 +12,24 @@ from rlhf_patches import DefinitionError, Guard
 from rlhf_patches.definitions import ranges
 from rlhf_patches.patches.catalogue import LISTED
 
-
-def numbers(most=4):
-    return st.lists(st.sampled_from((0, 0, 1, 2, 10)), min_size=1, max_size=most).map(
-        lambda each: ".".join(map(str, each))
-    )
+RELEASES = ("0", "0.9", "1", "1.0.0", "1.0.1", "1.10", "2.0")
+SUFFIXES = ("", "a1", "rc1", ".post0", ".post1", ".dev0", "rc1.dev1", "+cu128", "-1", "c1")
+VERSIONS = [release + suffix for release in RELEASES for suffix in SUFFIXES]
 
 
-SUFFIXES = ("", "", "a1", "b0", "rc1", ".post0", ".post1", ".dev0", ".dev2", "rc1.dev1", "+cu128", "-1", "c1")
-SIGNS = (">=", "<=", "==", "!=", ">", "<", "~=", "===", "=", "")
-versions = st.builds("{}{}".format, numbers(), st.sampled_from(SUFFIXES))
-spaces = st.sampled_from(("", "", " "))
-items = st.builds(
-    "{}{}{}{}".format, st.sampled_from(SIGNS), spaces, versions, st.sampled_from(("", "", ".*", " ", ","))
-)
-specifiers = st.lists(items, max_size=3).map(",".join)
-
-
-@given(specifiers, st.one_of(numbers(), versions))
-@example(">1.0,<2", "1.0.0")
-@example("==1.0.*", "1.0")
-@example("<1.0rc1", "1")
-@settings(max_examples=300, deadline=None)
-def test_they_are_as_packaging_has_them(specifier, version):
-    found = ranges.plainly_contains(specifier, version)
-    if found is not None:
-        assert found == SpecifierSet(specifier).contains(Version(version), prereleases=True)
+@pytest.mark.parametrize("sign", [">=", "<=", "==", "!=", ">", "<", "~=", "===", ""])
+def test_they_are_as_packaging_has_them(sign):
+    told = 0
+    for specifier in [*(sign + each for each in VERSIONS), f" {sign} 1.0 ,", f"{sign}1.0.*", f"{sign}1.0.1,>0.9,<1.10"]:
+        for version in VERSIONS:
+            found = ranges.plainly_contains(specifier, version)
+            if found is not None:
+                told += 1
+                assert found == SpecifierSet(specifier).contains(Version(version), prereleases=True), (
+                    specifier,
+                    version,
+                )
+    assert (told > 200) == (sign in ranges._COMPARED)
 
 
 @given(st.text("0123456789.<>=!~, *abrcpostdev+-v\n\u0663", max_size=12), st.text("0123456789.\n v\u0663", max_size=6))

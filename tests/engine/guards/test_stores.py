@@ -83,7 +83,8 @@ def applied(framework, engine) -> Iterator[Callable[[Patch], tuple[Status, str, 
         assert (mod.f(10), mod.C().g(10)) == ((9, 8), 9)
         if row.status is Status.APPLIED:
             assert results == ((11, 12), 107)
-        return row.status, row.reason, (code, code.co_filename, [*code.co_positions()])
+        positions = code.co_positions if sys.version_info >= (3, 11) else code.co_lines
+        return row.status, row.reason, (code, code.co_filename, [*positions()])
 
     return apply
 

@@ -163,7 +163,7 @@ def test_an_index_that_cannot_be_reached_is_not_one_without_the_release(tmp_path
 
 
 def test_an_index_with_an_sdist_only_runs_nothing_of_it(tmp_path, index, monkeypatch):
-    monkeypatch.setattr(download, "_PYTHONS", ("3.9",))
+    monkeypatch.setattr(download, "_PYTHONS", ())
     marker = tmp_path / "marker"
     (tmp_path / "setup.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     with tarfile.open(index / "slime-0.1.0.tar.gz", "w:gz") as archive:
@@ -209,7 +209,7 @@ def test_uv_where_there_is_no_pip(tmp_path, monkeypatch, slime_wheel, index):
     bare = str(tmp_path / "bare" / "bin" / "python")
     monkeypatch.setattr(download.sys, "executable", bare)
     monkeypatch.setattr(download.sys, "_base_executable", bare)
-    monkeypatch.setattr(download, "_PYTHONS", ("3.9",))
+    monkeypatch.setattr(download, "_PYTHONS", ())
     slime_wheel()
     assert fetch("slime==0.1.0", tmp_path / "cache").name == "slime-0.1.0-py3-none-any.whl"
     monkeypatch.setenv("XDG_CACHE_HOME", str(uv))  # no folder

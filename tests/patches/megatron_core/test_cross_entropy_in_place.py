@@ -122,7 +122,7 @@ def test_the_fused_one_no_longer_rounds_to_bfloat16(run):
 
 @pytest.mark.parametrize("release", [None, pytest.param("megatron-0.19", marks=exhaustive)])
 def test_memory_beside_the_logits(run, release):
-    """At 4096 tokens, at most a tenth of the logits, which is the work buffer; Megatron keeps a float32 softmax."""
+    """At 1024 tokens, at most a tenth of the logits, which is the work buffer; Megatron keeps a float32 softmax."""
     for report in run("memory", release=release):
         for name, after in report["after"]["memory"].items():
             before = report["before"]["memory"][name]

@@ -13,7 +13,7 @@ import pytest
 import rlhf_patches
 from tests.harness import look_alikes
 from tests.harness.logs import diagnosed
-from tests.harness.warm import TORCH, Level
+from tests.harness.warm import PACKAGES, Level
 
 pytestmark = pytest.mark.xdist_group("a chunk in this process")
 NAME = "megatron-forward-pre-hook-reentry"
@@ -140,7 +140,7 @@ def copy_of_megatron(tmp_path_factory):
 
     def make(version: str, old: str = "", new: str = "") -> Path:
         site = tmp_path_factory.mktemp("site")
-        shutil.copytree(source, site / "megatron", ignore=shutil.ignore_patterns("__pycache__", "bridge"))
+        shutil.copytree(source, site / "megatron", ignore=shutil.ignore_patterns("bridge"))
         look_alikes.write_metadata(site, "megatron-core", version)
         file = site.joinpath(*MODULE.split(".")).with_suffix(".py")
         file.write_text(look_alikes.replacing(old, new)(file.read_text()))
@@ -171,7 +171,7 @@ def test_a_checkout_that_is_repaired_is_left_alone(tmp_path):
 )
 def test_keeping_away(run_ranks, copy_of_megatron, version, edit, status):
     site = copy_of_megatron(version, *edit)
-    levels = (*TORCH, Level("tests.harness.loading:torch", str(site)))
+    levels = (*PACKAGES, Level("tests.harness.loading:torch", str(site)))
     prepare = "tests.harness.megatron_on_cpu:install"
     (found,) = run_ranks(KEEPING_AWAY, NAME, MODULE, prepare, levels=levels, ranks=1)
     assert found["file"].startswith(str(site))

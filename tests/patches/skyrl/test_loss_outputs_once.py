@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.look_alikes import doctor_row
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
+from tests.harness.warm import PACKAGES, Level
 
 NAME = "skyrl-loss-outputs-once"
 MODULE = "skyrl/backends/skyrl_train/workers/worker_dispatch.py"
@@ -21,7 +21,7 @@ def run(run_ranks):
     """What the worker reports of a release."""
 
     def of_release(release, part, **settings):
-        levels = (*TORCH, Level("tests.harness.loading:skyrl_dispatch", str(folder(f"skyrl-{release}"))))
+        levels = (*PACKAGES, Level("tests.harness.loading:skyrl_dispatch", str(folder(f"skyrl-{release}"))))
         (found,) = run_ranks("tests.patches.skyrl.loss_outputs_once_ranks", part, levels=levels, ranks=1, **settings)
         return found
 
