@@ -22,16 +22,16 @@ ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
 @pytest.mark.parametrize(
     "remove", ["rlhf_patches", "rlhf_patches/site_hook.py", "rlhf_patches/settings.py", "rlhf_patches/patches"]
 )
-@pytest.mark.parametrize("setting", [{}, ON])
-def test_a_half_removed_package_breaks_nothing_and_is_not_silent(make_installed, slime, remove, setting):
+def test_a_half_removed_package_breaks_nothing_and_is_not_silent(make_installed, slime, remove):
     environment = make_installed()
     path = environment.site / remove
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    done = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, **setting)
-    assert (done.returncode, done.stdout.strip()) == (0, "untouched"), done.stderr
-    assert bool(done.stderr) == bool(setting)
-    if setting:
-        assert "[rlhf_patches]" in done.stderr or "could not be used" in done.stderr
+    for setting in ({}, ON):
+        done = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, **setting)
+        assert (done.returncode, done.stdout.strip()) == (0, "untouched"), done.stderr
+        assert bool(done.stderr) == bool(setting)
+        if setting:
+            assert "[rlhf_patches]" in done.stderr or "could not be used" in done.stderr
 
 
 # ------------------------------------------------------------------------------------- autoload on/off
@@ -108,6 +108,15 @@ def test_a_hook_that_belongs_to_somebody_else_is_said(pth):
     os.chown(pth, 12345, -1)
     assert f"but {pth} belongs to user 12345, the environment does not: remove it" in str(autoload.status())
     assert autoload.on().problems == ()
+
+
+def test_an_environment_that_cannot_be_switched_is_one_line(said, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(hook_files, "folder", lambda: tmp_path / "file")
+    for switch, doing in (("on", "write"), ("off", "remove")):
+        status, out, err = said("autoload", switch)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"rlhf-patches: cannot {doing} {tmp_path / 'file'}")
 
 
 def test_the_wheels_hook_is_made_of_the_same_text():
