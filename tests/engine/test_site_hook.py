@@ -110,6 +110,15 @@ def test_a_hook_that_belongs_to_somebody_else_is_said(pth):
     assert autoload.on().problems == ()
 
 
+def test_an_environment_that_cannot_be_switched_is_one_line(said, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(hook_files, "folder", lambda: tmp_path / "file")
+    for switch, doing in (("on", "write"), ("off", "remove")):
+        status, out, err = said("autoload", switch)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"rlhf-patches: cannot {doing} {tmp_path / 'file'}")
+
+
 def test_the_wheels_hook_is_made_of_the_same_text():
     shipped = (ROOT / "site_hook" / "rlhf_patches.pth").read_text()
     assert shipped == autoload.line("0"), "write it with: autoload.line('0')"
