@@ -119,7 +119,7 @@ def calls() -> dict[str, Any]:
 
     if RANK == 1:
         wait_for(0, 2)
-    said["late"] = said_by(verify, timeout=3)
+    said["late"] = said_by(verify, timeout=6)
     if RANK != 1:
         go_on(1)
     said["after a late rank"] = said_by(verify)
