@@ -87,7 +87,7 @@ def imported(
     done = subprocess.run(
         [python, "-W", "ignore", "-c", MEASURED.format(apply=before, code=code)],
         env={**os.environ, **SETTINGS, "PYTHONPATH": path, "XDG_CACHE_HOME": cache},
-        cwd=tempfile.gettempdir(),
+        cwd=cache,  # not among thousands of other files: with -c it is on sys.path, where metadata are looked for
         capture_output=True,
         text=True,
     )
