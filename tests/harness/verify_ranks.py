@@ -258,7 +258,10 @@ def init_only(seconds: str = "60", first: str = "") -> dict[str, Any]:
         there = False
     if first == "apply":
         rlhf_patches.apply()
-    return {"there": there, "init": said_by(start, timeout=datetime.timedelta(seconds=float(seconds)))}
+    said = {"there": there, "init": said_by(start, timeout=datetime.timedelta(seconds=float(seconds)))}
+    if not there:
+        time.sleep(2)  # it waits for nobody, and gloo may be connecting the others yet
+    return said
 
 
 # ------------------------------------------------------------------------------------- killed
@@ -269,8 +272,12 @@ def killed(when: str, seconds: str) -> dict[str, Any]:
     import rlhf_patches
     from rlhf_patches.runs import process_group
 
-    start()
-    if os.environ.get("VICTIM") == str(RANK):
+    victim = int(os.environ["VICTIM"])
+    dist = start()
+    if victim != RANK:
+        go_on(victim)
+    else:
+        wait_for(*(rank for rank in range(dist.get_world_size()) if rank != victim))  # gloo may be connecting them yet
 
         def die(*_: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
