@@ -14,25 +14,24 @@ from tests.harness.once import once
 @pytest.fixture(scope="session")
 def with_toy(installed: Installed, of_the_session: Path) -> Installed:
     """An environment with this package and the toy framework, to be left as it is."""
-
-    def make(out: Path) -> str:
-        made = installed.copy(out / "environment")
-        made.pip_install(_wheel("toy_framework", out))
-        return str(made.folder)
-
-    return Installed(Path(once(of_the_session / "with_toy", "with_toy", make)))
+    return _with("with_toy", installed, "toy_framework", of_the_session)
 
 
 @pytest.fixture(scope="session")
 def with_example(with_toy: Installed, of_the_session: Path) -> Installed:
     """The same with the example plugin, whose sources are in the folder ``plugin`` beside it."""
+    return _with("with_example", with_toy, ".", of_the_session)
+
+
+def _with(name: str, base: Installed, project: str, of_the_session: Path) -> Installed:
+    """A copy of an environment with one of the projects installed, made once per session."""
 
     def make(out: Path) -> str:
-        made = with_toy.copy(out / "environment")
-        made.pip_install(_wheel(".", out))
+        made = base.copy(out / "environment")
+        made.pip_install(_wheel(project, out))
         return str(made.folder)
 
-    return Installed(Path(once(of_the_session / "with_example", "with_example", make)))
+    return Installed(Path(once(of_the_session / name, name, make)))
 
 
 def _wheel(project: str, out: Path) -> Path:
