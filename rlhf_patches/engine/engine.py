@@ -132,7 +132,6 @@ class Engine:
         selected = set(names if only is None else settings.expand(only, names, "only", self._hint()))
         excluded = set(settings.expand(exclude, names, "exclude", self._hint()))
         environment = self._settings()  # a wrong variable is an error before anything changes
-        settings.log_level()
         self._resolve_implementations([entries[name] for name in selected - excluded])
         with self._lock:
             self._strict, self._called = strict, True
