@@ -459,7 +459,7 @@ def signature_of(node: FunctionNode) -> str:
     return f"({ast.unparse(stripped)})"
 
 
-LEFT_OUT = {"annotation", "returns", "type_comment", "kind", "ctx", "type_params"}
+LEFT_OUT = {"annotation", "returns", "type_comment", "kind", "ctx", "type_params", "is_lazy"}
 """Fields that do not change what a function computes, and those that came with a newer Python."""
 
 
