@@ -144,12 +144,12 @@ def of_object(found: Any) -> Signature | None:
 
 
 def _unevaluated(found: Any) -> inspect.Signature:
-    if sys.version_info < (3, 14):
-        return inspect.signature(found)
-    # Not evaluated: from 3.14 on they may name what is there for type checkers only, or what takes long to import.
-    from annotationlib import Format
+    if sys.version_info >= (3, 14):
+        # From then on annotations may name what is there for type checkers only, until somebody evaluates them.
+        from annotationlib import Format
 
-    return inspect.signature(found, annotation_format=Format.STRING)
+        return inspect.signature(found, annotation_format=Format.STRING)
+    return inspect.signature(found)
 
 
 def missing(path: str, error: Exception) -> Unusable | None:
