@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -108,6 +109,28 @@ def test_each_of_the_two_kinds_of_file_does_by_itself_what_both_do_once(make_ins
         (line,) = [line for line in broken.stderr.splitlines() if line.startswith("[rlhf_patches] NOT ACTIVE")]
         assert f"{environment.site}/rlhf_patches" in line
         assert ("RuntimeError: [rlhf_patches] NOT ACTIVE" in broken.stderr) == bool(status)
+
+
+LAZILY = f"""
+import sys
+{toy_slime.IMPORT}
+from slime.backends.megatron_utils.model import train
+print("slime" in sys.modules, "rlhf_patches.engine" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(not PEP_829, reason="PEP 810 came at the same time")
+@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.parametrize("start", ["hook", "apply"])
+def test_a_lazy_import_is_patched_when_it_runs(installed, slime, start, all_of_them):
+    """PEP 810: the engine waits as long as the framework does; and with every import lazy, its own among them."""
+    code = LAZILY if all_of_them else re.sub("^(import|from) (?=slime)", r"lazy \1 ", LAZILY, flags=re.MULTILINE)
+    flags = ("-X", "lazy_imports=all") if all_of_them else ()
+    if start == "apply":
+        code = f"import rlhf_patches; rlhf_patches.apply()\n{code}"
+    code += f"{toy_slime.LOOK}; print(train is model.train)"
+    said = installed.code(code, *flags, cwd=slime, **(ON if start == "hook" else {})).split()
+    assert said == ["False", str(start == "apply"), "applied", "True"]
 
 
 def test_no_site_no_hook(installed, slime):
