@@ -27,6 +27,9 @@ import nox
 from nox.command import CommandFailed
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from tools import pythons  # noqa: E402
+
 ENVIRONMENTS = HERE / "tests" / "environments"
 nox.needs_version = ">=2026.10"  # --parallel
 nox.options.reuse_existing_virtualenvs = True
@@ -42,14 +45,24 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 # The frameworks' own releases run on 3.11; torch's CPU build at hand is for 3.11 too.
 FRAMEWORK_PYTHON = "3.11"
-ENGINE_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+ENGINE_PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
+# What tools/pythons.py takes from Debian's testing and unstable suites, where it can and none is found otherwise.
+OF_DEBIAN = ["3.14", "3.15"]
 
 # pyenv's shims answer for interpreters that its configuration does not name; its folders of interpreters do not.
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 IN_PYENV = [str(path) for version in ENGINE_PYTHONS for path in sorted(PYENV.glob(f"versions/{version}.*/bin"))]
-os.environ["PATH"] = os.pathsep.join([*IN_PYENV, os.environ["PATH"]])
-FOUND = [version for version in ENGINE_PYTHONS if shutil.which(f"python{version}")]
-OLDEST_AND_NEWEST = {*FOUND[:1], *FOUND[-1:]}
+os.environ["PATH"] = os.pathsep.join([*IN_PYENV, os.environ["PATH"], str(pythons.FOLDER / "bin")])
+
+
+def is_here(version: str) -> bool:
+    """Whether an interpreter is found, which may be after it was not."""
+    return shutil.which(f"python{version}") is not None
+
+
+# Those that are to come count: a session's tags are those of its requirement's, too.
+USABLE = [version for version in ENGINE_PYTHONS if is_here(version) or (version in OF_DEBIAN and pythons.possible())]
+OLDEST_AND_NEWEST = {*USABLE[:1], *USABLE[-1:]}
 
 
 # -- what a session took -------------------------------------------------------------------------------
@@ -74,7 +87,7 @@ def print_times() -> None:
         print(f"\n{'session':<18}{'CPU s':>8}{'clock s':>9}")
     for name, cpu, took, outcome in rows:
         print(f"{name:<18}{cpu:>8.0f}{took:>9.0f}  {outcome}")
-    missing = [version for version in ENGINE_PYTHONS if version not in FOUND]
+    missing = [version for version in ENGINE_PYTHONS if not is_here(version)]
     if missing and any(row[0].startswith("engine") for row in rows):
         print(f"NOT RUN: the engine's tests on Python {', '.join(missing)}, not found here")
     sys.stdout.flush()
@@ -152,10 +165,33 @@ def provide(session: nox.Session, *files: str, project: bool = True, beside: str
         session.install(*in_spite, "--target", str(folder), "-r", str(path))
     if project:
         install(session, "setuptools>=68", "wheel")
+        if session.python in NO_AST_GREP:
+            older_ast_grep(session)
         with open(HERE / ".nox" / "lock", "w") as lock:  # an editable install writes into this folder
             fcntl.flock(lock, fcntl.LOCK_EX)
             install(session, "--no-build-isolation", "-e", ".[test]")
     stamp.write_text(wanted)
+
+
+# Pythons for which the newest ast-grep-py has no wheel (0.51.0 has those of 3.10 to 3.14).
+NO_AST_GREP = ["3.15"]
+
+
+def older_ast_grep(session: nox.Session) -> None:
+    """Put in the wheel of Python 3.14: PyO3 goes through functions that newer Pythons have as well. For tests only."""
+    try:
+        session.run("python", "-m", "pip", "install", "-q", "--only-binary=:all:", "ast-grep-py", silent=True)
+        return  # there is one by now
+    except CommandFailed:
+        pass
+    (site,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    older = ("--python-version=3.14", "--only-binary=:all:", "--no-deps", "--target", str(site))
+    session.run("python", "-m", "pip", "install", "-q", *older, "ast-grep-py")
+    for file in [*site.glob("ast_grep_py/*"), *site.glob("ast_grep_py-*/WHEEL")]:
+        if file.name == "WHEEL":  # uv asks it whether this is for the Python at hand
+            file.write_text(file.read_text().replace("cp314", "cp" + session.python.replace(".", "")))
+        elif "-314-" in file.name:
+            file.rename(file.with_name(file.name.replace("-314-", f"-{session.python.replace('.', '')}-")))
 
 
 def pytest(session: nox.Session, *arguments: str, python: str = "python") -> None:
@@ -230,6 +266,14 @@ def frameworks(session: nox.Session) -> None:
     pytest(session, *NOT_BY_TRL, with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
 
 
+@session(venv_backend="none", name="pythons")
+def more_pythons(session: nox.Session) -> None:
+    """Install the newest Pythons where this machine has none (`tools/pythons.py`); that it cannot is no failure."""
+    missing = [version for version in OF_DEBIAN if not is_here(version)]
+    if missing:
+        session.run(sys.executable, "tools/pythons.py", *missing, success_codes=[0, 1])
+
+
 def engine(session: nox.Session) -> None:
     """The engine's tests: no framework."""
     provide(session)
@@ -238,7 +282,8 @@ def engine(session: nox.Session) -> None:
 
 for version in ENGINE_PYTHONS:  # the oldest and the newest that are found show most of what can differ
     tag = "test" if version in OLDEST_AND_NEWEST else "rest"
-    session(python=version, name=f"engine-{version}", tags=[tag])(engine)
+    first = ["pythons"] if version in OF_DEBIAN else []
+    session(python=version, name=f"engine-{version}", requires=first, tags=[tag])(engine)
 
 
 @session(**SHARED_BY_TRL, name="trl-newest", tags=["test"])

@@ -6,18 +6,20 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
+SITE_HOOK = sorted(Path(__file__).parent.joinpath("site_hook").glob("rlhf_patches*.*"))
+
 
 class BuildWithSiteHook(build_py):
-    """build_py, plus ``rlhf_patches.pth`` and its PEP 829 twin ``rlhf_patches.start``."""
+    """build_py, plus ``rlhf_patches.pth`` and its twin by PEP 829: ``rlhf_patches.start``, and the module it names."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:  # an editable install has no place for them: `rlhf-patches autoload on` writes one
-            for file in sorted(Path(__file__).parent.joinpath("site_hook").iterdir()):
+            for file in SITE_HOOK:
                 shutil.copyfile(file, Path(self.build_lib, file.name))
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        hooks = [str(Path(self.build_lib, name)) for name in ("rlhf_patches.pth", "rlhf_patches.start")]
+        hooks = [str(Path(self.build_lib, file.name)) for file in SITE_HOOK]
         return [*super().get_outputs(include_bytecode), *([] if self.editable_mode else hooks)]
 
 

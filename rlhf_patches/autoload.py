@@ -49,6 +49,16 @@ if given('AUTOLOAD', {default!r}) and not hasattr(sys, '_rlhf_patches_not_active
      raise RuntimeError(text + '. RLHF_PATCHES_STRICT or _VERIFY is set, so %s is not imported' % name)
   sys.meta_path.insert(0, Refuse)"""
 
+# ``fullname``, as in a .pth file: what to delete where the package is gone, this module and the file that names it.
+_MODULE = """\
+'Written by rlhf-patches. PYTEST_DONT_REWRITE: pytest would say that it was imported before'
+# ruff: noqa
+# fmt: off
+def install():
+    fullname = __file__[:-2] + '*'
+    {line}
+"""
+
 
 class AutoloadError(RuntimeError):
     """The environment cannot be switched; the message says what to do instead."""
@@ -88,9 +98,11 @@ def on() -> Autoload:
     """
     file = hook_files.folder() / hook_files.SWITCHED_ON
     try:
-        _write(file, line("1", watch_list(registry.load()[0])))
-        if sys.version_info >= (3, 15):  # PEP 829: where a .start file exists, import lines of the .pth are ignored
-            _write(file.with_suffix(".start"), "rlhf_patches.site_hook:install_always\n")
+        text = line("1", watch_list(registry.load()[0]))
+        if sys.version_info >= (3, 15):
+            _write(file.with_suffix(".py"), module(text))
+            _write(file.with_suffix(".start"), start(file.stem))
+        _write(file, text)
     except OSError as error:
         raise AutoloadError(
             f"cannot write {file}: {error.strerror}. Run it as the owner of the environment, or set "
@@ -107,8 +119,8 @@ def off() -> Autoload:
     """
     file = hook_files.folder() / hook_files.SWITCHED_ON
     try:
-        for name in (file, file.with_suffix(".start")):
-            name.unlink(missing_ok=True)
+        for suffix in (".start", ".py", ".pth"):  # first what names the second
+            file.with_suffix(suffix).unlink(missing_ok=True)
     except OSError as error:
         raise AutoloadError(
             f"cannot remove {file}: {error.strerror}. Run it as the owner of the environment"
@@ -135,6 +147,23 @@ def line(default: str, watch: tuple[str, ...] = ()) -> str:
     return _LINE.format(default=default, start=_START.format(default=default, watch=ascii(watch), broken=broken))
 
 
+def module(text: str) -> str:
+    """What stands beside a hook's .pth file for PEP 829, whose .start file can only name a function of a module.
+
+    No module of the package: that may be gone, and is not to be loaded where the hook is off. The wheel's is
+    ``site_hook/rlhf_patches_start.py``, ``module(line("0"))``.
+
+    Args:
+        text: `line`.
+    """
+    return _MODULE.format(line=text.rstrip())
+
+
+def start(name: str) -> str:
+    """The .start file that names `module`, which lies beside it as ``NAME.py``."""
+    return f"{name}:install\n"
+
+
 def problems(file: Path) -> list[str]:
     """Why a hook's file does not reach every user, or is not safe, each with what to do. Absent files have none."""
     found = []
@@ -143,7 +172,8 @@ def problems(file: Path) -> list[str]:
         if file.name == hook_files.SWITCHED_ON
         else "set its mode to 644 (chmod)"
     )
-    for path in (file, file.with_suffix(".start")):
+    # The module as `on` calls it, and as the wheel does.
+    for path in (file, *map(file.with_suffix, (".start", ".py")), file.with_name(f"{file.stem}_start.py")):
         if not path.exists():
             continue
         state = path.stat()

@@ -238,11 +238,6 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
             pass
 
 
-def install_always() -> None:
-    """`install` where ``rlhf-patches autoload on`` was run: on unless RLHF_PATCHES_AUTOLOAD=0."""
-    install(default="1")
-
-
 def setup_ray_worker() -> None:
     """Ray's ``worker_process_setup_hook``, which runs before a worker's first task: `install`, where no .pth has.
 

@@ -2,7 +2,7 @@
 
 - ``patches/catalogue.py``: the list of patches, so that a process imports those whose framework is there;
 - ``WATCHED`` in ``rlhf_patches/site_hook.py``: the packages that they patch;
-- ``site_hook/rlhf_patches.pth``, which names those packages once more;
+- ``site_hook/``: the ``.pth`` file, which names those packages once more, and the same for PEP 829;
 - ``docs/patches``: their pages;
 - ``rlhf_patches/offline/releases.json``, from the record of releases: which of them fixes what.
 
@@ -45,13 +45,24 @@ def main() -> None:
     hook = ROOT / "rlhf_patches" / "site_hook.py"
     hook.write_text(with_watched(hook.read_text(encoding="utf-8"), watched(patches)), encoding="utf-8")
     site_hook.WATCHED = watched(patches)
-    (ROOT / "site_hook" / "rlhf_patches.pth").write_text(autoload.line("0"), encoding="utf-8")
+    for name, text in hook_files().items():
+        (ROOT / "site_hook" / name).write_text(text, encoding="utf-8")
     pages.write(patches, ROOT / "docs" / "patches")
     sys.path.insert(0, str(ROOT / "release_record"))
     import record
     import shipped
 
     shipped.PATH.write_text(shipped.text(record.load_all(), patches), encoding="utf-8")
+
+
+def hook_files() -> dict[str, str]:
+    """What a wheel puts beside the package."""
+    line = autoload.line("0")
+    return {
+        "rlhf_patches.pth": line,
+        "rlhf_patches.start": autoload.start("rlhf_patches_start"),
+        "rlhf_patches_start.py": autoload.module(line),
+    }
 
 
 def paths(folder: Path) -> list[str]:

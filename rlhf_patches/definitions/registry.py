@@ -12,7 +12,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import installed, settings
 from .listed import Listed
@@ -27,19 +27,22 @@ _CALLS_ITSELF = "{} (calls itself {})"
 _VALID_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 
 
-class _OwnEntryPoint(NamedTuple):
-    """As an `importlib.metadata.EntryPoint`."""
+class _EntryPoint(NamedTuple):
+    """As an `importlib.metadata.EntryPoint`, which from Python 3.15 on cannot be made of a value that is malformed."""
 
     name: str
     value: str
-    dist: None = None
+    dist: importlib.metadata.Distribution | None = None
 
     def load(self) -> Any:
-        return importlib.import_module(self.value)
+        if self.dist is None:  # our own
+            return importlib.import_module(self.value)
+        from importlib.metadata import EntryPoint
+
+        return EntryPoint(self.name, self.value, installed.ENTRY_POINT_GROUP).load()
 
 
-_OWN = _OwnEntryPoint("built-in", installed.OWN_ENTRY_POINT)
-_EntryPoint = Union["importlib.metadata.EntryPoint", _OwnEntryPoint]
+_OWN = _EntryPoint("built-in", installed.OWN_ENTRY_POINT)
 
 
 class PluginFailure(NamedTuple):
@@ -178,10 +181,11 @@ def _own_name() -> str:
     return BUILT_IN if folder in ours else _CALLS_ITSELF.format(folder, BUILT_IN)
 
 
-def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.EntryPoint]:
+def _of_our_group(failures: list[PluginFailure]) -> Iterable[_EntryPoint]:
     """The entry points of others. Not by importlib.metadata.entry_points().
 
-    It parses those of every distribution, of which an image has hundreds, and one malformed file fails it as a whole.
+    It parses those of every distribution, of which an image has hundreds, and one malformed file fails it as a whole;
+    from Python 3.15 on, one malformed line of any group does.
     """
     if installed.others_bring_patches(sys.path) is False:
         return
@@ -189,10 +193,11 @@ def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.
 
     for distribution in importlib.metadata.distributions():
         try:
-            if installed.ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
+            text = distribution.read_text("entry_points.txt") or ""
+            if installed.ENTRY_POINT_GROUP not in text:
                 continue
-            found = distribution.entry_points.select(group=installed.ENTRY_POINT_GROUP)
-            others = [entry_point for entry_point in found if entry_point.value.strip() != _OWN.value]
+            found = [_EntryPoint(name, value, distribution) for name, value in _lines_of_our_group(text)]
+            others = [entry_point for entry_point in found if entry_point.value != _OWN.value]
             if others and not _is_shadowed(distribution):
                 yield from others
         except Exception as error:
@@ -200,6 +205,17 @@ def _of_our_group(failures: list[PluginFailure]) -> Iterable[importlib.metadata.
             failures.append(
                 PluginFailure(str(path), f"its entry points cannot be read ({type(error).__name__}: {error})")
             )
+
+
+def _lines_of_our_group(text: str) -> Iterator[tuple[str, str]]:
+    """Name and value of each, as importlib.metadata reads them."""
+    group = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("[") and line.endswith("]"):
+            group = line.strip("[]")
+        elif group == installed.ENTRY_POINT_GROUP and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            yield name.strip(), value.strip()
 
 
 def _is_shadowed(distribution: importlib.metadata.Distribution) -> bool:
@@ -211,7 +227,7 @@ def _is_shadowed(distribution: importlib.metadata.Distribution) -> bool:
     return getattr(first, "_path", None) != getattr(distribution, "_path", None)
 
 
-def _called(entry_point: importlib.metadata.EntryPoint) -> str:
+def _called(entry_point: _EntryPoint) -> str:
     """What to call a plugin of another distribution: never what the built-in patches are called."""
     name = _distribution(entry_point)
     if not re.fullmatch(_VALID_NAME, name):
@@ -219,7 +235,7 @@ def _called(entry_point: importlib.metadata.EntryPoint) -> str:
     return _CALLS_ITSELF.format(entry_point.value, name) if settings.canonical(name) == BUILT_IN else name
 
 
-def _distribution(entry_point: importlib.metadata.EntryPoint) -> str:
+def _distribution(entry_point: _EntryPoint) -> str:
     # A half removed distribution has entry points and no name: None or an exception, depending on the Python.
     try:
         name = entry_point.dist.metadata["Name"] if entry_point.dist and "Name" in entry_point.dist.metadata else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter, Signature
 from typing import Any
@@ -134,12 +135,21 @@ def of_object(found: Any) -> Signature | None:
     if not callable(found):
         raise NotCallable(f"it is {_a(type(found).__name__)}")
     try:
-        signature = inspect.signature(found)
+        signature = _unevaluated(found)
     except (TypeError, ValueError):  # some that are written in C
         return None
     return Signature(
         [_parameter(p.name, p.kind, p.default is not Parameter.empty) for p in signature.parameters.values()]
     )
+
+
+def _unevaluated(found: Any) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        # From then on annotations may name what is there for type checkers only, until somebody evaluates them.
+        from annotationlib import Format
+
+        return inspect.signature(found, annotation_format=Format.STRING)
+    return inspect.signature(found)
 
 
 def missing(path: str, error: Exception) -> Unusable | None:

@@ -198,7 +198,7 @@ def _read(spec: ModuleSpec) -> Source:
             with open(origin, "rb") as file:
                 data = file.read()
         return Source(spec.name, origin, importlib.util.decode_source(data))
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+    except (OSError, SyntaxError, UnicodeError, LookupError) as error:  # LookupError: a codec that gives no text (hex)
         raise Unreadable(f"the source of {spec.name} cannot be read: {error} ({origin})") from error
 
 
@@ -459,7 +459,7 @@ def signature_of(node: FunctionNode) -> str:
     return f"({ast.unparse(stripped)})"
 
 
-LEFT_OUT = {"annotation", "returns", "type_comment", "kind", "ctx", "type_params"}
+LEFT_OUT = {"annotation", "returns", "type_comment", "kind", "ctx", "type_params", "is_lazy"}
 """Fields that do not change what a function computes, and those that came with a newer Python."""
 
 

@@ -123,7 +123,7 @@ class Release:
         if f"{stem}.py" in names:
             try:
                 text = _decode(self._read(path))
-            except (SyntaxError, UnicodeError) as error:
+            except (SyntaxError, UnicodeError, LookupError) as error:
                 raise Unreadable(
                     f"the source of {module} cannot be decoded: {error} ({path} in {self.label})"
                 ) from error
@@ -178,7 +178,8 @@ def open_release(path: str) -> Release:
 
 
 def _decode(data: bytes) -> str:
-    # A text as Python decodes it; SyntaxError or UnicodeDecodeError where it does not, or where we do not let it.
+    # A text as Python decodes it. SyntaxError or UnicodeError where it does not, or where we do not let it; LookupError
+    # for a codec that gives no text, from Python 3.14 on.
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     if codecs.lookup(encoding).name not in _ENCODINGS:
         raise SyntaxError(f"it is in the encoding {encoding!r}, expected UTF-8, Latin-1 or ASCII")

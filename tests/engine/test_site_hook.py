@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 import pytest
 
@@ -14,6 +15,9 @@ from tests.harness import toy_slime
 from tests.harness.installed import ROOT
 
 ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
+SHIPPED = ("rlhf_patches.pth", "rlhf_patches.start", "rlhf_patches_start.py")
+KINDS = ("pth", "start", "py") if sys.version_info >= (3, 15) else ("pth",)  # PEP 829
+WRITTEN = [f"rlhf_patches_autoload.{kind}" for kind in KINDS]
 
 
 # ------------------------------------------------------------------------------------- damage
@@ -39,8 +43,8 @@ def test_a_half_removed_package_breaks_nothing_and_is_not_silent(make_installed,
 
 def test_autoload_switches_the_environment(make_installed, slime):
     environment = make_installed()
-    (environment.site / "rlhf_patches.pth").unlink()  # as in an editable install
-    (environment.site / "rlhf_patches.start").unlink()
+    for file in environment.site.glob("rlhf_patches*.*"):  # as in an editable install
+        file.is_dir() or file.unlink()
 
     refused = environment.run(environment.command, "run", "--", "true")
     assert refused.returncode == 2
@@ -78,27 +82,34 @@ def test_everybody_can_read_the_hook_and_nobody_else_write_it(pth, mask):
         assert autoload.on().problems == ()
     finally:
         os.umask(before)
-    assert pth.stat().st_mode & 0o777 == 0o644
-    assert list(pth.parent.iterdir()) == [pth], "no temporary file stays"
+    assert {file.name: file.stat().st_mode & 0o777 for file in pth.parent.iterdir()} == dict.fromkeys(WRITTEN, 0o644)
+    autoload.off()
+    assert list(pth.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("mode", "said"),
     [(0o600, "not every user can read"), (0o640, "not every user can"), (0o666, "every user can write")],
 )
-def test_a_hook_of_the_wrong_mode_is_said_and_repaired(pth, monkeypatch, mode, said):
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_hook_of_the_wrong_mode_is_said_and_repaired(pth, monkeypatch, written, mode, said):
     autoload.on()
-    pth.chmod(mode)
+    file = pth.with_name(written)
+    file.chmod(mode)
     for text in (str(autoload.status()), judge._hook_state()):
-        assert f"but {said} {pth}" in text or f"but {said} read {pth}" in text
+        assert f"but {said} {file}" in text or f"but {said} read {file}" in text
         assert "`rlhf-patches autoload on` writes it anew" in text
         assert "every process" not in text
     assert "but" not in str(autoload.on())
     assert judge._hook_state() == f"site hook: on for every process of this environment ({pth})"
     # The wheel's own, installed under umask 077.
-    wheels = pth.rename(pth.with_name("rlhf_patches.pth"))
+    for name in SHIPPED:
+        pth.with_name(name).touch(0o644)
+    autoload.off()
+    assert "but" not in judge._hook_state()
+    wheels = pth.with_name(written.replace("_autoload.py", "_start.py").replace("_autoload", ""))
     wheels.chmod(mode)
-    assert said in judge._hook_state()
+    assert f"{said} {wheels}" in judge._hook_state() or f"{said} read {wheels}" in judge._hook_state()
     assert "chmod" in judge._hook_state()
 
 
@@ -120,8 +131,11 @@ def test_an_environment_that_cannot_be_switched_is_one_line(said, tmp_path, monk
 
 
 def test_the_wheels_hook_is_made_of_the_same_text():
-    shipped = (ROOT / "site_hook" / "rlhf_patches.pth").read_text()
-    assert shipped == autoload.line("0"), "write it with: autoload.line('0')"
+    shipped = {file.name: file.read_text() for file in (ROOT / "site_hook").glob("*.*")}
+    line = autoload.line("0")
+    assert shipped == dict(zip(SHIPPED, (line, "rlhf_patches_start:install\n", autoload.module(line)), strict=True)), (
+        "run `make docs`"
+    )
 
 
 def test_a_plugin_for_the_standard_library_is_not_waited_for(framework):

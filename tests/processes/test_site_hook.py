@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -19,11 +20,13 @@ from tests.harness.toy_slime_fixtures import make_refused
 
 ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
 MODULES = "import sys; print(*sorted(sys.modules))"
+PEP_829 = sys.version_info >= (3, 15)
 
 
 def test_the_wheel_ships_the_hook_beside_the_package(installed):
     assert (installed.site / "rlhf_patches.pth").exists()
-    assert (installed.site / "rlhf_patches.start").read_text().strip() == "rlhf_patches.site_hook:install"
+    assert (installed.site / "rlhf_patches.start").read_text().strip() == "rlhf_patches_start:install"
+    assert (installed.site / "rlhf_patches_start.py").exists()
     assert not (installed.site / "patches").exists()
     assert (installed.site / "rlhf_patches" / "patches" / "plugin.py").exists()
 
@@ -44,6 +47,7 @@ def test_on_loads_only_itself_before_a_framework(installed):
         "rlhf_patches.installed",
         "rlhf_patches.site_hook",
     }
+    assert ("rlhf_patches_start" in bare) == PEP_829
     # Python itself asks for sitecustomize and usercustomize: no reason to read what is installed.
     read = "import sys; print(len(sys.modules['rlhf_patches.installed']._remembered))"
     assert installed.code(read, **ON) == "0"
@@ -69,6 +73,64 @@ def test_without_assertions_there_is_nothing_to_repair(installed, slime, flag):
     assert said.startswith("untouched\n")
     assert "Status.UNAFFECTED" in said
     assert "under python -O there is no assertion" in said
+
+
+HOOKS = "import sys; print(sum(type(finder).__name__ == '_FirstImport' for finder in sys.meta_path))"
+
+
+@pytest.mark.parametrize("switched_on", [False, True])
+@pytest.mark.parametrize("kind", ["pth", "start"])
+def test_each_of_the_two_kinds_of_file_does_by_itself_what_both_do_once(make_installed, slime, kind, switched_on):
+    """Python 3.15 to 3.17 pass over the lines of a .pth file that has its .start file; later ones over all of them."""
+    environment = make_installed()
+    setting = {} if switched_on else ON
+    if switched_on:
+        environment.run(environment.command, "autoload", "on")
+    named = environment.code("import sys; print(*sys.modules)", **setting).split()
+    assert ("rlhf_patches_start" in named, "rlhf_patches_autoload" in named) == (PEP_829, PEP_829 and switched_on)
+    assert environment.code(HOOKS, **setting) == "1"
+    assert environment.code(HOOKS, RLHF_PATCHES_AUTOLOAD="0") == "0"
+
+    for file in environment.site.glob("rlhf_patches*.*"):
+        if file.suffix == (".start" if kind == "pth" else ".pth"):
+            file.unlink()
+    acts = kind == "pth" or PEP_829
+    assert environment.code(HOOKS, **setting) == str(int(acts))
+    assert environment.code(toy_slime.LOOK, cwd=slime, **setting) == ("applied" if acts else "untouched")
+    assert environment.code(HOOKS, RLHF_PATCHES_AUTOLOAD="0") == "0"
+
+    shutil.rmtree(environment.site / "rlhf_patches")
+    for extra, status in (({}, 0), ({"RLHF_PATCHES_STRICT": "1"}, 1)):
+        broken = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, **setting, **extra)
+        if not acts:
+            assert (broken.returncode, broken.stderr) == (0, "")
+            continue
+        assert broken.returncode == status
+        (line,) = [line for line in broken.stderr.splitlines() if line.startswith("[rlhf_patches] NOT ACTIVE")]
+        assert f"{environment.site}/rlhf_patches" in line
+        assert ("RuntimeError: [rlhf_patches] NOT ACTIVE" in broken.stderr) == bool(status)
+
+
+LAZILY = f"""
+import sys
+{toy_slime.IMPORT}
+from slime.backends.megatron_utils.model import train
+print("slime" in sys.modules, "rlhf_patches.engine" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(not PEP_829, reason="PEP 810 came at the same time")
+@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.parametrize("start", ["hook", "apply"])
+def test_a_lazy_import_is_patched_when_it_runs(installed, slime, start, all_of_them):
+    """PEP 810: the engine waits as long as the framework does; and with every import lazy, its own among them."""
+    code = LAZILY if all_of_them else re.sub("^(import|from) (?=slime)", r"lazy \1 ", LAZILY, flags=re.MULTILINE)
+    flags = ("-X", "lazy_imports=all") if all_of_them else ()
+    if start == "apply":
+        code = f"import rlhf_patches; rlhf_patches.apply()\n{code}"
+    code += f"{toy_slime.LOOK}; print(train is model.train)"
+    said = installed.code(code, *flags, cwd=slime, **(ON if start == "hook" else {})).split()
+    assert said == ["False", str(start == "apply"), "applied", "True"]
 
 
 def test_no_site_no_hook(installed, slime):

@@ -44,17 +44,22 @@ def other(x, w, *a):
         attribute: int = 1
         def method(self): return super().method
     assert (n := 10) <= x < 5, "m"
+    import os, os.path as path
+    from . import sibling
+    from json import loads as parse
 '''
 ).replace("\ud800", "\\ud800")
 
 
 def _interpreters():
     versions = Path.home() / ".pyenv" / "versions"
-    found = sorted(versions.glob("3.1[0-9].*/bin/python")) if versions.is_dir() else []
-    return [path for path in found if path.parent.parent.name.split(".")[:2] != [str(n) for n in sys.version_info[:2]]]
+    found = {path.parent.parent.name: path for path in versions.glob("3.1[0-9].*/bin/python")}
+    found.update((path.name[6:], path) for path in (ROOT / ".cache" / "pythons" / "bin").glob("python3.*"))
+    own = [str(number) for number in sys.version_info[:2]]
+    return [pytest.param(found[name], id=name) for name in sorted(found) if name.split(".")[:2] != own]
 
 
-@pytest.mark.parametrize("python", _interpreters(), ids=lambda path: path.parent.parent.name)
+@pytest.mark.parametrize("python", _interpreters())
 @pytest.mark.parametrize("name", ["Thing.method", "other"])
 def test_fingerprints_are_equal_on_every_python(python, name, tmp_path):
     text = ACROSS.replace("x[1:2, *a]", "x[1:2, a]")  # a star in a subscript is new in 3.11

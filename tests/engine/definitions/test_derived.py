@@ -1,6 +1,6 @@
 """What tools/derive.py writes is what follows from the patches, and what a wheel holds is what is in the tree.
 
-The pages are compared in test_cli.py, the .pth file in test_site_hook.py.
+The pages are compared in test_cli.py, the hook's files in test_site_hook.py.
 """
 
 from __future__ import annotations

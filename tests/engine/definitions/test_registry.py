@@ -98,6 +98,16 @@ def test_an_entry_point_that_leads_nowhere(site, value, reason):
     assert "expected the module that has the hook" in failure.reason
 
 
+def test_a_malformed_line_of_another_group_takes_no_patch_away(site):
+    """From Python 3.15 on importlib.metadata raises for the whole file."""
+    good = site.good()
+    (file,) = site.folder.glob("*.dist-info/entry_points.txt")
+    file.write_text(f"[console_scripts]\nmy-tool = my-tool\nnonsense\n# a comment\n{file.read_text()}")
+    registered, failures = site.load()
+    assert [item.plugin for item in registered] == [good]
+    assert failures == []
+
+
 def test_a_module_that_a_plugin_imports_and_that_is_missing_is_not_the_entry_points_fault(site):
     bad = site.add("bad", "import no_such_module")
     _, (failure,) = site.load()

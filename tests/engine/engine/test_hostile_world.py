@@ -113,6 +113,7 @@ def test_source_edited_after_the_import(framework, engine, rewrite):
     [
         (b"# \xff\n" + BUG.encode(), "cannot be read"),
         (b"# coding: no-such-codec\n" + BUG.encode(), "cannot be read"),
+        (b"# coding: hex\n00", "cannot be read"),
         (BUG.encode() + b"\0", "null bytes"),
         (b"print 'syntax of Python 2'\n" + BUG.encode(), "does not parse"),
         (b"(" * 10_000, "does not parse"),

@@ -496,6 +496,36 @@ def test_trampolines_name_their_patch_in_tracebacks(framework, engine, kind):
     assert frame.line.startswith("return "), "the trampoline's text is shown, not a line of some other file"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated where they stand")
+@pytest.mark.parametrize("kind", ["rewrite", "replace", "wrap"])
+def test_annotations_that_cannot_be_evaluated_stay_unevaluated(framework, engine, kind):
+    """PEP 649: of upstream's function and of the implementation; and they are upstream's afterwards."""
+    source = "if len('a') == 0:\n    from m import T\nelse:\n    n: T = 1\ndef f(x: T, y: T.U = 2) -> T: return x - y\n"
+    framework.write("mod", source)
+    framework.write(
+        "fixes",
+        "def fix(x: T, y: T.U = 2) -> T: return x + y\n"
+        "def around(wrapped: T, instance: T, args: T, kwargs: T) -> T: return 4 + wrapped(*args)\n",
+    )
+    target, prints = framework.path("mod:f"), {fingerprint(source, "f"): "1.0"}
+    change = {
+        "rewrite": Rewrite(target, "$A - $B", "$A + $B"),
+        "replace": Replace(target, framework.path("fixes:fix"), prints),
+        "wrap": Wrap(target, framework.path("fixes:around"), prints),
+    }[kind]
+    patch = framework.patch(change)
+    module = framework.load()
+    made = engine(patch)
+    row = made.apply()[patch.name]
+    assert row.status is Status.APPLIED, row.reason
+    assert module.f(1) == 3
+    module.T = type("T", (), {"U": int})
+    assert module.f.__annotations__ == {"x": module.T, "y": int, "return": module.T}
+    assert module.__annotations__ == {"n": module.T}
+    made.revert()
+    assert module.f(1) == -1
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_parsing_sets_off_no_garbage_collection_and_leaves_the_collector_as_it_was(enabled, monkeypatch):
     parse, parsing, collections = ast.parse, [], []

@@ -73,13 +73,13 @@ def test_a_crash_is_one_line_and_hides_no_other_source(slime_wheel, tmp_path, mo
 
 @pytest.mark.parametrize("terms", [20_000, 200_000])
 def test_a_kilobyte_that_crashes_python_3_10(slime_wheel, terms, capfd):
-    """With another Python the text does not compile."""
+    """With another Python the text does not compile; with 3.14 the shorter one does."""
     path = slime_wheel(change=lambda text: text + "x=1" + "+1" * terms)
     assert os.path.getsize(path) < 2048
-    assert cli.main(["check", "--quiet", path]) in (1, 2)
+    compiles = sys.version_info >= (3, 14) and terms == 20_000
+    assert cli.main(["check", "--quiet", path]) in ((0,) if compiles else (1, 2))
     said = capfd.readouterr()
-    (line,) = said.err.splitlines()
-    assert line.startswith(f"rlhf-patches: {path}")
+    assert [line.startswith(f"rlhf-patches: {path}") for line in said.err.splitlines()] == [True] * (not compiles)
     assert said.out == ""
 
 
