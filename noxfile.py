@@ -252,7 +252,7 @@ def cluster(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"], tags=["rest"])
 def exhaustive(session: nox.Session) -> None:
     """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
-    provide(session, "releases.txt")
+    provide(session)
     pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
     pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
@@ -295,7 +295,7 @@ def trl_newest(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, tags=["test"])
 def lint(session: nox.Session) -> None:
     """ruff, mypy, which way imports go, and the Markdown: length of lines, links to files and headings."""
-    provide(session, "lint.txt", "releases.txt")
+    provide(session, "lint.txt")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("rumdl", "check", ".")
@@ -308,7 +308,7 @@ def lint(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, tags=["test"])
 def releases(session: nox.Session) -> None:
     """The record of every release against the patches' guards, and a few real wheels against the record."""
-    provide(session, "releases.txt")
+    provide(session)
     pytest(session, "tests/record", "-n", "2", *NOT_EXHAUSTIVE)
 
 
@@ -350,7 +350,7 @@ def cpython(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"])
 def mutants(session: nox.Session) -> None:
     """Wrong versions of this project, in copies: each has a test that must notice it (``-- PARTS OF NAMES``)."""
-    provide(session, "releases.txt")
+    provide(session)
     pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
     session.run("python", "tests/mutants.py", *pythons, *session.posargs)
 
@@ -377,7 +377,7 @@ def benchmarks(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON)
 def survey(session: nox.Session) -> None:
     """Look at every release that is not in the record yet."""
-    provide(session, "releases.txt")
+    provide(session)
     session.run("python", "release_record/survey.py", *session.posargs)
 
 
@@ -393,7 +393,7 @@ def format(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, tags=["rest"])
 def site(session: nox.Session) -> None:
     """The documentation as a site, and what a browser makes of it."""
-    provide(session, "site.txt", "releases.txt")
+    provide(session, "site.txt")
     pytest(session, "tests/site")
     session.run("python", "tools/site.py")
 

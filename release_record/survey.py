@@ -25,7 +25,6 @@ import record
 import shipped
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from pypi_simple import DistributionPackage
 from record import Entry, Record
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -88,27 +87,25 @@ def survey_index(name: str, url: str, patches: list[KnownBug], console: Console)
     """Bring the record of one distribution up to date."""
     own = record.patches_of(name, patches)
     oldest = Version(record.reviewed().oldest.get(name, {}).get("version", "0.dev0"))
-    with index.Index(url) as source:
-        chosen = [release.file for release in source.releases(name) if release.version >= oldest]
-    wanted = {package.filename: package for package in chosen if package is not None}
+    chosen = [release.file for release in index.Index(url).releases(name) if release.version >= oldest]
+    wanted = {file.filename: file for file in chosen if file is not None}
     _survey(
         Record(name, False, name, {}, []),
         own,
-        {file: package.digests.get("sha256", "") for file, package in wanted.items()},
-        lambda file: (_look_up, wanted[file], own),
+        {each: file.hashes.get("sha256", "") for each, file in wanted.items()},
+        lambda file: (_look_up, name, wanted[file], own),
         console,
     )
 
 
-def _look_up(package: DistributionPackage, patches: list[KnownBug]) -> Entry:
-    file = CACHE / canonicalize_name(package.project or "unknown") / package.filename
-    sha256 = package.digests.get("sha256", "")
-    with index.Index() as source:
-        source.fetch(package, file.parent)
-    release = archive.open_release(str(file))
+def _look_up(name: str, file: index.File, patches: list[KnownBug]) -> Entry:
+    release = archive.open_release(str(index.Index().fetch(file, CACHE / name)))
     ((_, version),) = release.claims
     return Entry(
-        version or "", package.filename, sha256, {patch.name: facts.examine(release, patch) for patch in patches}
+        version or "",
+        file.filename,
+        file.hashes.get("sha256", ""),
+        {patch.name: facts.examine(release, patch) for patch in patches},
     )
 
 

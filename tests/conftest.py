@@ -44,8 +44,6 @@ NEEDS = {
     "patches/transformers": ("trl", "trl-newest"),
     "patches/openrlhf": ("deepspeed", "trl-newest"),
     "cluster": ("ray", "cluster"),
-    "record/test_survey.py": ("pypi_simple", "releases"),
-    "record/test_survey_command.py": ("pypi_simple", "releases"),
     "engine/engine/test_functions_torch.py": ("torch", "frameworks"),
     "lint": ("importlinter", "lint"),
     "site": ("zensical", "site"),

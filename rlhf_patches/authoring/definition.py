@@ -1,14 +1,16 @@
-"""Changes written out as Python, as they stand in a patch's module."""
+"""Changes written out as Python, as they stand in a patch's module, and text from outside that is to do nothing."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
 from ..definitions.patch import Change, Rewrite
+from ..definitions.status import printable
 
 _STEP = "    "
 
@@ -28,11 +30,20 @@ def indented(change: Change, depth: int) -> str:
     return "\n".join([f"{outer}{type(change).__name__}(", *lines, f"{outer})"])
 
 
+def comment(text: str) -> str:
+    """A text from outside as a comment, which ends where the text does, whatever it holds.
+
+    A carriage return ends a line for Python, a NUL the whole text, and `str.splitlines` knows eight more.
+    """
+    # In a file's first two lines this would be its encoding.
+    return "# " + re.sub(r"coding(?=[:=])", "coding ", printable(text))
+
+
 def literal(text: str) -> str:
-    """A text as Python, in double quotes unless it has some."""
+    """A text as Python, in double quotes unless it has some; what cannot be seen is escaped."""
     if '"' in text and "'" not in text:
         return repr(text)
-    quoted = json.dumps(text, ensure_ascii=False)
+    quoted = printable(json.dumps(text, ensure_ascii=False))
     return quoted if ast.literal_eval(quoted) == text else repr(text)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..definitions.patch import Change, Replace, Rewrite, Wrap
 from ..guards import implementations, sources
 from ..guards.sources import FunctionNode
-from .definition import indented, literal
+from .definition import comment, indented, literal
 from .upstream import Owner
 
 MARK = "TODO:"
@@ -104,7 +104,7 @@ packages = ["{self.package}"]
             held_back = Rewrite(self.changes[0].target, NO_PATTERN, NO_REPLACEMENT)
             changes += f"\n{' ' * 16}# Has the patch refused while something above is to do: half a fix may do harm.\n"
             changes += f"{indented(held_back, 4)},"
-        missing = "".join(f"# {MARK} {line}\n" for line in self.missing)
+        missing = "".join(f"{comment(f'{MARK} {line}')}\n" for line in self.missing)
         return f'''\
 """The patch. This module is imported where patches are listed, so it imports no framework."""
 
@@ -142,7 +142,7 @@ def rlhf_patches() -> list[Patch]:
         if self.owner is None:
             said = f"# {MARK} which distribution on PyPI this is, and which of its releases have the bug"
         elif not versions:
-            said = f"# {MARK} which releases have the bug; the one that was read states no version"
+            said = f"# {MARK} which releases have the bug; the one that was read states no version of PEP 440"
         else:
             said = "# The release that was read has the bug. `rlhf-patches survey` tells of the others."
         distribution = self.owner.distribution if self.owner else "unknown"
@@ -154,7 +154,7 @@ def rlhf_patches() -> list[Patch]:
         for target, node in sorted(self.nodes.items()):
             module, _, qualname = target.partition(":")
             wanted[qualname.partition(".")[0]] = module
-            calls += f"        # {qualname}{sources.signature_of(node)}\n"
+            calls += f"        {comment(f'{qualname}{sources.signature_of(node)}')}\n"
         imports = "\n".join(f"    from {module} import {name}" for name, module in wanted.items())
         return f'''\
 """The patch on the real {self._framework}: wrong without it, right with it, out of the way of all else."""
@@ -234,8 +234,9 @@ def _implementation(change: Change, node: FunctionNode) -> str:
         parameters, call = "(wrapped, instance, args, kwargs)", "wrapped(*args, **kwargs)"
         call = f"await {call}" if define.startswith("async") else call
         said = f"""\
-    # `args` holds every positional parameter of {sources.signature_of(node)}, defaults filled in, without self or
-    # cls, which is `instance`; `kwargs` the keyword-only ones. `{call}` is what upstream does.
+    # `args` holds every positional parameter, defaults filled in, without self or cls, which is `instance`; `kwargs`
+    # the keyword-only ones. `{call}` is what upstream does, whose parameters are
+    {comment(sources.signature_of(node))}
 """
     else:
         found = implementations.of_node(node, owner)

@@ -8,10 +8,13 @@ import difflib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from packaging.version import Version
 
 from ..definitions.patch import Guard
 from ..guards import sources, versions
@@ -26,7 +29,7 @@ class UpstreamError(Exception):
 
 
 class Owner(NamedTuple):
-    """The distribution that a file belongs to; its version is None where the metadata states none."""
+    """The distribution that a file belongs to; its version is None where the metadata states none of PEP 440."""
 
     distribution: str
     version: str | None
@@ -114,7 +117,7 @@ class Upstream(NamedTuple):
             found = _owner_of(source.filename, [self.release.label])
             if found is not None:
                 return found
-        return Owner(*self.release.claims[0]) if len(self.release.claims) == 1 else None
+        return _owner(*self.release.claims[0]) if len(self.release.claims) == 1 else None
 
 
 def open_upstream(release: str | None) -> Upstream:
@@ -127,6 +130,16 @@ def open_upstream(release: str | None) -> Upstream:
         return Upstream(None if release is None else archive.open_release(download.found(release)))
     except (archive.ReleaseError, download.DownloadError) as error:
         raise UpstreamError(str(error)) from error
+
+
+def _owner(name: str, version: str | None) -> Owner | None:
+    """What metadata state, as far as it may stand in a file that we write; None where the name is none."""
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+        return None
+    try:
+        return Owner(name, str(Version(version)) if version else None)
+    except ValueError:  # InvalidVersion, or more digits than Python converts
+        return Owner(name, None)
 
 
 def _owner_of(file: str, path: Sequence[str] | None = None) -> Owner | None:
@@ -145,8 +158,9 @@ def _copies(path: Sequence[str] | None) -> Iterable[tuple[Owner, str, _Lists]]:
             listed = copy.read_text("RECORD") or copy.read_text("installed-files.txt") or ""
         except Exception:  # a damaged folder
             continue
-        if name:
-            yield Owner(name, version), root, _Lists(root, listed)
+        owner = _owner(name or "", version)
+        if owner:
+            yield owner, root, _Lists(root, listed)
 
 
 class _Lists(NamedTuple):

@@ -92,15 +92,15 @@ def _of_one(name: str, items: list[Registered], options: argparse.Namespace) -> 
     cache = Path(options.cache) if options.cache else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     to = Console(stderr=True)
-    with Index(options.index) as index:
-        published = index.releases(name)
-        releases = survey.chosen(published, specifier, options.pre)
-        if not releases:
-            there = f"; the newest is {published[-1].version}" if published else ""
-            raise UsageError(f"{index.label} has no release of {name} {specifier}".rstrip() + there)
-        with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as progress:
-            bar = progress.add_task(name, total=len(releases))
-            return survey.survey(index, name, items, releases, cache, lambda: progress.advance(bar))
+    index = Index(options.index)
+    published = index.releases(name)
+    releases = survey.chosen(published, specifier, options.pre)
+    if not releases:
+        there = f"; the newest is {published[-1].version}" if published else ""
+        raise UsageError(f"{index.label} has no release of {name} {specifier}".rstrip() + there)
+    with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as progress:
+        bar = progress.add_task(name, total=len(releases))
+        return survey.survey(index, name, items, releases, cache, lambda: progress.advance(bar))
 
 
 def _print(found: Survey, options: argparse.Namespace) -> None:

@@ -1,21 +1,26 @@
-"""``NAME==VERSION`` as a wheel in a cache, fetched by pip, which knows the user's index, proxy and certificates."""
+"""``NAME==VERSION`` in a cache: a wheel, fetched by pip, which knows the user's index, proxy and certificates.
+
+Where there is only an sdist, pip would run code from it just to fetch it, so `index` does that.
+"""
 
 from __future__ import annotations
 
+import ast
 import atexit
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ..guards import stores
+from . import index
+from .index import Index, IndexProblem
 
 # A wheel is read, not installed: one for another Python, or for another kind of machine, tells as much.
 _PYTHONS = ("3.12", "3.11", "3.10", "3.9", "3.8", "3.13", "3.14")
@@ -25,6 +30,8 @@ _PLATFORMS = tuple(
     for platform in ("linux", "manylinux2014", "manylinux_2_24", "manylinux_2_28", "manylinux_2_31", "manylinux_2_34")
 )
 _MOST_VERSIONS = 10  # named where one does not exist
+_SECONDS = 3600
+"""For a wheel, however slowly it comes: pip itself has a limit for silence only."""
 
 # `python -m pip` would import what lies in the working directory, perhaps a checkout that the user does not trust yet.
 _RUN_PIP = (
@@ -43,7 +50,7 @@ def default_cache() -> Path:
 
 
 def found(text: str, cache: Path | None = None) -> str:
-    """The path of a release: ``text`` itself, or that of the wheel that it names (`fetch`).
+    """The path of a release: ``text`` itself, or that of what it names (`fetch`).
 
     What exists on disk, or looks like a path, is never looked for on an index.
 
@@ -55,23 +62,22 @@ def found(text: str, cache: Path | None = None) -> str:
 
 
 def fetch(text: str, cache: Path | None = None) -> Path:
-    """The wheel of ``NAME==VERSION``, from ``cache`` if it is there already.
-
-    Only wheels: to unpack an sdist, pip runs code from it.
+    """The wheel of ``NAME==VERSION``, or its sdist where there is no wheel, from ``cache`` if it is there already.
 
     Args:
         text: what to fetch.
         cache: a folder; None means `default_cache`, or one of this process where that cannot be written.
 
     Raises:
-        DownloadError: the text is not ``NAME==VERSION``, or pip found no wheel.
+        DownloadError: the text is not ``NAME==VERSION``, or there is neither.
     """
     name, version = parse(text)
     folder = place(cache or default_cache(), name, version)
-    for wheel in sorted(folder.glob("*.whl")):
-        return wheel
+    for kind in ("*.whl", "*.tar.gz", "*.tgz", "*.zip"):
+        for file in sorted(folder.glob(kind)):
+            return file
     try:
-        return put(folder, lambda incoming: _by_pip(name, version, str(incoming)))
+        return index.put(folder, lambda incoming: _get(name, version, incoming))
     except OSError as error:
         if cache is None:
             temporary = tempfile.mkdtemp(prefix="rlhf-patches-")
@@ -85,43 +91,37 @@ def place(cache: Path, name: str, version: str) -> Path:
     return cache / "wheels" / name / version
 
 
-def put(folder: Path, get: Callable[[Path], Path]) -> Path:
-    """Have ``get`` make a file in the folder that it is given, and move it into ``folder``. Returns where it is then.
-
-    A run that is interrupted leaves nothing: no half a file that looks like one, and no folder that was not there.
-    """
-    new = [made for made in (folder, *folder.parents) if not made.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Beside its place, then renamed.
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
-            file = get(Path(incoming))
-            os.replace(file, folder / file.name)
-            return folder / file.name
-    except BaseException:
-        for made in new:
-            with contextlib.suppress(OSError):  # another process may have put something there
-                made.rmdir()
-        raise
-
-
-def _by_pip(name: str, version: str, incoming: str) -> Path:
-    said = _pip(f"{name}=={version}", incoming)
-    if not any(Path(incoming).iterdir()) and _is_missing(said):
-        for python in _PYTHONS:
-            _pip(f"{name}=={version}", incoming, "--python-version", python, *_each("--platform", _PLATFORMS))
-            if any(Path(incoming).iterdir()):
-                break
-    wheels = sorted(Path(incoming).glob("*.whl"))
-    if not wheels and "Retrying" in said:
+def _get(name: str, version: str, incoming: Path) -> Path:
+    """The wheel, or the sdist where there is no wheel."""
+    said = _pip(f"{name}=={version}", str(incoming))
+    source, release, why = None, None, "pip is told to use no index"
+    if not any(incoming.iterdir()) and _is_missing(said):
+        try:
+            url = _index_of_pip(str(incoming))
+            source = Index(url) if url else None
+            release = source.release(name, version) if source else None
+            why = f"{source.label} was asked, too" if source else why
+        except IndexProblem as error:
+            why = str(error)
+        if release is None or release.file is None or not release.file.is_sdist:
+            for python in _PYTHONS:
+                _pip(f"{name}=={version}", str(incoming), "--python-version", python, *_each("--platform", _PLATFORMS))
+                if any(incoming.iterdir()):
+                    break
+    for wheel in sorted(incoming.glob("*.whl")):
+        return wheel
+    if "Retrying" in said:
         why = next(line for line in said.splitlines() if "Retrying" in line).partition(" after ")[2]
         raise DownloadError(f"pip could not reach an index for {name}=={version}. pip said: {why}")
-    if not wheels:
-        raise DownloadError(
-            f"pip found no wheel of {name}=={version}. If there is an sdist, download it from the index and give "
-            f"its path (pip would run code from it just to fetch it). pip said: {_last_error(said)}"
-        )
-    return wheels[0]
+    if source is not None and release is not None and release.sdist is not None:
+        try:
+            return source.fetch(release.sdist, incoming)
+        except IndexProblem as error:
+            raise DownloadError(str(error)) from error
+    raise DownloadError(
+        f"there is neither a wheel nor an sdist of {name}=={version} ({why}). pip said: {_last_error(said)}. If there "
+        "is one elsewhere, download it and give its path"
+    )
 
 
 def parse(text: str) -> tuple[str, str]:
@@ -149,13 +149,8 @@ def _pip(requirement: str, folder: str, *options: str) -> str:
     """Download one wheel without dependencies; returns what pip wrote to stderr."""
     arguments = ["download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:"]
     arguments += ["--disable-pip-version-check", "--dest", folder, *options, "--", requirement]
-    for pip, where in _pips(folder):
-        done = subprocess.run(
-            [*pip, *arguments], cwd=where, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-        )
-        if "No module named pip" not in done.stderr:
-            break
-    else:
+    done = _run_pip(arguments, folder)
+    if done is None:
         raise DownloadError(
             f"{sys.executable} has no pip to fetch {requirement} with, and there is no uv: install either, or give "
             "the wheel's path"
@@ -164,6 +159,43 @@ def _pip(requirement: str, folder: str, *options: str) -> str:
         for half in Path(folder).iterdir():
             half.unlink()
     return done.stderr
+
+
+def _index_of_pip(folder: str) -> str | None:
+    """The index that pip is configured with; None where it is to use none."""
+    done = _run_pip(["config", "list"], folder)
+    said = dict(line.partition("=")[::2] for line in (done.stdout if done else "").splitlines())
+
+    def value(name: str) -> str:
+        # Above all the environment, then what is for the command, then what is for all.
+        found = next((said[f"{of}.{name}"] for of in (":env:", "download", "global") if f"{of}.{name}" in said), "''")
+        try:
+            return str(ast.literal_eval(found))
+        except (SyntaxError, ValueError):
+            return found
+
+    if value("no-index").lower() in ("1", "true", "yes", "y", "on", "t"):
+        return None
+    return value("index-url") or index.PYPI
+
+
+def _run_pip(arguments: Sequence[str], folder: str) -> subprocess.CompletedProcess[str] | None:
+    for pip, where in _pips(folder):
+        try:
+            done = subprocess.run(
+                [*pip, *arguments],
+                cwd=where,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DownloadError(f"pip {arguments[0]} has not come to an end within {_SECONDS} seconds") from error
+        if "No module named pip" not in done.stderr:
+            return done
+    return None
 
 
 def _pips(folder: str) -> Iterator[tuple[list[str], str | None]]:

@@ -1,31 +1,94 @@
-"""The releases of a distribution on a package index, and their files, by pypi-simple.
+"""The releases of a distribution on a package index, and their files: the simple API (PEP 503, 691), JSON or HTML.
 
 pip, which `download` runs, tells neither which releases are withdrawn nor where there is an sdist alone, runs code from
-an sdist to fetch it, and takes a second for each file. pypi-simple is no dependency of this package: only who writes
-patches needs it.
+an sdist to fetch it, and takes a second for each file.
+
+What an index says is treated as hostile: it is text with a bound, whose names are those of files and nothing else, and
+each answer has a bound as a whole, of bytes and of seconds, however slowly it comes.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import functools
 import hashlib
+import html
+import http.client
+import io
+import itertools
+import json
+import netrc
+import os
 import re
+import socket
+import ssl
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from packaging.version import InvalidVersion, Version
-
-from . import download
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage
+    from _typeshed import WriteableBuffer
 
 PYPI = "https://pypi.org/simple/"
-_SECONDS = 60
-"""Until an index or a file has to say something."""
+SILENT_SECONDS = 60
+"""Until an index has to say something."""
+PAGE_SECONDS = 180
+"""For a whole page, however slowly it comes; PyPI takes one second."""
+FILE_SECONDS = 3600
+MAX_PAGE = 16 * 2**20
+"""Bytes of a page. The largest of a framework, transformers', has 0.6 MiB."""
+MAX_FILE = 4 * 2**30
+"""Bytes of a file. The largest of torch's has 1 GiB."""
+MAX_FILES = 100_000
+"""On a page. The largest of a framework has 1,000."""
+
+_JSON = "application/vnd.pypi.simple.v1+json"
+_ACCEPTED = f"{_JSON}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}")
+_SDIST = (".tar.gz", ".tgz", ".zip")
+# Of other kinds: no more than that there is something.
+_OTHERS = re.compile(r"([^-]+?)(?:\.(?:win|linux|macosx)[-\w.]*|-py\d.*|-\d+\.\w+)?\.(?:egg|exe|msi|rpm|tar\.\w+|tbz)")
+
+# A page's links, one piece of the text each: no expression ever sees more than that, so none takes longer than linear.
+_LINK = re.compile(r"""((?:[^>"']|"[^"]*"|'[^']*')*)>([^<]*)""")
+_ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+_BARE_YANKED = re.compile(r"(?<![\w-])data-yanked(?![\w-])")
+_LONGEST_LINK = 8192
+_LONGEST_REASON = 500
 
 
 class IndexProblem(RuntimeError):
     """An index could not be asked, or a file not be fetched; the message says why and what to do."""
+
+
+class File(NamedTuple):
+    """A wheel or an sdist on an index.
+
+    Attributes:
+        filename: its name, which is that of a file in one folder.
+        url: where it is.
+        hashes: by algorithm; empty where the index states none.
+        yanked: why it has been withdrawn, None where it has not.
+    """
+
+    filename: str
+    url: str
+    hashes: Mapping[str, str]
+    yanked: str | None = None
+
+    @property
+    def is_sdist(self) -> bool:
+        """Whether it is an sdist."""
+        return self.filename.endswith(_SDIST)
 
 
 class Published(NamedTuple):
@@ -33,97 +96,360 @@ class Published(NamedTuple):
 
     Attributes:
         version: its version.
-        file: a wheel, or an sdist where there is none; None where there is neither.
-        yanked: why it has been withdrawn, None where it has not.
+        files: its wheels and sdists.
     """
 
     version: Version
-    file: DistributionPackage | None
-    yanked: str | None = None
+    files: tuple[File, ...]
+
+    @property
+    def file(self) -> File | None:
+        """A wheel, because that is what gets installed, and of several the one that most people here would get.
+
+        An sdist where there is none, None where there is neither.
+        """
+        order = ("py3-none-any", "cp311-cp311-manylinux", "-cp311-", ".whl")
+        return min(
+            self.files, key=lambda file: ([mark not in file.filename for mark in order], file.filename), default=None
+        )
+
+    @property
+    def sdist(self) -> File | None:
+        """An sdist, None where there is none."""
+        return next((file for file in self.files if file.is_sdist), None)
+
+    @property
+    def yanked(self) -> str | None:
+        """Why `file` has been withdrawn, None where it has not."""
+        return self.file.yanked if self.file else None
 
 
 class Index:
-    """One index; a context manager that keeps a connection.
+    """One index, by its address.
 
     Raises:
-        IndexProblem: pypi-simple is not installed.
+        IndexProblem: it is none.
     """
 
     def __init__(self, url: str = PYPI) -> None:
         try:
-            import pypi_simple
-        except ImportError as error:
-            raise IndexProblem(
-                f"to list releases, pypi-simple is needed ({error}): pip install 'pypi-simple>=1.8,<2'"
-            ) from error
-        self.label = _without_password(url)
-        self._client = pypi_simple.PyPISimple(url)
-        self._unknown: Any = pypi_simple.NoSuchProjectError
-
-    def __enter__(self) -> Index:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._client.__exit__(*error)  # type: ignore[arg-type]
+            self.label, self._login = _without_login(url)
+            self._host = urllib.parse.urlsplit(self.label).hostname
+        except ValueError as error:
+            raise IndexProblem(f"{_without_password(url)!r:.300} is no index's address: {error}") from error
 
     def releases(self, name: str) -> list[Published]:
         """All of a distribution's that have a PEP 440 version, oldest first; withdrawn ones and pre-releases, too.
 
         Raises:
-            IndexProblem: there is no such distribution, or the index does not answer.
+            IndexProblem: there is no such distribution, or the index does not answer, or not as an index does.
         """
+        name = canonicalize_name(name)
+        page = io.BytesIO()
         try:
-            packages = self._client.get_project_page(name, timeout=_SECONDS).packages
-        except self._unknown as error:
-            raise IndexProblem(f"{self.label} has no distribution {name!r}") from error
+            url, kind = self._get(f"{self.label.rstrip('/')}/{name}/", page, MAX_PAGE, PAGE_SECONDS)
+            listed = _of_json(page.getvalue()) if kind == _JSON else _of_html(page.getvalue())
+            files = list(itertools.islice(listed, MAX_FILES + 1))
         except Exception as error:  # of the network, of HTTP, or a page that is none
+            if isinstance(error, urllib.error.HTTPError) and error.code == http.HTTPStatus.NOT_FOUND:
+                raise IndexProblem(f"{self.label} has no distribution {name!r}") from error
             raise IndexProblem(f"{self.label} could not be asked for {name}: {_said(error)}") from error
-        found: dict[Version, list[DistributionPackage]] = {}
-        for package in packages:
-            try:
-                files = found.setdefault(Version(package.version or ""), [])
-            except InvalidVersion:
+        if len(files) > MAX_FILES:
+            raise IndexProblem(f"{self.label} lists more than {MAX_FILES} files of {name}: too many for a distribution")
+        found: dict[Version, list[File]] = {}
+        for file in files:
+            version = _version(file.filename, name)
+            if version is None:
                 continue
-            if package.package_type in ("wheel", "sdist"):
-                files.append(package)
-        return [_published(version, found[version]) for version in sorted(found)]
+            known = found.setdefault(version, [])
+            if file.filename.endswith((".whl", *_SDIST)):
+                known.append(file._replace(url=urllib.parse.urljoin(url, file.url)))
+        return [Published(version, tuple(found[version])) for version in sorted(found)]
 
-    def fetch(self, package: DistributionPackage, folder: Path) -> Path:
+    def release(self, name: str, version: str) -> Published | None:
+        """One of a distribution's, None where there is none.
+
+        Raises:
+            IndexProblem: as `releases`.
+        """
+        wanted = _parsed(version)
+        return next((each for each in self.releases(name) if each.version == wanted), None)
+
+    def fetch(self, file: File, folder: Path) -> Path:
         """The file, in ``folder``, unless it is there already. Whole and as the index describes it, or not at all.
 
         Raises:
             IndexProblem: it could not be fetched, or has another checksum.
         """
-        place = folder / package.filename
-        if place.exists() and hashlib.sha256(place.read_bytes()).hexdigest() == package.digests.get("sha256"):
-            return place
-        place.unlink(missing_ok=True)
-
-        def get(incoming: Path) -> Path:
-            file = incoming / package.filename
-            self._client.download_package(
-                package, file, verify=bool(package.digests), keep_on_error=True, timeout=_SECONDS
-            )
-            return file
-
         try:
-            return download.put(folder, get)
+            place = folder / _checked(file.filename)
+            if file.hashes and place.is_file() and not _wrong(place, file.hashes):
+                return place
+            return put(folder, functools.partial(self._fetch, file))
         except Exception as error:
-            raise IndexProblem(f"{package.filename} could not be fetched: {_said(error)}") from error
+            raise IndexProblem(f"{file.filename[:300]} could not be fetched: {_said(error)}") from error
+
+    def _fetch(self, file: File, incoming: Path) -> Path:
+        place = incoming / file.filename
+        with place.open("xb") as stream:
+            self._get(file.url, stream, MAX_FILE, FILE_SECONDS)
+        wrong = _wrong(place, file.hashes)
+        if wrong:
+            raise IndexProblem(f"its {wrong} is not the one that the index states")
+        return place
+
+    def _get(self, url: str, to: io.BufferedIOBase, most: int, seconds: float) -> tuple[str, str]:
+        """What is at an address, written to ``to``. Returns where it was in the end, and its type."""
+        until = time.monotonic() + seconds
+        url, login = _without_login(url)
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https"):
+            raise IndexProblem(f"{url!r:.300} is no address of the web: expected http:// or https://")
+        request = urllib.request.Request(url, headers={"Accept": _ACCEPTED, "User-Agent": "rlhf-patches"})
+        login = login or (self._login if parts.hostname == self._host else None) or _of_netrc(parts.hostname)
+        if login:  # for this host alone: a redirection does not take it along
+            coded = base64.b64encode(":".join(login).encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {coded}")
+        with contextlib.closing(_opener(until).open(request, timeout=min(SILENT_SECONDS, seconds))) as answer:
+            size = 0
+            while chunk := answer.read1(2**16):
+                size += len(chunk)
+                if size > most:
+                    raise IndexProblem(f"it has more than {most >> 20} MiB")
+                to.write(chunk)
+            if answer.length:
+                raise IndexProblem(f"it ends {answer.length} bytes early")
+            return answer.url, answer.headers.get_content_type()
 
 
-def _published(version: Version, files: list[DistributionPackage]) -> Published:
-    if not files:
-        return Published(version, None)
-    best = _best(files)
-    return Published(version, best, (best.yanked_reason or "no reason given") if best.is_yanked else None)
+def put(folder: Path, get: Callable[[Path], Path]) -> Path:
+    """Have ``get`` make a file in the folder that it is given, and move it into ``folder``. Returns where it is then.
+
+    A run that is interrupted leaves nothing: no half a file that looks like one, and no folder that was not there.
+    """
+    new = [made for made in (folder, *folder.parents) if not made.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Beside its place, then renamed.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
+            file = get(Path(incoming))
+            os.replace(file, folder / file.name)
+            return folder / file.name
+    except BaseException:
+        for made in new:
+            with contextlib.suppress(OSError):  # another process may have put something there
+                made.rmdir()
+        raise
 
 
-def _best(packages: list[DistributionPackage]) -> DistributionPackage:
-    """A wheel, because that is what gets installed; of several, the one that most people here would get."""
-    order = ("py3-none-any", "cp311-cp311-manylinux", "-cp311-", ".whl")
-    ranks = {package.filename: [mark not in package.filename for mark in order] for package in packages}
-    return min(packages, key=lambda package: (ranks[package.filename], package.filename))
+# ------------------------------------------------------------------------------------------- pages
+
+
+def _of_json(page: bytes) -> Iterator[File]:
+    """PEP 691."""
+    for each in json.loads(page)["files"]:
+        yanked = each.get("yanked") or None
+        yield File(
+            _checked(each["filename"]),
+            str(each["url"]),
+            _known(each.get("hashes") or {}),
+            yanked and (str(yanked)[:_LONGEST_REASON] if yanked is not True else "no reason given"),
+        )
+
+
+def _of_html(page: bytes) -> Iterator[File]:
+    """PEP 503."""
+    for piece in re.split(r"<[aA]\s", page.decode("utf-8", "replace"), maxsplit=MAX_FILES + 1)[1:]:
+        link = _LINK.match(piece[:_LONGEST_LINK])
+        if link is None:
+            continue
+        found = {name.lower(): html.unescape("".join(value)) for name, *value in _ATTRIBUTE.findall(link[1])}
+        if "data-yanked" not in found and _BARE_YANKED.search(link[1]):
+            found["data-yanked"] = ""
+        url, _, fragment = found.get("href", "").partition("#")
+        name, _, value = fragment.partition("=")
+        yanked = (found["data-yanked"] or "no reason given")[:_LONGEST_REASON] if "data-yanked" in found else None
+        yield File(_checked(html.unescape(link[2]).strip()), url, _known({name: value}), yanked)
+
+
+def _known(hashes: Mapping[Any, Any]) -> dict[str, str]:
+    """The checksums that can be compared."""
+    known = {name for name in hashlib.algorithms_guaranteed if "shake" not in name}
+    return {str(name): str(value).lower() for name, value in hashes.items() if name in known}
+
+
+def _checked(filename: object) -> str:
+    """The name of a file in a folder; anything that could be a path is refused."""
+    if not isinstance(filename, str) or re.search(r"[/\\\0]", filename) or filename in ("", ".", ".."):
+        raise IndexProblem(f"it lists {filename!r:.300}, which is no file's name: it is built to do harm")
+    return filename
+
+
+def _version(filename: str, name: str) -> Version | None:
+    """The version that a file of a distribution is of; None where it says none of PEP 440's, or another name."""
+    if not _NAME.fullmatch(filename):
+        return None
+    if filename.endswith(".whl"):
+        parts = filename[: -len(".whl")].split("-")
+        own, text = (parts[0], parts[1]) if len(parts) in (5, 6) else ("", "")
+    else:
+        end = next((end for end in _SDIST if filename.endswith(end)), "")
+        # A name may have dashes of its own.
+        dash = next((at for at, c in enumerate(filename) if c == "-" and canonicalize_name(filename[:at]) == name), 0)
+        own, rest = filename[:dash], filename[dash + 1 :]
+        other = None if end else _OTHERS.fullmatch(rest)
+        text = rest[: len(rest) - len(end)] if end else other[1] if other else ""
+    if canonicalize_name(own) != name:
+        return None
+    return _parsed(text)
+
+
+def _parsed(version: str) -> Version | None:
+    try:
+        return Version(version)
+    except ValueError:  # InvalidVersion, or more digits than Python converts
+        return None
+
+
+def _wrong(file: Path, hashes: Mapping[str, str]) -> str:
+    """An algorithm whose checksum of a file is another than is stated; empty where all are right."""
+    made = {name: hashlib.new(name, usedforsecurity=False) for name in hashes}
+    with file.open("rb") as stream:
+        while chunk := stream.read(2**20):
+            for each in made.values():
+                each.update(chunk)
+    return next((name for name, each in made.items() if each.hexdigest() != hashes[name]), "")
+
+
+# ------------------------------------------------------------------------------------------- HTTP
+
+
+class _Raw(io.RawIOBase):
+    """What a server sends, until a moment: a socket's own limit is for one piece, and a byte is one."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection = connection
+        self._until = until
+
+    def readable(self) -> bool:
+        """As a file's."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """As a file's."""
+        left = self._until - time.monotonic()
+        self._connection.settimeout(max(0.001, min(SILENT_SECONDS, left)))
+        try:
+            if left > 0:
+                return self._connection.recv_into(buffer)
+        except TimeoutError:
+            pass
+        raise IndexProblem("it has not come to an end in time")
+
+    def close(self) -> None:
+        """As a file's."""
+        self._connection.close()
+        super().close()
+
+
+class _Connection:
+    """A socket as http.client uses it."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self.sendall = connection.sendall
+        self._raw = _Raw(connection, until)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """What is read from it."""
+        return io.BufferedReader(self._raw)
+
+    def close(self) -> None:
+        """Nothing: what is read from it closes it."""
+
+
+def _bounded(kind: type[http.client.HTTPConnection], until: float, *arguments: Any, **more: Any) -> Any:
+    class Bounded(kind):  # type: ignore[valid-type,misc]
+        sock: Any
+
+        def connect(self) -> None:
+            super().connect()
+            self.sock = _Connection(self.sock, until)
+
+    return Bounded(*arguments, **more)
+
+
+class _Unread:
+    """An answer that leads elsewhere: its own text would be read whole, and has no bound."""
+
+    def __init__(self, answer: Any) -> None:
+        self.close = answer.close
+
+    def read(self) -> bytes:
+        """Nothing."""
+        return b""
+
+
+class _Redirections(urllib.request.HTTPRedirectHandler):
+    def http_error_302(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        return super().http_error_302(req, _Unread(fp), code, msg, headers)  # type: ignore[arg-type]
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+class _Http(urllib.request.HTTPHandler):
+    until = 0.0
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(functools.partial(_bounded, http.client.HTTPConnection, self.until), req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    until = 0.0
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        made = functools.partial(_bounded, http.client.HTTPSConnection, self.until)
+        return self.do_open(made, req, context=_context())
+
+
+def _opener(until: float) -> urllib.request.OpenerDirector:
+    """HTTP and nothing else: Python's own also opens files, FTP and data, to which a page could lead."""
+    found = urllib.request.OpenerDirector()
+    for each in (_Http(), _Https()):
+        each.until = until
+        found.add_handler(each)
+    for kind in (
+        urllib.request.ProxyHandler,
+        _Redirections,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
+    ):
+        found.add_handler(kind())
+    return found
+
+
+@functools.cache
+def _context() -> ssl.SSLContext:
+    names = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # OpenSSL looks at SSL_CERT_FILE itself
+    place = next(filter(None, map(os.environ.get, names)), None)
+    is_folder = place is not None and os.path.isdir(place)
+    return ssl.create_default_context(cafile=None if is_folder else place, capath=place if is_folder else None)
+
+
+def _of_netrc(host: str | None) -> tuple[str, str] | None:
+    try:
+        found = netrc.netrc().authenticators(host or "")
+    except (OSError, netrc.NetrcParseError, UnicodeError):
+        return None
+    return (found[0], found[2] or "") if found else None
+
+
+def _without_login(url: str) -> tuple[str, tuple[str, str] | None]:
+    parts = urllib.parse.urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    name, _, password = user.partition(":")
+    login = (urllib.parse.unquote(name), urllib.parse.unquote(password)) if user else None
+    return urllib.parse.urlunsplit(parts._replace(netloc=host)), login
 
 
 def _without_password(url: str) -> str:
@@ -131,4 +457,7 @@ def _without_password(url: str) -> str:
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
+        error = error.reason
+    kind = "" if isinstance(error, IndexProblem) else f"{type(error).__name__}: "
+    return f"{kind}{error}".rstrip(": ")[:500]

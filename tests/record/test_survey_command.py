@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 import tempfile
 from pathlib import Path
 
@@ -170,7 +169,7 @@ def test_a_file_that_is_not_what_the_index_says(index, survey, tmp_path):
     file.write_bytes(file.read_bytes() + b" ")
     status, _, err = survey(patch(">=1.0"), arguments=["--cache", str(tmp_path / "cache")])
     assert status == 2
-    assert "toy-1.0-py3-none-any.whl could not be fetched: DigestMismatchError" in err
+    assert "toy-1.0-py3-none-any.whl could not be fetched: its sha256 is not the one that the index states" in err
     assert [path.name for path in (tmp_path / "cache").rglob("*1.0*")] == []
 
 
@@ -362,18 +361,6 @@ def test_a_patch_that_there_is_not(capsys):
 def test_a_distribution_that_the_index_does_not_have(index, survey):
     other = Patch(name="other-bug", repair="r", variants=(Variant(Guard("other", ""), (REWRITE,)),), **ABOUT)
     assert survey(other) == (2, "", f"rlhf-patches: {index.url} has no distribution 'other'\n")
-
-
-def test_without_pypi_simple_it_says_what_to_install(index, survey, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pypi_simple", None)
-    status, out, err = survey(patch(">=1.0"))
-    assert (status, out) == (2, "")
-    assert "pip install 'pypi-simple>=1.8,<2'" in err
-    assert err.count("\n") == 1
-    # The two say the same.
-    root = Path(__file__).parents[2]
-    for file in ("setup.cfg", "tests/environments/releases.txt"):
-        assert "\npypi-simple>=1.8,<2\n" in (root / file).read_text().replace("    ", "")
 
 
 def test_plugins_that_could_not_be_used_are_named(index, survey):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from rlhf_patches import fingerprint
+from rlhf_patches.authoring import definition
 
 TEXT = "import math\n\n\ndef f(x, *, y=0):\n    if x is None:\n        return math.floor(x)\n    return math.floor(y)\n"
 
@@ -111,3 +114,17 @@ def test_releases_with_the_same_function_are_one_line(said, target, framework, t
     assert "none" in err
     assert out == f"{fingerprint(TEXT, 'f')}  (x, *, y=0)  {places[0]}, {places[1]}\n"
     assert said("fingerprint", target)[:2] == (0, f"{fingerprint(TEXT, 'f')}  (x, *, y=0)  installed here\n")
+
+
+def test_text_from_outside_is_one_comment_whatever_it_holds():
+    """Every character there is, a line of code behind it: as a file's first line, too."""
+    everything = "".join(
+        chr(number) + "import nonesuch;" for number in [*range(0x3100), *range(0xD7F0, 0xE010), 0xE0001]
+    )
+    for text in (everything, "coding: hex", "-*- coding=utf-7 -*- +AAo-import nonesuch"):
+        line = definition.comment(text)
+        assert (line[:2], len(line.splitlines())) == ("# ", 1)
+        assert ast.parse(line.encode()).body == []
+        quoted = definition.literal(text)
+        assert ast.literal_eval(quoted) == text
+        assert quoted.isprintable()

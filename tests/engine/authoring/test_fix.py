@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import os
@@ -291,3 +292,47 @@ def test_what_git_itself_writes_is_read(new, package, tmp_path):
         status, out, err = new(text, "--into", f"fix{len(text)}")
         assert (status, err) == (0, "")
         assert "drafted:" in out
+
+
+SEPARATORS = ["\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\0"]
+
+
+@pytest.mark.parametrize("separator", SEPARATORS, ids=ascii)
+def test_a_path_is_no_code_in_what_is_written(new, package, monkeypatch, tmp_path, separator):
+    """The folders above a package are a repository's, of any name; what is left to do is said with them."""
+    marker = tmp_path / "marker"
+    code = f"{separator}open({os.fspath(marker).replace('/', '%')!r}.replace('%', chr(47)), 'w')#"
+    text = diff(f"x{code}/{package.name}/mod.py", OLD, FIXED, context=0)
+    status, out, _ = new(MAIL.replace("The=20sign", "The=00=0C=20sign") + text)
+    assert (status, out.count("NOT DRAFTED")) == (0, 6)
+    assert imported("some-fix", monkeypatch).name == "some-fix"
+    assert not marker.exists()
+    for file in Path("some-fix").rglob("*.py"):
+        written = file.read_bytes().decode()
+        ast.parse(written)
+        assert all(line.isprintable() for line in written.split("\n")), file
+        assert written.splitlines() == written.removesuffix("\n").split("\n"), file
+
+
+@pytest.mark.parametrize(
+    ("metadata", "left"),
+    [
+        ('Name: x"""; open("marker", "w"); """\nVersion: 1.0\n', "which distribution on PyPI this is"),
+        (f"Name: other\nVersion: {'1' * 5000}\n", "states no version of PEP 440"),
+        ("Name: other\nVersion: one\n", "states no version of PEP 440"),
+    ],
+)
+def test_metadata_are_no_code_in_what_is_written(new, package, monkeypatch, tmp_path, metadata, left):
+    release = tmp_path / "release"
+    (release / package.name).mkdir(parents=True)
+    (release / package.name / "__init__.py").touch()
+    (release / package.name / "mod.py").write_text(OLD)
+    (release / "PKG-INFO").write_text(metadata)
+    fixed = OLD.replace("x - self.scale", "x + self.scale")
+    assert new(diff(f"{package.name}/mod.py", OLD, fixed), "--in", release)[0] == 0
+    assert imported("some-fix", monkeypatch).name == "some-fix"
+    assert f"# TODO: {left}" in Path("some-fix/rlhf_patches_some_fix/patch.py").read_text().replace(
+        "which releases have the bug; the one that was read ", ""
+    )
+    assert not any("open(" in file.read_text() for file in Path("some-fix").rglob("*.*"))
+    assert os.listdir() == ["some-fix"]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from rlhf_patches.offline.download import DownloadError, fetch
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
+from tests.harness.downloads import cached
+from tests.harness.simple_index import index
 from tests.harness.toy_slime_fixtures import as_sdist, make_other, repaired, unpacked
+
+__all__ = ["index"]
 
 NAMES = [patch.name for patch in plugin.rlhf_patches()]
 
@@ -157,3 +163,92 @@ def test_a_cache_that_cannot_be_used(said, tmp_path):
     assert status == 2
     assert f"the cache {file} cannot be used" in err
     assert err.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------- NAME==VERSION without a wheel
+
+
+@pytest.fixture
+def only_an_sdist(index, slime_wheel, tmp_path, monkeypatch):
+    """An index that pip is configured with, which has an sdist of slime 0.1.0; what is run of it leaves a marker."""
+    marker = tmp_path / "marker"
+    harm = f"open({str(marker)!r}, 'w').close()\n"
+    backend = "[build-system]\nrequires = []\nbuild-backend = 'harm'\nbackend-path = ['.']\n"
+    wheel = slime_wheel(more={"setup.py": harm, "harm.py": harm, "slime/__init__.py": harm, "pyproject.toml": backend})
+    sdist = Path(as_sdist(wheel, index.folder / "slime-0.1.0.tar.gz"))
+    (index.folder / "simple" / "slime").mkdir()
+
+    def listed(sha256):
+        link = f'<a href="/{sdist.name}#sha256={sha256}">{sdist.name}</a>'
+        (index.folder / "simple" / "slime" / "index.html").write_text(link)
+
+    listed(hashlib.sha256(sdist.read_bytes()).hexdigest())
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
+    index.listed, index.marker = listed, marker
+    return index
+
+
+def test_without_a_wheel_the_sdist_is_read_and_nothing_of_it_is_run(said, only_an_sdist, monkeypatch, tmp_path):
+    status, out, err = said("check", "--json", "slime==0.1.0")
+    assert (status, err) == (0, "")
+    assert [(row["status"], row["version"]) for row in rows(out)] == [("applies", "0.1.0")]
+    assert not only_an_sdist.marker.exists()
+    assert cached(tmp_path) == ["rlhf-patches/wheels/slime/0.1.0/slime-0.1.0.tar.gz"]
+    monkeypatch.setattr(subprocess, "run", None)
+    only_an_sdist.requests.clear()
+    assert said("check", "--json", "slime==0.1.0") == (0, out, "")
+    assert only_an_sdist.requests == []
+
+
+def test_an_sdist_that_is_not_what_the_index_says(said, only_an_sdist, tmp_path):
+    only_an_sdist.listed("0" * 64)
+    status, _, err = said("check", "slime==0.1.0")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "slime-0.1.0.tar.gz could not be fetched: its sha256 is not the one that the index states" in err
+    assert cached(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["PIP_NO_INDEX", "no-index"])
+def test_pip_is_told_to_use_no_index(said, only_an_sdist, monkeypatch, tmp_path, how):
+    if how == "no-index":
+        (tmp_path / "pip.conf").write_text("[global]\nno-index = true\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    else:
+        monkeypatch.setenv(how, "1")
+    status, _, err = said("check", "slime==0.1.0")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "there is neither a wheel nor an sdist of slime==0.1.0 (pip is told to use no index)" in err
+    assert only_an_sdist.requests == []
+
+
+def test_the_index_is_the_one_of_pips_own_configuration(said, only_an_sdist, monkeypatch, tmp_path):
+    (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {only_an_sdist.url}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.delenv("PIP_INDEX_URL")
+    assert said("check", "slime==0.1.0")[::2] == (0, "")
+    assert "slime-0.1.0.tar.gz" in only_an_sdist.requests
+
+
+def test_a_release_that_there_is_not(said, only_an_sdist):
+    status, _, err = said("check", "slime==0.9.9")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"there is neither a wheel nor an sdist of slime==0.9.9 ({only_an_sdist.url} was asked, too)" in err
+
+
+@pytest.mark.exhaustive
+def test_deepspeed_of_pypi(said, monkeypatch, tmp_path):
+    """It has no wheels. What is started is pip, to look for a wheel and to say how it is configured."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    started = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **more: started.append(command) or run(command, **more))
+    status, out, err = said("check", "--json", "deepspeed==0.18.4")
+    assert (status, err) == (0, "")
+    found = {row["name"]: row["status"] for row in json.loads(out)}
+    assert (found["deepspeed-empty-groups"], found["deepspeed-zero2-accumulation"]) == ("applies", "unaffected")
+    assert cached(tmp_path) == ["rlhf-patches/wheels/deepspeed/0.18.4/deepspeed-0.18.4.tar.gz"]
+    assert [(command[3], "--only-binary=:all:" in command) for command in started] == [
+        ("download", True),
+        ("config", False),
+    ]
