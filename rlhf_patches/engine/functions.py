@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..guards import rewriting
 from ..guards.rewriting import Unrecognised
+from ..import_system import no_signal
 
 _MOST_LAYERS = 64
 
@@ -153,5 +154,5 @@ def in_dynamo_cache(function: FunctionType) -> bool:
         return False
     try:
         return bool(entries(function.__code__))
-    except Exception:
+    except no_signal(Exception):
         return False
