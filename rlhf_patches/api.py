@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Iterable
@@ -53,6 +54,8 @@ def apply(
                 )
             child_processes.check()
         log.configure()
+        atexit.unregister(engine.end)  # once, however often this is called
+        atexit.register(engine.end)
         path = os.environ.get("RLHF_PATCHES_REPORT")
         if path:
             from .runs import report_file  # json, socket and platform: only where they are needed

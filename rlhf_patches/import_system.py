@@ -1,4 +1,4 @@
-"""What our two finders share, and what keeps them from hanging. Nothing is imported here but sys, os and _thread.
+"""What our two finders share, and what keeps them from hanging. Nothing is imported here but sys, os, and C modules.
 
 Python calls ``find_spec`` while it holds the global import lock. An import there, or a wait, hangs as soon as another
 thread imports something at that moment: that thread waits for the lock, and we for the module that it is importing.
@@ -9,12 +9,16 @@ one module only. The loader stays the real one, and while the module runs no fra
 
 import os
 import sys
+from _signal import NSIG, getsignal  # type: ignore[import-not-found]
 from _thread import _local, get_ident
 
 TYPE_CHECKING = False  # as in __init__: typing is not imported at run time
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
-    from typing import Any
+    from types import CodeType
+    from typing import Any, TypeVar
+
+    Raised = TypeVar("Raised", bound=BaseException)
 
 # ------------------------------------------------------------------------------------------ finding
 
@@ -113,7 +117,7 @@ def observe(spec: "ModuleSpec", observer: Observer) -> bool:
     ours = {"_rlhf_patches_own_class": own_class, "_rlhf_patches_observers": [observer]}
     try:
         spec.__class__ = type(own_class.__name__, (_Observed, own_class), {**names, **ours})
-    except Exception:  # TypeError of another layout, or what their own class raises
+    except no_signal(Exception):  # TypeError of another layout, or what their own class raises
         return False
     return True
 
@@ -136,6 +140,49 @@ def stop_observing(spec: object) -> None:
         spec.__class__ = spec._rlhf_patches_own_class
 
 
+# ------------------------------------------------------------------------------------------ signals
+
+
+def no_signal(*kinds: "type[Raised]") -> "tuple[type[Raised], ...]":
+    """For ``except no_signal(Exception):``, which lets pass what a signal handler has raised.
+
+    A handler runs between any two steps of the main thread, of ours too. ``sys.exit`` in the one of SIGTERM, or a
+    timeout in that of SIGALRM, is meant for the user's code, and says nothing of what we were doing.
+
+    Args:
+        kinds: what is caught otherwise.
+    """
+    _note_handlers()  # one may be new
+    error: BaseException | None = sys.exc_info()[1]
+    while error is not None:
+        step = error.__traceback__
+        while step is not None:
+            if step.tb_frame.f_code in _handlers:
+                if error is not sys.exc_info()[1]:
+                    raise error
+                return ()
+            step = step.tb_next
+        error = error.__cause__  # until Python 3.11, what is raised in a __set_name__ comes as a RuntimeError from it
+    return kinds
+
+
+_handlers: "set[CodeType]" = set()
+"""Code of all that has been seen to handle a signal: a handler may put another in its place before it raises."""
+
+
+def _note_handlers() -> None:
+    for number in range(1, NSIG):
+        handler: Any = getsignal(number)
+        for _ in range(4):  # a function or method, or an object or partial in front of one
+            if handler is None or isinstance(handler, int):
+                break
+            code = getattr(handler, "__code__", None)
+            if code is not None:
+                _handlers.add(code)
+                break
+            handler = getattr(handler, "func", None) or getattr(type(handler), "__call__", None)  # noqa: B004
+
+
 # ------------------------------------------------------------------------------------------ forks
 
 
@@ -146,11 +193,16 @@ class loading:
     """
 
     def __enter__(self) -> None:
+        _note_handlers()
         thread = get_ident()
         _threads[thread] = _threads.get(thread, 0) + 1
-        # From Python 3.13 on it replaces itself in sys.modules, and `from collections.abc import ...`, with which all
-        # of our modules begin, fails where another thread is importing it; this waits for that thread.
-        import collections.abc  # noqa: F401
+        try:
+            # From Python 3.13 on it replaces itself in sys.modules, and `from collections.abc import ...`, with which
+            # all of our modules begin, fails where another thread is importing it; this waits for that thread.
+            import collections.abc  # noqa: F401
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         thread = get_ident()

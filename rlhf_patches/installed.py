@@ -8,6 +8,8 @@ import os
 import sys
 from _frozen_importlib_external import PathFinder
 
+from .import_system import no_signal
+
 TYPE_CHECKING = False  # as in __init__: the site hook comes here
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +59,7 @@ def find(path: "Iterable[str]") -> "dict[str, list[Metadata]] | None":
             listed = _listed(entry or os.curdir)
         except NotADirectoryError:  # an archive
             return None
-        except (OSError, ValueError):
+        except no_signal(OSError, ValueError):
             continue
         for name, folder in listed:
             found.setdefault(name, []).append(Metadata(os.path.join(entry, folder)))
@@ -101,7 +103,7 @@ def others_bring_patches(path: "Iterable[str]") -> "bool | None":
         for copy in copies:
             try:
                 text = copy.read_text("entry_points.txt") or ""
-            except (OSError, ValueError):  # said by who asks importlib.metadata
+            except no_signal(OSError, ValueError):  # said by who asks importlib.metadata
                 certain = False
                 continue
             sections = [after.partition("[")[0] for after in text.split(f"[{ENTRY_POINT_GROUP}]")[1:]]

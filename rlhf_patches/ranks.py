@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .import_system import no_signal
+
 # What launchers call rank, local rank and world size. The first whose rank is set counts: torchrun under srun has both,
 # and RANK is the one that training uses. Not SLURM_NTASKS: it is set in a batch script too, where no process is a rank
 # yet.
@@ -36,7 +38,7 @@ def place() -> Place:
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return Place(str(distributed.get_rank()), None, str(distributed.get_world_size()))
-    except Exception:  # half imported, or its process group is just being taken down
+    except no_signal(Exception):  # half imported, or its process group is just being taken down
         pass
     return Place()
 

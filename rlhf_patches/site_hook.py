@@ -4,11 +4,13 @@ A finder waits for the first import of a watched framework; only then is the eng
 runs. Everything else (pip, a linter, a data script) runs as if this package were not there.
 """
 
+import atexit
 import os
 import sys
 from _thread import RLock, get_ident  # what threading has; threading itself need not be imported yet
 
 from . import import_system, installed
+from .import_system import no_signal
 
 TYPE_CHECKING = False  # as in __init__: typing is not imported at run time
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ WATCHED = (
 )
 # Python imports these at every start, mostly in vain. What they import is looked at.
 _OF_SITE = ("sitecustomize", "usercustomize")
+# Without them nobody could mend an environment in which a plugin is broken. No patch of a plugin is for them.
+_OF_INSTALLERS = ("pip", "setuptools", "pkg_resources", "wheel", "rlhf_patches")
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 60.0  # seconds
 
@@ -53,7 +57,8 @@ class _FirstImport(import_system.Observer):
 
     def __init__(self, watched: frozenset[str]) -> None:
         self.watched = watched
-        self._plugins: bool | None = None  # whether there are any that have not been asked what they patch
+        self._plugins: bool | None = None  # whether there may be any that have not been asked what they patch
+        self._unknown = False  # what they patch: then anything can be it
         self._lock = RLock()
         self._loading_thread: int | None = None
         self._finder: Any = None  # the engine's, once the patches are applied
@@ -80,12 +85,11 @@ class _FirstImport(import_system.Observer):
 
     def begins(self, spec: "ModuleSpec") -> None:
         """Load the engine, and have it announce this very module when it has run."""
+        before = sys.modules.get(spec.name)
         if self._plugins:
             self._ask_plugins()
-        if spec.name.partition(".")[0] not in self.watched:
-            return
-        before = sys.modules.get(spec.name)
-        self.turns_lazy(spec)
+        if spec.name.partition(".")[0] in self.watched or self._unknown or self._passed():
+            self.turns_lazy(spec)
         module = sys.modules.get(spec.name)
         # A plugin has imported it meanwhile. It must not run a second time: torch, for one, could not.
         if module is not before and module is not None:
@@ -101,14 +105,27 @@ class _FirstImport(import_system.Observer):
         """Whether the engine has to be there before a module runs; without an import, so that is not certain."""
         if top in self.watched:
             return True
-        if top.startswith("_") or top in _OF_SITE or top in sys.stdlib_module_names:
+        if top.startswith("_") or top in _OF_SITE or top in _OF_INSTALLERS or top in sys.stdlib_module_names:
+            return False
+        if self._finder is not None or self._loading_thread == get_ident() or _is_our_command():
             return False
         if self._plugins is None:
             self._plugins = _plugins_installed()
-        return bool(self._plugins) and self._finder is None and self._loading_thread != get_ident()
+        return self._plugins or self._unknown or (sys.meta_path[0] is not self and bool(self._passed()))
+
+    def _passed(self) -> list[str]:
+        """What is waited for, and was imported and not seen: another finder has come in front of this one, say."""
+        engine = getattr(sys.modules.get("rlhf_patches.engine.engine"), "engine", None)
+        if self._finder is not None or (engine is not None and engine.is_called):  # here, or by the user
+            return []
+        return [name for name in sorted(self.watched) if _is_imported(name)]
 
     def _ask_plugins(self) -> None:
-        """Wait for what installed plugins patch, too. One that cannot be loaded is told of when the engine is."""
+        """Wait for what installed plugins patch, too.
+
+        Where one cannot say what it patches, or RLHF_PATCHES_PLUGINS is wrong, any import may be of what it patches. So
+        the engine is loaded at the next one, and says what is wrong, or raises it.
+        """
         with import_system.loading():
             if not self._lock.acquire(timeout=_PATIENCE):
                 return
@@ -118,11 +135,15 @@ class _FirstImport(import_system.Observer):
                     try:
                         from .definitions import registry
 
-                        modules = [name for item in registry.load()[0] for name in item.patch.modules]
+                        found, failures = registry.listed()
+                        modules = [name for patch, _ in found for name in patch.modules]
                         self.watched |= {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
-                    except (Exception, SystemExit):
-                        pass
-                    self._plugins, self._loading_thread = False, None
+                        self._unknown = bool(failures)
+                    except no_signal(Exception, SystemExit):
+                        self._unknown = True
+                    finally:
+                        self._loading_thread = None
+                    self._plugins = False
             finally:
                 self._lock.release()
 
@@ -165,7 +186,7 @@ class _FirstImport(import_system.Observer):
             log.logger()  # imports logging
             if _demanded():  # else only the patches that rewrite fail without it
                 rewriting.check_ast_grep()
-        except (Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
+        except no_signal(Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
             self._problem = (
                 f"the engine could not be loaded, {type(error).__name__}: {error}. Is rlhf-patches installed with all "
                 "that it depends on, and is no file of yours named as these are (logging.py, say)?"
@@ -178,7 +199,7 @@ class _FirstImport(import_system.Observer):
         except (settings.SettingsError, status.PatchError):
             # The user asked for what cannot be, or for strictness: the run must not begin.
             raise
-        except Exception as error:
+        except no_signal(Exception) as error:
             if _demanded() and not isinstance(error, ImportError):  # VerifyError, say
                 raise
             self._go_on_without(f"{type(error).__name__}: {error}")
@@ -194,16 +215,52 @@ class _FirstImport(import_system.Observer):
             self._complained = True
             _complain(f"NOT ACTIVE: {problem}")
 
+    def at_exit(self) -> None:
+        """Say that a framework was imported past us; where a patched run is demanded, by the exit status, too."""
+        passed = self._passed()
+        if not passed or self._complained:
+            return
+        first: Any = sys.meta_path[0] if sys.meta_path else self
+        kind = first if isinstance(first, type) else type(first)
+        by = "" if first is self else f" (in front of it is {kind.__module__}.{kind.__qualname__})"
+        _complain(
+            f"NOT ACTIVE: imported past the site hook{by}: {', '.join(passed)}. Call rlhf_patches.apply() after that "
+            "import, or in front of whatever imports it in a way of its own"
+        )
+        if _demanded():
+            from . import exit_status
+
+            exit_status.fail()
+
     def _after_fork(self) -> None:
         if self._loading_thread != get_ident():  # a plugin may fork, and go on in the child
             self._lock, self._loading_thread = RLock(), None
 
 
 def _plugins_installed() -> bool:
-    """Whether a distribution other than ours lists patches, and they may be used; nothing is imported."""
-    if os.environ.get("RLHF_PATCHES_PLUGINS", "").strip().lower() == "none":
+    """Whether a distribution other than ours may list patches that may be used; nothing is imported.
+
+    Where the path has more than folders only importlib.metadata can tell. It is asked when the plugins are.
+    """
+    named = os.environ.get("RLHF_PATCHES_PLUGINS", "").strip().lower()
+    if named:  # and an error if it is not installed
+        return named != "none"
+    return installed.others_bring_patches(sys.path) is not False
+
+
+def _is_our_command() -> bool:
+    """Whether this is ``rlhf-patches``, which says what is wrong with a plugin, and patches nothing."""
+    command: str = (getattr(sys, "argv", None) or [""])[0]
+    return os.path.basename(command) == "rlhf-patches" or command.endswith(os.path.join("rlhf_patches", "__main__.py"))
+
+
+def _is_imported(name: str) -> bool:
+    """Whether a module was found and run, and not put into sys.modules by hand, as stand-ins of tests are."""
+    try:  # without attribute access: that makes a lazy module run
+        spec = object.__getattribute__(sys.modules[name], "__dict__").get("__spec__")
+    except (KeyError, AttributeError):
         return False
-    return bool(installed.others_bring_patches(sys.path))
+    return getattr(spec, "loader", None) is not None
 
 
 def _demanded() -> str | None:
@@ -229,7 +286,9 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
     standard = names & sys.stdlib_module_names
     if standard:  # the first import of a framework raises a SettingsError for it
         _complain(f"RLHF_PATCHES_WATCH names {', '.join(sorted(standard))} of the standard library: not waited for")
-    sys.meta_path.insert(0, _FirstImport(names - standard))
+    finder = _FirstImport(names - standard)
+    sys.meta_path.insert(0, finder)
+    atexit.register(finder.at_exit)
     run = os.environ.get("RLHF_PATCHES_RUN")
     if run:  # `rlhf-patches run` looks at its end whether there was such a process
         try:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import installed, settings
+from ..import_system import no_signal
 from .listed import Listed
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
     for patch, plugin in found:
         try:
             registered.append(Registered(patch.load() if isinstance(patch, Listed) else patch, plugin))
-        except (Exception, SystemExit) as error:
+        except no_signal(Exception, SystemExit) as error:
             path = patch.path if isinstance(patch, Listed) else ""
             failures.append(_not_loaded(plugin, patch.name, path, error))
     used = {item.plugin for item in registered}
@@ -124,7 +125,7 @@ def listed() -> tuple[list[tuple[KnownBug | Listed, str]], list[PluginFailure]]:
                 else:
                     complain(f"its patch {patch.name!r} is ignored: {found[patch.name][1]} has one of that name")
         # A plugin runs foreign code at import; even its sys.exit() must not end a training run.
-        except (Exception, SystemExit) as error:
+        except no_signal(Exception, SystemExit) as error:
             failures.append(_not_loaded(plugin, entry_point.value, entry_point.value, error))
     used = {plugin for _, plugin in found.values()}
     return list(found.values()), [failure._replace(partly=failure.plugin in used) for failure in failures]
@@ -173,7 +174,7 @@ def _own_name() -> str:
     try:
         spec = importlib.util.find_spec(_OWN.value.rpartition(".")[0])
         folder = os.path.realpath(spec.submodule_search_locations[0])  # type: ignore[union-attr, index]
-    except Exception:
+    except no_signal(Exception):
         return BUILT_IN  # it cannot be imported either, which is said then
     # Within the package in a wheel, beside it in a checkout.
     here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -200,7 +201,7 @@ def _of_our_group(failures: list[PluginFailure]) -> Iterable[_EntryPoint]:
             others = [entry_point for entry_point in found if entry_point.value != _OWN.value]
             if others and not _is_shadowed(distribution):
                 yield from others
-        except Exception as error:
+        except no_signal(Exception) as error:
             path = getattr(distribution, "_path", "an installed package")
             failures.append(
                 PluginFailure(str(path), f"its entry points cannot be read ({type(error).__name__}: {error})")
@@ -239,7 +240,7 @@ def _distribution(entry_point: _EntryPoint) -> str:
     # A half removed distribution has entry points and no name: None or an exception, depending on the Python.
     try:
         name = entry_point.dist.metadata["Name"] if entry_point.dist and "Name" in entry_point.dist.metadata else None
-    except Exception:
+    except no_signal(Exception):
         name = None
     return name or entry_point.name
 

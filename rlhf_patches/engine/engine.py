@@ -19,15 +19,16 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import settings
+from .. import exit_status, settings
 from ..definitions import registry
 from ..definitions.listed import Listed
 from ..definitions.registry import PluginFailure
-from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report
+from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report, printable
 from ..guards import choices, rewriting, sources
 from ..guards.choices import Choice, Decision
 from ..guards.sources import Source, Unreadable
 from ..guards.versions import Finding, Verdict
+from ..import_system import no_signal
 from . import import_hooks
 from .log import announce, logger
 
@@ -50,13 +51,15 @@ class _NotReady(Exception):
 class _Outcome(NamedTuple):
     """What has become of a patch. One value, so that a status never stands beside the reason of another.
 
-    ``waits`` has the modules whose import is waited for: any of these groups, as a whole.
+    ``waits`` has the modules whose import is waited for: any of these groups, as a whole; ``missed``: that of one was
+    not noticed.
     """
 
     status: Status
     reason: str
     unreviewed: bool = False
     waits: tuple[tuple[str, ...], ...] = ()
+    missed: bool = False
 
 
 _FRESH = _Outcome(Status.INACTIVE, "apply() has not been called")
@@ -116,7 +119,7 @@ class Engine:
         self._entries: dict[str, _Entry] | None = None
         self._failures: list[PluginFailure] = []
         self._ledger: Ledger | _Nothing = _Nothing()
-        self._resolved: dict[str, Callable[..., Any] | Exception | SystemExit] = {}
+        self._resolved: dict[str, Callable[..., Any] | BaseException] = {}
         self._strict: bool | None = None
         self._called = False
         # A child must not inherit a lock that another thread of the parent held while it forked.
@@ -175,6 +178,35 @@ class Engine:
             failures = tuple(self._failures)
         # Not under the lock: it is the patch's own code.
         return Report(tuple(_with_observations(row, patch) for row, patch in rows), failures)
+
+    @property
+    def is_called(self) -> bool:
+        """Whether `apply` has been called."""
+        return self._called
+
+    def end(self) -> None:
+        """At the end of the process: what was imported past the hooks is said, and in strict mode ends it with 120."""
+        entries = (self._entries or {}).values()
+        with self._lock:
+            for entry in entries:
+                self._look_again(entry)
+            missed = [_row(entry) for entry in entries if entry.outcome.missed]
+        if not missed:
+            return
+        self.on_change()
+        if not self._is_strict():
+            announce(missed)
+            return
+        said = "; ".join(f"{row.name} was {row.status}: {row.reason}" for row in missed)
+        with contextlib.suppress(Exception):  # standard error may be closed
+            sys.stderr.write(f"[rlhf_patches] strict mode, and {printable(said)}\n")
+        exit_status.fail()
+
+    def _is_strict(self) -> bool:
+        try:
+            return self._strict if self._strict is not None else settings.truth("STRICT")
+        except settings.SettingsError:  # already part of each entry's reason
+            return False
 
     def _places(self, entry: _Entry) -> tuple[str, ...]:
         """``file:line`` of each function that carries an applied patch."""
@@ -294,8 +326,10 @@ class Engine:
         entries = self._registered()
         for entry in entries.values():
             if entry.outcome.status is not Status.ABSENT:
-                with contextlib.suppress(Exception, SystemExit):  # said when it is to be applied
+                try:
                     self._define(entry)
+                except no_signal(Exception, SystemExit):  # said when it is to be applied
+                    pass
         with self._lock:
             for entry in entries.values():
                 self._look_again(entry)
@@ -343,13 +377,13 @@ class Engine:
         for path in paths:
             self._resolve(path)
 
-    def _resolve(self, path: str) -> Callable[..., Any] | Exception | SystemExit:
-        if path not in self._resolved or isinstance(self._resolved[path], (Exception, SystemExit)):
+    def _resolve(self, path: str) -> Callable[..., Any] | BaseException:
+        if path not in self._resolved or isinstance(self._resolved[path], BaseException):
             module, _, qualname = path.partition(":")
             try:
                 found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
                 self._resolved[path] = found  # type: ignore[assignment]
-            except (Exception, SystemExit) as error:
+            except no_signal(Exception, SystemExit) as error:
                 self._resolved[path] = error
         return self._resolved[path]
 
@@ -358,7 +392,7 @@ class Engine:
         from ..guards import implementations
 
         found = self._resolved[path]
-        if isinstance(found, (Exception, SystemExit)):
+        if isinstance(found, BaseException):
             raise (isinstance(found, Exception) and implementations.missing(path, found)) or found
         return found
 
@@ -373,11 +407,7 @@ class Engine:
         self._resolve_implementations(entries)
         for entry in entries:
             self._attempt(entry, module)
-        try:
-            strict = self._strict if self._strict is not None else settings.truth("STRICT")
-        except settings.SettingsError:
-            strict = False  # already part of each entry's reason
-        self._say([_row(entry) for entry in entries], (), raising=strict)
+        self._say([_row(entry) for entry in entries], (), raising=self._is_strict())
 
     def _attempt(self, entry: _Entry, announced: ModuleType | None) -> None:
         """Apply a patch if it is its time; every outcome ends in a status with a reason."""
@@ -392,7 +422,7 @@ class Engine:
                     return
             except _NotReady as error:
                 load = error.load
-            except (Exception, SystemExit) as error:  # the promise: never an exception from a framework's import
+            except no_signal(Exception, SystemExit) as error:  # the promise: no exception from a framework's import
                 logger().debug("patch %s failed", entry.patch.name, exc_info=True)
                 with self._lock:
                     if entry.requested:
@@ -530,7 +560,7 @@ class Engine:
         missed = next((group for group in entry.outcome.waits if all(map(_is_ready, group))), None)
         if missed:
             reason = f"{', '.join(missed)} was imported past the import hooks; call apply() again"
-            entry.outcome = _Outcome(Status.FAILED, reason)
+            entry.outcome = _Outcome(Status.FAILED, reason, missed=True)
             return
         if status is not Status.APPLIED:
             return
@@ -563,7 +593,7 @@ def _ignore() -> None:
 
 
 def _row(entry: _Entry, places: tuple[str, ...] = ()) -> PatchReport:
-    status, reason, unreviewed, _ = entry.outcome
+    status, reason, unreviewed, *_ = entry.outcome
     return patch_report(entry.patch, entry.plugin, status, reason, entry.version, unreviewed, places)
 
 
@@ -578,7 +608,7 @@ def _with_observations(row: PatchReport, patch: KnownBug | Listed) -> PatchRepor
         return row
     try:
         found = dict(getattr(module, function)())
-    except Exception as error:  # a report must not fail for this
+    except no_signal(Exception) as error:  # a report must not fail for this
         return replace(row, reason=f"{row.reason}; {observations} failed: {type(error).__name__}: {error}")
     if not found:
         return row

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..guards import rewriting
 from ..guards.rewriting import Unrecognised
+from ..import_system import no_signal
 
 _MOST_LAYERS = 64
 
@@ -68,7 +69,7 @@ def find(located: Located, expected: CodeType, originals: dict[FunctionType, Cod
     """
     # Everywhere type(), not isinstance(): to that one, a wrapt proxy around a function passes for the function.
     layers = list(behind(located.raw, target))
-    found = [f for f in layers if type(f) is FunctionType and originals.get(f, f.__code__) == expected]
+    found = [f for f in layers if type(f) is FunctionType and is_same(originals.get(f, f.__code__), expected)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -86,6 +87,38 @@ def find(located: Located, expected: CodeType, originals: dict[FunctionType, Cod
                 "code has changed the function"
             )
     raise Unrecognised(f"{target} is {_describe(located.raw)}, behind which its own function cannot be found")
+
+
+def is_same(code: CodeType, expected: CodeType) -> bool:
+    """Whether two code objects do the same in the same lines, and in the same columns if both know any.
+
+    Bytecode that was compiled with PYTHONNODEBUGRANGES has no columns, and a process without it compiles some.
+    """
+    if code == expected or not hasattr(code, "co_positions"):  # Python 3.10 has lines alone
+        return code == expected
+    if _has_columns(code) and _has_columns(expected):
+        return False
+    return _lines(code) == _lines(expected) and _without_places(code) == _without_places(expected)
+
+
+def _has_columns(code: CodeType) -> bool:
+    return any(column is not None for _, _, column, _ in _positions(code))
+
+
+def _lines(code: CodeType) -> list[int | None]:
+    return [line for line, *_ in _positions(code)]
+
+
+def _positions(code: CodeType) -> Iterator[tuple[int | None, int | None, int | None, int | None]]:
+    yield from code.co_positions()  # type: ignore[attr-defined]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _positions(constant)
+
+
+def _without_places(code: CodeType) -> CodeType:
+    constants = (_without_places(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_linetable=b"", co_consts=tuple(constants))
 
 
 def reaches(raw: Any, function: FunctionType) -> bool:
@@ -153,5 +186,5 @@ def in_dynamo_cache(function: FunctionType) -> bool:
         return False
     try:
         return bool(entries(function.__code__))
-    except Exception:
+    except no_signal(Exception):
         return False

@@ -14,6 +14,7 @@ from types import CodeType
 from ..definitions.listed import ListedVariant
 from ..definitions.patch import Rewrite, Variant
 from ..definitions.status import Status
+from ..import_system import no_signal
 from . import choices, shapes
 from .choices import Choice, Decision
 from .implementations import Unusable
@@ -88,7 +89,7 @@ def widest(variants: Iterable[Variant]) -> list[Variant]:
 def _compiles(recognised: list[Recognised]) -> bool:
     try:
         shapes.check_compiles(recognised)
-    except Exception:  # whatever it is, it is not the code that the patch was written for
+    except no_signal(Exception):  # whatever it is, it is not the code that the patch was written for
         return False
     return True
 

@@ -19,6 +19,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..definitions.listed import DefinitionError
+from ..import_system import no_signal
 from . import sources
 from .sources import Place, Source
 
@@ -292,7 +293,7 @@ def _compile(text: str, filename: str) -> CodeType:
         # dont_inherit: this file's own future imports must not leak into the framework's code.
         with sources.no_warnings():
             return compile(text, filename, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except no_signal(SyntaxError, ValueError, RecursionError) as error:
         raise Unrecognised(f"the code does not compile: {error} ({filename})") from error
 
 

@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, Union
 
+from ..import_system import no_signal
 from . import stores
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
@@ -141,7 +142,7 @@ def _find(name: str, path: list[str] | None) -> tuple[ModuleSpec, list[str] | No
         try:
             finder = pkgutil.get_importer(entry or os.getcwd())
             spec = finder.find_spec(name) if finder is not None else None
-        except (ImportError, OSError):
+        except no_signal(ImportError, OSError):
             continue
         if spec is None:
             continue
@@ -155,7 +156,7 @@ def _find(name: str, path: list[str] | None) -> tuple[ModuleSpec, list[str] | No
             continue
         try:
             spec = meta_finder.find_spec(name, path)
-        except Exception:
+        except no_signal(Exception):
             continue
         if spec is not None:
             return spec, list(spec.submodule_search_locations or ()) or None
@@ -198,7 +199,7 @@ def _read(spec: ModuleSpec) -> Source:
             with open(origin, "rb") as file:
                 data = file.read()
         return Source(spec.name, origin, importlib.util.decode_source(data))
-    except (OSError, SyntaxError, UnicodeError, LookupError) as error:  # LookupError: a codec that gives no text (hex)
+    except no_signal(OSError, SyntaxError, UnicodeError, LookupError) as error:  # LookupError: a codec that gives no text
         raise Unreadable(f"the source of {spec.name} cannot be read: {error} ({origin})") from error
 
 
@@ -240,9 +241,9 @@ def parsed_once(kept: float = 12, stored: bool = False) -> Iterator[None]:
         yield
         return
     with _no_collection():  # to the end of the trees: a collection while they live is one of the whole heap
-        _memory.made, _memory.small, _memory.kept = {}, {}, kept
-        _memory.stores = [] if stored and stores.is_on() else None
-        try:
+        try:  # first: a signal's handler may raise anywhere
+            _memory.made, _memory.small, _memory.kept = {}, {}, kept
+            _memory.stores = [] if stored and stores.is_on() else None
             yield
             for store in _memory.stores or ():
                 store.save()
@@ -263,7 +264,7 @@ def remembered(key: Hashable, make: Callable[[], _Made], small: bool = False) ->
     else:
         try:
             found: tuple[Any, Exception | None] = make(), None
-        except Exception as error:
+        except no_signal(Exception) as error:
             found = None, error
         while len(made) >= _memory.kept and not small:
             del made[next(iter(made))]
@@ -310,8 +311,8 @@ def _no_collection() -> Iterator[None]:
     They would set off a walk through the whole heap of the frameworks, which takes 20 times as long as the parser.
     """
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_enabled:
@@ -322,7 +323,7 @@ def _parse(source: Source) -> ast.Module:
     try:
         with no_warnings(), _no_collection():
             return ast.parse(source.text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except no_signal(SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = str(error) or "it is nested too deeply, or takes too much memory"
         raise Unreadable(f"the source of {source.module} does not parse: {why} ({source.filename})") from error
 

@@ -19,6 +19,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from .. import settings
+from ..import_system import no_signal
 
 _Made = TypeVar("_Made")
 
@@ -70,8 +71,10 @@ class Store:
             return
         self._is_new = False
         # Another process may have written others; of two that write at once one is lost, and found again.
-        with contextlib.suppress(OSError, ValueError):
+        try:
             _write(self._path, {**_read(self._path), **self._results})
+        except no_signal(OSError, ValueError):
+            pass
 
 
 def _plain(value: Any) -> Any:
@@ -105,7 +108,7 @@ def _own_code() -> str | None:
         for package, names in _OWN_CODE.items():
             for name in names:
                 digest.update(pkgutil.get_data(package, name) or b"")
-    except (OSError, ImportError):  # installed without its text
+    except no_signal(OSError, ImportError):  # installed without its text
         return None
     return digest.hexdigest()
 
@@ -121,7 +124,7 @@ def _read(path: str) -> dict[str, Any]:
         if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
             return {}
         return marshal.loads(data[_DIGEST:])  # type: ignore[no-any-return]
-    except (OSError, ValueError, EOFError, TypeError):
+    except no_signal(OSError, ValueError, EOFError, TypeError):
         return {}
 
 

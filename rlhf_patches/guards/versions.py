@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Union
 
 from .. import installed
 from ..definitions import ranges
+from ..import_system import no_signal
 from . import sources
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _search(distribution: str) -> list[_Copy]:
             if not _is_bounded(copy, "METADATA", "PKG-INFO", ""):
                 continue
             version = _version_text(copy)
-        except Exception:  # a damaged folder
+        except no_signal(Exception):  # a damaged folder
             continue
         roots = (str(copy.locate_file("")), _editable_root(copy))
         found.append(_Copy(version, tuple(sources.real_path(root) for root in roots if root)))
@@ -198,7 +199,7 @@ def _is_bounded(copy: _Metadata, *names: str) -> bool:
     for name in names:
         try:
             state = os.stat(os.path.join(folder, name) if name else folder)
-        except OSError:  # reading passes over it too
+        except no_signal(OSError):  # reading passes over it too
             continue
         regular = stat.S_ISREG(state.st_mode) and state.st_size <= MAX_METADATA
         if not regular and not stat.S_ISDIR(state.st_mode):
@@ -226,6 +227,7 @@ def _editable_root(copy: _Metadata) -> str | None:
         url = urllib.parse.urlparse(direct.get("url", ""))
         if url.scheme == "file" and direct.get("dir_info", {}).get("editable"):
             return os.path.realpath(urllib.parse.unquote(url.path))
-    except Exception:  # nested too deeply, a NUL or half a surrogate in the path, anything else that is no JSON
+    # Nested too deeply, a NUL or half a surrogate in the path, anything else that is no JSON.
+    except no_signal(Exception):
         pass
     return None

@@ -20,6 +20,7 @@ from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
 from ..guards import sources
 from ..guards.sources import NotFound, Unreadable
+from ..import_system import no_signal
 from ..ranks import ranks_text
 from .processes import Effect, Process, grouped
 
@@ -44,7 +45,7 @@ def own_process(rank: int | None, engine: Engine) -> Process:
     found: dict[str, Effect] = {}
     try:
         found = effects(engine)
-    except Exception as error:
+    except no_signal(Exception) as error:
         problem = f"{type(error).__name__}: {error}"
     name = None if rank is None else str(rank)
     return Process(socket.gethostname(), os.getpid(), name, {"rlhf-patches": __version__}, found, problem)

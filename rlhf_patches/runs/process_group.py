@@ -25,6 +25,7 @@ from ..engine import functions, import_hooks, trampolines
 from ..engine.engine import engine
 from ..engine.log import logger, speaks
 from ..guards import sources
+from ..import_system import no_signal
 from ..ranks import place, ranks_text
 from ..settings import PREFIX, SettingsError
 from . import comparison
@@ -287,7 +288,7 @@ def _hook(name: str, module: ModuleType) -> None:
         what = PREFIX + "VERIFY"
         code = trampolines.build(function, _initialise_and_verify, wraps=True, binding="function", by=what)
         functions.check_swap(function, code)
-    except Exception as error:
+    except no_signal(Exception) as error:
         raise VerifyError(
             f"RLHF_PATCHES_VERIFY is set, but {name}.init_process_group cannot be hooked: {error}. Unset it, and call "
             "rlhf_patches.verify() after the initialisation"

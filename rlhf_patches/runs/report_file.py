@@ -48,6 +48,7 @@ from .. import ranks
 from .._version import __version__
 from ..definitions.status import Report, Status, printable
 from ..engine.log import logger, speaks
+from ..import_system import no_signal
 
 _PAGE = 4096
 _SPARE = 1.25  # room for what an applied patch comes to say of itself
@@ -125,7 +126,7 @@ class _Line:
                 self._begun = self._begun or _settled(report)
                 if self._begun or self._ended:
                     self._write(report)
-        except Exception as error:  # the callers are in the middle of a framework's import
+        except no_signal(Exception) as error:  # the callers are in the middle of a framework's import
             self._complain(error)
 
     def end(self) -> None:
@@ -221,8 +222,10 @@ def _content(report: Report, ended: str | None, started: str, identity: str) -> 
 def _versions(report: Report) -> dict[str, str]:
     found = {row.distribution: row.version for row in report if row.version is not None}
     for name in _ALSO:
-        with contextlib.suppress(Exception):  # anything can be in sys.modules
+        try:
             found.setdefault(name, str(sys.modules[name].__version__))
+        except no_signal(Exception):  # anything can be in sys.modules
+            pass
     return found
 
 
@@ -349,7 +352,7 @@ def _locked(file: int) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             held = True
-        except OSError as error:
+        except no_signal(OSError) as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
                 break  # a file system without locks
             if time.monotonic() > deadline:

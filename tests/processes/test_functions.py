@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from tests.harness import toy_slime
 from tests.harness.forks import Forks
+from tests.harness.look_alikes import write_metadata
 
 # -------------------------------------------------------------------------------------------- hot functions
 
@@ -102,3 +106,41 @@ def test_hot_functions(hot, tmp_path, kind, position, name):
     status, said = hot.run(str(tmp_path), kind, f"C.{name}")
     expected = tuple("renewed" if i == position else "old" for i in range(5))
     assert (status, said.strip()) == (0, f"fine {[expected]}")
+
+
+# -------------------------------------------------------------------------------------------- columns
+
+WITHOUT = {"PYTHONNODEBUGRANGES": "1"}
+STRICT = {"RLHF_PATCHES_AUTOLOAD": "1", "RLHF_PATCHES_STRICT": "1"}
+COMPILE = ("-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "slime")
+
+
+@pytest.mark.parametrize(("compiled", "run"), [(WITHOUT, {}), ({}, WITHOUT), (WITHOUT, WITHOUT), ({}, {})])
+def test_bytecode_with_and_without_columns(installed, slime, compiled, run):
+    """An image may be built without columns, from Python 3.11 on; the process that patches has its own setting."""
+    done = installed.run(installed.python, *COMPILE, cwd=slime, **compiled)
+    assert (done.returncode, list(slime.rglob("model.*.pyc")) != []) == (0, True), done.stderr
+    done = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, **STRICT, **run)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "applied\n", "")
+
+
+EDITS = {
+    "does something else": ("for chunk in model", "for chunk in model[1:]"),
+    "another constant": ("must be None", "must be 0"),
+    "in another line": ("[chunk.no_sync", "[\n        chunk.no_sync"),
+    "another name": ("[chunk.no_sync for chunk", "[piece.no_sync for piece"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_file_is_noticed_without_columns(installed, slime, edit):
+    if edit == "in another line" and sys.version_info < (3, 11):
+        pytest.skip("Python 3.10 takes code for equal whose lines differ within the function")
+    assert installed.run(installed.python, *COMPILE, cwd=slime, **WITHOUT).returncode == 0
+    model, (old, new) = slime / toy_slime.MODEL, EDITS[edit]
+    assert old in model.read_text()
+    model.write_text(model.read_text().replace(old, new))
+    write_metadata(slime, "slime", "0.1.0")  # affected, so that it is refused
+    done = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, **STRICT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "was edited since it was imported" in done.stderr
