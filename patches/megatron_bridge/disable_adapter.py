@@ -23,7 +23,7 @@ def leaving_them_off(wrapped: Callable[..., Any], peft: Any, args: Any, kwargs: 
             yield nothing
     finally:
         for layer in off:
-            layer.disable_adapter_layers()
+            layer.disable_adapter_layers()  # writes: this is the repair
 
 
 PATCH = Patch(

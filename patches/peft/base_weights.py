@@ -68,8 +68,8 @@ def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
             with torch.no_grad():
                 merged = _merged(layer, base.clone(), kept.merges)
             if merged is not None and torch.equal(merged, weight.data):
-                weight.data.copy_(base)
-                layer.merged_adapters.clear()
+                weight.data.copy_(base)  # writes: this is the repair
+                layer.merged_adapters.clear()  # writes: as the release's `unmerge` does
                 _counted["unmerged exactly"] += 1
                 return None
     if layer.merged_adapters:
