@@ -106,6 +106,7 @@ WRONG = {
     "no such file": ("test_nothing.py::test_a", '"hands off": there is no test_nothing.py beside it'),
     "none": ((), '"hands off" names no test, and no reason'),
     "nothing": ("", "\"hands off\": '' is neither the name of a test nor a reason"),
+    "a mark": ("TODO: a test", '"hands off": not written yet: TODO: a test'),
     "a number": ((1,), '"hands off": 1 is neither the name of a test nor a reason'),
     "a sentence": ("it is fine", '"hands off": there is no test it is fine in this module'),
     "a reason that is none": ("because it is", "\"hands off\": 'because it is' gives no reason"),
