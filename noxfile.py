@@ -302,12 +302,22 @@ def cpython(session: nox.Session) -> None:
     session.run("python", "tests/cpython/compare.py", *session.posargs)
 
 
+def run_mutants(session: nox.Session, *arguments: str) -> None:
+    provide(session, "releases.txt")
+    pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
+    session.run("python", "tests/mutants.py", *pythons, *arguments, *session.posargs)
+
+
 @session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"])
 def mutants(session: nox.Session) -> None:
     """Wrong versions of this project, in copies: each has a test that must notice it (``-- PARTS OF NAMES``)."""
-    provide(session, "releases.txt")
-    pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
-    session.run("python", "tests/mutants.py", *pythons, *session.posargs)
+    run_mutants(session)
+
+
+@session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"], name="mutants-tenth", tags=["rest"])
+def mutants_tenth(session: nox.Session) -> None:
+    """The same few of them each time, of every file that is mutated."""
+    run_mutants(session, "--tenth")
 
 
 @session(**SHARED, name="demo-megatron")

@@ -58,6 +58,7 @@ def merging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> 
             _kept[layer] = kept
 
 
+# writes: what the release's `unmerge` writes, more exactly
 def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
     """Around ``Linear.unmerge``."""
     kept = _kept.pop(layer, None)
@@ -68,8 +69,8 @@ def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
             with torch.no_grad():
                 merged = _merged(layer, base.clone(), kept.merges)
             if merged is not None and torch.equal(merged, weight.data):
-                weight.data.copy_(base)  # writes: this is the repair
-                layer.merged_adapters.clear()  # writes: as the release's `unmerge` does
+                weight.data.copy_(base)
+                layer.merged_adapters.clear()
                 _counted["unmerged exactly"] += 1
                 return None
     if layer.merged_adapters:

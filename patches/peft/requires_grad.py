@@ -104,11 +104,12 @@ def of_leaves(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
             _show(owner, place[-1], view)
 
 
+# writes: until the call is over, as FSDP does
 def _show(owner: Any, name: str, tensor: Any) -> None:
     """As FSDP does it: among the parameters, and as an attribute, which is found first."""
-    owner._parameters[name] = tensor  # writes: until the call is over
+    owner._parameters[name] = tensor
     if name in vars(owner):
-        vars(owner)[name] = tensor  # writes: the same
+        vars(owner)[name] = tensor
 
 
 _frozen: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], weakref.ref[Any]]] = weakref.WeakKeyDictionary()

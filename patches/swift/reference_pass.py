@@ -215,4 +215,5 @@ class _Adapters:
         self.set_state(self.first)
         for parameter, flag in self.trainable:
             if parameter.requires_grad != flag:
-                parameter.requires_grad_(flag)  # writes: this is the repair
+                # writes: this is the repair
+                parameter.requires_grad_(flag)

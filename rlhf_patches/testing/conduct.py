@@ -1,6 +1,7 @@
 """What the code of a patch does beside its repair, as its text tells: it waits, or writes to what the user holds.
 
-Where either is right, a comment on the line, or on the one above, says why: ``# waits: ...``, ``# writes: ...``.
+Where either is right, a comment says why, on the line, the one above, or the function's ``def``: ``# waits: ...``,
+``# writes: ...``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ..definitions.patch import KnownBug, Wrap
+from ..guards import sources
 from ..guards.sources import FunctionNode
 from . import reach
 from .reach import Module
@@ -63,11 +65,24 @@ def _all(module: Module) -> Iterator[ast.stmt]:
 
 
 def _explained(module: Module, node: ast.expr | ast.stmt, word: str) -> bool:
-    lines = module.source.text.split("\n")
-    last = node.lineno if isinstance(node, (ast.With, ast.AsyncWith, ast.For)) else node.end_lineno or node.lineno
     said = re.compile(rf"#\s*{word}:\s*\S+ \S")
-    above = lines[node.lineno - 2].strip() if node.lineno > 1 else ""
-    return bool(above.startswith("#") and said.search(above)) or any(map(said.search, lines[node.lineno - 1 : last]))
+    lines = module.source.text.split("\n")
+    around = [
+        each
+        for each in ast.walk(sources.parse(module.source))
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if each.lineno <= node.lineno <= (each.end_lineno or each.lineno)
+    ]
+    for place in [node, *sorted(around, key=lambda each: -each.lineno)[:1]]:
+        is_block = isinstance(place, (ast.With, ast.AsyncWith, ast.For, ast.FunctionDef, ast.AsyncFunctionDef))
+        first = min([place.lineno, *(each.lineno for each in getattr(place, "decorator_list", []))])
+        last = place.body[0].lineno - 1 if is_block else place.end_lineno or place.lineno
+        above = lines[first - 2].strip() if first > 1 else ""
+        if above.startswith("#") and said.search(above):
+            return True
+        if any(map(said.search, lines[place.lineno - 1 : max(last, place.lineno)])):
+            return True
+    return False
 
 
 # ---------------------------------------------------------------------------------------------------- waiting

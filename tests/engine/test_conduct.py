@@ -213,6 +213,18 @@ def test_what_is_its_own_it_may_write(package, code):
     assert found(conduct.writes, wrap(name)) == []
 
 
+@pytest.mark.parametrize("above", ["# writes: this is the repair\n", "# writes: it is\n@decorated\n", ""])
+def test_a_comment_of_a_function_is_for_all_that_it_does(package, above):
+    text = (
+        f"{above}def around(wrapped, instance, args, kwargs):{{}}\n    args[0].eval()\n    instance.x = args[0].y = 1\n"
+    )
+    name = package(repair=text.format("" if above else "  # writes: this is the repair"))
+    assert found(conduct.writes, wrap(name)) == []
+    name = package(other=f"{text.format('')}def elsewhere(x):\n    x.y = 1\n", repair=OTHER)
+    change = Wrap("toy:f", f"{name}.other:around", signature="(x)", signature_suffices="any body")
+    assert len(found(conduct.writes, change)) == (0 if above else 3)
+
+
 def test_what_is_looked_at_is_what_the_patch_runs(package):
     """Implementations of each kind, observations, what they use of their own package; nothing else of it."""
     name = package(
