@@ -262,8 +262,8 @@ def exhaustive(session: nox.Session) -> None:
 @session(**SHARED, tags=["test"])
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
-    with_torch = "tests/engine/engine/test_functions_torch.py"
-    pytest(session, *NOT_BY_TRL, with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
+    with_torch = ("tests/engine/engine/test_functions_torch.py", "tests/engine/test_untouched_torch.py")
+    pytest(session, *NOT_BY_TRL, *with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
 
 
 @session(venv_backend="none", name="pythons")
@@ -347,12 +347,22 @@ def cpython(session: nox.Session) -> None:
     session.run("python", "tests/cpython/compare.py", *session.posargs)
 
 
+def run_mutants(session: nox.Session, *arguments: str) -> None:
+    provide(session)
+    pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
+    session.run("python", "tests/mutants.py", *pythons, *arguments, *session.posargs)
+
+
 @session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"])
 def mutants(session: nox.Session) -> None:
     """Wrong versions of this project, in copies: each has a test that must notice it (``-- PARTS OF NAMES``)."""
-    provide(session)
-    pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
-    session.run("python", "tests/mutants.py", *pythons, *session.posargs)
+    run_mutants(session)
+
+
+@session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"], name="mutants-tenth", tags=["rest"])
+def mutants_tenth(session: nox.Session) -> None:
+    """The same few of them each time, of every file that is mutated."""
+    run_mutants(session, "--tenth")
 
 
 @session(**SHARED, name="demo-megatron")

@@ -45,6 +45,7 @@ NEEDS = {
     "patches/openrlhf": ("deepspeed", "trl-newest"),
     "cluster": ("ray", "cluster"),
     "engine/engine/test_functions_torch.py": ("torch", "frameworks"),
+    "engine/test_untouched_torch.py": ("torch", "frameworks"),
     "lint": ("importlinter", "lint"),
     "site": ("zensical", "site"),
 }

@@ -14,6 +14,8 @@ and further keys where they are needed: ``environment`` ("engine" unless given, 
 time limit), ``hangs = true`` (the test does not end: the time limit is how it is noticed), and ``survives`` in place of
 ``test``: why no test can notice it.
 
+``--tenth`` runs the same few each time, of every file that is mutated a tenth, and one at least: `make test-rest`.
+
 Each runs in a copy of the tree, with environments in which that copy is what is imported: the working tree is never
 touched. The named tests are run in the copy without any mutation first: one that fails there proves nothing.
 """
@@ -24,6 +26,7 @@ import argparse
 import ast
 import contextlib
 import functools
+import hashlib
 import os
 import queue
 import resource
@@ -94,6 +97,19 @@ def load() -> list[Mutation]:
             tests = table.pop("test", [])
             found.append(Mutation(path.stem, tests=(tests,) if isinstance(tests, str) else tuple(tests), **table))
     return found
+
+
+def tenth(mutations: Iterable[Mutation]) -> list[Mutation]:
+    """Of each file a tenth, and one at least, by digests of the names: a new mutation moves one other at most."""
+
+    def drawn(mutation: Mutation) -> tuple[bool, str]:
+        return mutation.hangs, hashlib.sha256(mutation.name.encode()).hexdigest()  # what hangs takes its time limit
+
+    by_file: dict[str, list[Mutation]] = {}
+    for mutation in mutations:
+        if mutation.survives is None:
+            by_file.setdefault(mutation.file, []).append(mutation)
+    return [one for found in by_file.values() for one in sorted(found, key=drawn)[: max(1, len(found) // 10)]]
 
 
 @functools.cache
@@ -228,22 +244,23 @@ def _put(file: Path, text: str) -> None:
 
 
 def _without(copy: Copy, environment: str, tests: Sequence[str]) -> dict[str, str]:
-    """What is wrong with tests of one file where nothing is mutated: node id -> the end of the output."""
+    """What is wrong with tests where nothing is mutated: node id -> the end of the output."""
     results = copy.folder / "results.xml"
     arguments = [f"--junitxml={results}", "-o", "junit_family=xunit1", *tests]
     status, output = copy.pytest(environment, arguments, SECONDS + 60 * len(tests))
-    outcomes: dict[str, list[str]] = {}
+    outcomes: dict[tuple[str, str], list[str]] = {}
     with contextlib.suppress(OSError, ElementTree.ParseError):
         for case in ElementTree.parse(results).iter("testcase"):
             said = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
-            outcomes.setdefault(str(case.get("name")), []).append(said)
+            outcomes.setdefault((str(case.get("file")), str(case.get("name"))), []).append(said)
         results.unlink()
     wrong = {}
     for test in tests:
-        name = test.rpartition("::")[2]
+        file, name = test.partition("::")[0], test.rpartition("::")[2]
         own = [
             said
-            for case, all_said in outcomes.items()
+            for (of_file, case), all_said in outcomes.items()
+            if of_file == file
             if case in (name, name + "[") or ("[" not in name and case.startswith(name + "["))
             for said in all_said
         ]
@@ -288,11 +305,12 @@ def main() -> int:
     for environment in ENVIRONMENTS:
         parser.add_argument(f"--{environment}", metavar="PYTHON", help=f"the interpreter of the {environment}")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--tenth", action="store_true", help="the same few each time, of every mutated file some")
     parser.add_argument("--anyway", action="store_true", help="run also what is said to survive, if it names a test")
     options = parser.parse_args()
     chosen = [
         mutation
-        for mutation in load()
+        for mutation in (tenth(load()) if options.tenth else load())
         if not options.names
         or any(part in f"{mutation.area}/{mutation.name} {mutation.file}" for part in options.names)
     ]
@@ -329,14 +347,16 @@ def main() -> int:
             finally:
                 copies.put(copy)
 
-        by_file: dict[tuple[str, str], set[str]] = {}
+        together: dict[tuple[str, str], set[str]] = {}
         for mutation in due:
             for test in map(node_id, mutation.tests):
-                by_file.setdefault((mutation.environment, test.partition("::")[0]), set()).add(test)
-        print(f"{len(due)} mutations; first, their tests in {len(by_file)} files without any", flush=True)
+                # A few of each file are run as one: frameworks are loaded once.
+                file = "all of these" if options.tenth else test.partition("::")[0]
+                together.setdefault((mutation.environment, file), set()).add(test)
+        print(f"{len(due)} mutations; first, their tests without any", flush=True)
         failing: dict[tuple[str, str], str] = {}
         for (environment, file), found in _each(
-            pool, lambda key: in_a_copy(lambda copy: _without(copy, key[0], sorted(by_file[key]))), by_file
+            pool, lambda key: in_a_copy(lambda copy: _without(copy, key[0], sorted(together[key]))), together
         ):
             failing |= {(environment, test): text for test, text in found.items()}
             print(

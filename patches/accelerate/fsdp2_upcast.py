@@ -24,7 +24,7 @@ def upcast(accelerator: Any, model: Any) -> None:
     cast = [name for name, one in named if one.requires_grad and str(one.dtype) != "torch.float32"]
     for name, one in named:
         if name in cast:
-            one.data = one.data.float()
+            one.data = one.data.float()  # writes: this is the repair
     if cast and accelerator.is_main_process:
         warnings.warn(
             f"FSDP2 trains {len(cast)} parameters of low precision in float32, as mixed_precision is "

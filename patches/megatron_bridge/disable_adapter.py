@@ -9,6 +9,7 @@ from typing import Any
 from rlhf_patches import Guard, Patch, Variant, Wrap
 
 
+# writes: what the context has switched on is off again, which is the repair
 def leaving_them_off(wrapped: Callable[..., Any], peft: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
     """Around ``PEFT.disable_adapter``: layers whose adapter was off before are off afterwards."""
     (model,) = args

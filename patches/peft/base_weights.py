@@ -58,6 +58,7 @@ def merging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> 
             _kept[layer] = kept
 
 
+# writes: what the release's `unmerge` writes, more exactly
 def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
     """Around ``Linear.unmerge``."""
     kept = _kept.pop(layer, None)

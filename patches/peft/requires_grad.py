@@ -21,7 +21,7 @@ class Remembered:
         """Of those that can be switched: FSDP shows views in place of parameters at times, which cannot."""
         for parameter, before in self._before:
             if parameter.requires_grad != before and parameter.is_leaf:
-                parameter.requires_grad_(before)
+                parameter.requires_grad_(before)  # writes: this is the repair
 
 
 def of_the_others(wrapped: Callable[..., Any], tuner: Any, args: Any, kwargs: Any) -> Any:
@@ -104,6 +104,7 @@ def of_leaves(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
             _show(owner, place[-1], view)
 
 
+# writes: until the call is over, as FSDP does
 def _show(owner: Any, name: str, tensor: Any) -> None:
     """As FSDP does it: among the parameters, and as an attribute, which is found first."""
     owner._parameters[name] = tensor

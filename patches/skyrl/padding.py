@@ -24,10 +24,11 @@ def compact(
     """
     columns = new_attention_mask.shape[1]
     kept = torch.arange(columns, device=lengths.device) < lengths[:, None]
-    new_attention_mask.copy_(kept)
+    new_attention_mask.copy_(kept)  # writes: a tensor that the caller has just made to be filled
     sources = _places(attention_mask)[:, :columns]
     for new, old in moved:
         width = sources.shape[1]  # may be less than S', which is rounded up
+        # writes: the same
         new[:, :width] = old.gather(1, sources).masked_fill_(~kept[:, :width], 0)
 
 

@@ -205,8 +205,8 @@ class _Adapters:
     def set_state(self, state: _State) -> None:
         for layer, active, disabled in zip(self.layers, state.of_layers, state.disabled, strict=True):
             if (layer.active_adapter, layer.disable_adapters) != (active, disabled):
-                layer.set_adapter(active)
-                layer.enable_adapters(not disabled)
+                layer.set_adapter(active)  # writes: this is the repair
+                layer.enable_adapters(not disabled)  # writes: this is the repair
         for tuner, active in zip(self.tuners, state.of_tuners, strict=True):
             tuner.active_adapter = active
 
@@ -215,4 +215,5 @@ class _Adapters:
         self.set_state(self.first)
         for parameter, flag in self.trainable:
             if parameter.requires_grad != flag:
+                # writes: this is the repair
                 parameter.requires_grad_(flag)

@@ -12,6 +12,7 @@ _KEPT = "_samples_of_all_ranks"
 
 def kept(sampler: Any, samples: int) -> int:
     """The data set's size, which the sampler does not keep: ``__init__`` divides it by the number of ranks."""
+    # writes: an attribute of ours, in its `__init__`
     setattr(sampler, _KEPT, samples)
     return samples
 

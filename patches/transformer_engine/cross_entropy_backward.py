@@ -30,7 +30,7 @@ def scale(gradient: Any, grad_output: Any, kernel: Any = None) -> None:
         # With a dimension: of two dtypes, a tensor without one does not count.
         factor = grad_output.reshape(1)
     # As the kernel does: without a new version, which would have autograd refuse what it accepts today.
-    gradient.data.mul_(factor)
+    gradient.data.mul_(factor)  # writes: as the kernel does
 
 
 PATCH = Patch(

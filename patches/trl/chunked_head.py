@@ -224,7 +224,7 @@ def _backward(ctx: Any, need: tuple[bool, ...], gradients: tuple[Any, ...]) -> l
     rows, *others = ctx.saved_tensors
     head = _stand_ins(ctx.head)
     for parameter in compress(head, need[1:]):
-        parameter.requires_grad_()
+        parameter.requires_grad_()  # writes: a stand-in of ours
     of_rows = torch.zeros_like(rows) if need[0] else None
     of_head: list[torch.Tensor | None] = [None, None]
     device, dtype, enabled = ctx.autocast

@@ -51,6 +51,7 @@ def _gather_one(head: Iterable[Any]) -> list[Any]:
     ):
         # all_gather() launches one collective for each, and before DeepSpeed 0.19 waits for the last one only, which
         # on gloo is not enough.
+        # waits: for the collective, as every use of a partitioned parameter does, within the process group's timeout
         gathered_here[0].all_gather_coalesced(gathered_here).wait()
     elif gathered_here:
         gathered_here[0].all_gather(param_list=gathered_here)
@@ -87,6 +88,7 @@ def release_after_accumulation(parameter: Any) -> None:
         while undone:
             release([undone.pop()])
 
+    # writes: a hook of ours, gone when the backward pass is
     handle = parameter.register_post_accumulate_grad_hook(let_go)
     # The hook does not run if something raises before it, nor if the gradient is asked for with torch.autograd.grad.
     # Autograd drops its callbacks with the backward pass, however that ends, and so the last reference to `end`.

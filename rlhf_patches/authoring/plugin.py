@@ -156,6 +156,7 @@ def rlhf_patches() -> list[Patch]:
             wanted[qualname.partition(".")[0]] = module
             calls += f"        {comment(f'{qualname}{sources.signature_of(node)}')}\n"
         imports = "\n".join(f"    from {module} import {name}" for name, module in wanted.items())
+        held = "".join(f"    {literal(rule)}: {literal(f'{MARK} {asked}')},\n" for rule, asked in _HELD.items())
         return f'''\
 """The patch on the real {self._framework}: wrong without it, right with it, out of the way of all else."""
 
@@ -168,12 +169,17 @@ import {self.package}
 from {self.package}.patch import PATCH
 
 {_MARKED}
+# The tests that hold the patch to each rule of docs/writing-a-patch.md, or "because ..."; and, with words of it as the
+# key, for each sentence of the patch's texts that says what stays ("as before", "nothing changes").
+HELD = {{
+{held}}}
 
 
 class TestContract(PatchContract):
     """Refused where the code is another, unaffected outside the range, disabled, reverted."""
 
     patch = PATCH
+    held = HELD
 
 
 def test_wrong_without_the_patch_and_right_with_it(apply_patch):
@@ -201,6 +207,14 @@ def test_nothing_is_left_to_write():
     assert not left, "\\n".join(["only the author knows this:", *left])
 '''
 
+
+_HELD = {
+    "least reach": "a test that upstream's own code runs where the bug is not",
+    "hands off": "a test that model, optimizer and arguments stay as they are (rlhf_patches.testing.untouched)",
+    "whatever worked": "a test of inputs that upstream takes, beyond those of the bug",
+    "no new wait": "a test that no rank waits for another that raised, or why none can",
+}
+"""What is asked of a patch's tests, by rule."""
 
 _MARKED = 'MARK = "TODO" + ":"  # not in one piece, or it would be found here'
 

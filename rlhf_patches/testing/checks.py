@@ -6,12 +6,14 @@ pytest shows none of their frames: the message says all.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..definitions.patch import OLDER, Advice, KnownBug
 from ..definitions.status import PatchReport, Status
 from ..offline import facts
+from . import conduct, rules
 from .cases import UNKNOWN, Case
 
 _UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
@@ -25,6 +27,35 @@ def fields_are_complete(patch: KnownBug) -> None:
     texts |= {"changes_numbers": patch.changes_numbers} if patch.changes_numbers else {}
     unfinished = [name for name, text in texts.items() if not text.strip() or _UNFINISHED.search(text)]
     _require(not unfinished, f"{patch}: not written yet: {', '.join(unfinished)}; users read it, so write it")
+
+
+def waits_have_bounds(patch: KnownBug) -> None:
+    """Its code takes no lock, and waits for nothing, without a bound: whatever happens in training, it goes on."""
+    __tracebackhide__ = True
+    found = conduct.waits(patch)
+    what_to_do = "give it a timeout, or say why it ends in a comment on the line: # waits: ..."
+    _require(not found, "\n".join([f"{patch}: {what_to_do}", *map(str, found)]))
+
+
+def hands_off(patch: KnownBug) -> None:
+    """Its code writes to nothing that it is given, and calls nothing that may."""
+    __tracebackhide__ = True
+    found = conduct.writes(patch)
+    what_to_do = "do without, or, if that is the repair, say so in a comment on the line: # writes: ..."
+    _require(not found, "\n".join([f"{patch}: {what_to_do}", *map(str, found)]))
+
+
+def is_held(patches: Collection[KnownBug], by: rules.Held, tests: Mapping[str, Collection[str]]) -> None:
+    """Each rule, and each sentence that says that something is as it was, has a test that is there, or a reason.
+
+    Args:
+        patches: those of one module of tests.
+        by: what that module says.
+        tests: as for `rules.wrong_with`.
+    """
+    __tracebackhide__ = True
+    wrong = rules.wrong_with(by, patches, tests)
+    _require(not wrong, "\n".join([f"what holds {', '.join(map(str, patches))}:", *wrong]))
 
 
 def applies(case: Case, folder: Path) -> None:

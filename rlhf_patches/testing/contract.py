@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
 import pytest
 
-from ..definitions.patch import NEWER, OLDER, KnownBug
+from ..definitions.patch import NEWER, OLDER, Advice, KnownBug
 from ..offline import archive, download
-from . import checks, in_process
+from . import checks, in_process, rules
 from .cases import INSTALLED, Case, NoCase, case_of
 
 
@@ -27,11 +29,16 @@ class PatchContract:
         releases: further releases, with the bug and without it: each a wheel, an sdist, a directory (seen from where
             pytest runs), or ``NAME==VERSION``, which pip downloads once, into a cache.
         open_range: why the range of the patch may be open at an end; None where it has to be closed.
+        held: what holds the patch to each of the rules in docs/writing-a-patch.md ("least reach", "hands off",
+            "whatever worked", "no new wait"), and to what its texts claim ("bit for bit", "as before"; words of the
+            text): the name of a test of this module, or ``FILE.py::name``, several of them, or a reason that begins
+            with "because ". None is skipped, and says what there is to write.
     """
 
     patch: ClassVar[KnownBug]
     releases: ClassVar[tuple[str, ...]] = ()
     open_range: ClassVar[str | None] = None
+    held: ClassVar[rules.Held | None] = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Each test on each release."""
@@ -40,12 +47,39 @@ class PatchContract:
             pytest.fail(f"{name}.patch is {patch!r}: expected a rlhf_patches.Patch, or an Advice", pytrace=False)
         if not isinstance(self.releases, (tuple, list)):
             pytest.fail(f"{name}.releases is {self.releases!r}: expected a tuple of releases", pytrace=False)
+        if not isinstance(self.held, (Mapping, type(None))):
+            pytest.fail(f"{name}.held is {self.held!r}: expected a dictionary of tests by rule", pytrace=False)
         if "release" in metafunc.fixturenames:
             metafunc.parametrize("release", (INSTALLED, *self.releases))
 
     def test_its_fields_are_complete(self) -> None:
         """Summary, symptom, cause, references and the rest are written."""
         checks.fields_are_complete(self.patch)
+
+    def test_what_it_waits_for_has_a_bound(self) -> None:
+        """No lock, queue, thread or future without a timeout, in its implementations and what they use."""
+        checks.waits_have_bounds(self.patch)
+
+    def test_it_keeps_its_hands_off(self) -> None:
+        """No assignment to what its implementations are called with, and no call that is known to write."""
+        checks.hands_off(self.patch)
+
+    def test_what_holds_it_is_named(self) -> None:
+        """Each rule, and each sentence that says that something is as it was."""
+        if isinstance(self.patch, Advice):
+            pytest.skip("an advice changes nothing")
+        by = self.held
+        if by is None:
+            named = ", ".join(f'"{rule}": ...' for rule in rules.RULES)
+            said = "".join(f"\n- {sentence}" for sentence in rules.claims(self.patch))
+            claims = f" and, with words of it as the key, for each sentence that says what stays:{said}" if said else ""
+            pytest.skip(
+                f"{type(self).__name__}.held is None: write held = {{{named}}}, with the tests that hold each, or a "
+                f'reason that begins with "because ",{claims}'.rstrip(",")
+            )
+        tests = rules.tests_by_file(by, Path(str(sys.modules[type(self).__module__].__file__)))
+        tests[""] |= {name for name in dir(self) if name.startswith("test")}
+        checks.is_held([self.patch], by, tests)
 
     def test_it_applies_to_the_text(self, release: str, tmp_path: Path) -> None:
         """It recognises the release's code, also where nothing tells the version."""

@@ -29,3 +29,22 @@ def test_no_mutation_comes_twice_and_each_says_why():
     assert [what for what, number in Counter((one.file, one.old, one.new) for one in found).items() if number > 1] == []
     assert [one.name for one in found if not one.why or one.environment not in mutants.ENVIRONMENTS] == []
     assert [one.name for one in found if not one.tests and one.survives is None] == []
+
+
+def test_a_tenth_is_the_same_each_time_and_has_some_of_every_file():
+    found = [mutation for mutation in mutants.load() if mutation.survives is None]
+    tenth = mutants.tenth(found)
+    assert {one.name for one in mutants.tenth(reversed(found))} == {one.name for one in tenth}
+    assert {one.file for one in tenth} == {one.file for one in found}
+    numbers = Counter(one.file for one in found)
+    assert Counter(one.file for one in tenth) == {file: max(1, number // 10) for file, number in numbers.items()}
+    assert not [one.name for one in tenth if one.hangs and any(not o.hangs for o in found if o.file == one.file)]
+
+
+def test_another_mutation_moves_one_of_its_file_at_most():
+    found = [mutation for mutation in mutants.load() if mutation.survives is None]
+    before = {one.name for one in mutants.tenth(found)}
+    for left_out in found[::9]:
+        without = {one.name for one in mutants.tenth(one for one in found if one != left_out)}
+        assert len(before - without) <= 1
+        assert len(without - before) <= 1

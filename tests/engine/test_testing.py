@@ -46,6 +46,21 @@ def spoils(wrapped, instance, args, kwargs):
     losses.lost.__code__ = (lambda losses, mask: None).__code__
     return 2.0
 """
+WAITS = """
+import threading
+
+lock = threading.Lock()
+
+def around(wrapped, instance, args, kwargs):
+    with lock:
+        return wrapped(*args, **kwargs) * len(args[0]) / sum(args[1])
+"""
+WRITES = """
+def around(wrapped, instance, args, kwargs):
+    losses, mask = args
+    losses[0] = losses[0]
+    return wrapped(losses, mask, **kwargs) * len(losses) / sum(mask)
+"""
 TESTS = """
 import dataclasses
 import os
@@ -126,6 +141,40 @@ class TestOtherRelease(PatchContract):
     patch = MEAN
     releases = ("other",)
 
+class TestWaits(PatchContract):
+    patch = patch("wrapped", dataclasses.replace(WRAPPED, implementation="waits:around"))
+
+class TestWrites(PatchContract):
+    patch = patch("wrapped", dataclasses.replace(WRAPPED, implementation="writes:around"))
+
+HELD = dict.fromkeys(("least reach", "hands off", "whatever worked", "no new wait"), "test_of_this_module")
+
+def test_of_this_module():
+    pass
+
+class TestHeld(PatchContract):
+    patch = patch("mean", changes_numbers="On one rank nothing changes.")
+    held = {**HELD, "whatever worked": ("test_it_keeps_its_hands_off", "test_more.py::test_elsewhere"),
+            "nothing changes": "because there is one number on one rank"}
+
+class TestAdviceIsHeldByNothing(TestAdvice):
+    held = {}
+
+class TestRuleMissing(PatchContract):
+    patch = MEAN
+    held = {name: test for name, test in HELD.items() if name != "no new wait"}
+
+class TestNoSuchTest(PatchContract):
+    patch = MEAN
+    held = {**HELD, "hands off": "test_of_another_module"}
+
+class TestClaim(PatchContract):
+    patch = TestHeld.patch
+    held = HELD
+
+class TestNotSaid(PatchContract):
+    patch = TestHeld.patch
+
 class TestKept(PatchContract):
     patch = patch("kept")
 
@@ -172,6 +221,8 @@ class TestFixture:
 FIELDS, TEXT, EDITED = "fields_are_complete", "applies_to_the_text", "is_refused_where_the_text_is_another"
 OUTSIDE, FIXED_RELEASE = "stays_away_from_versions_outside", "leaves_a_release_without_the_bug_alone"
 HERE = "is_applied_reverted_and_disabled"
+BOUND, HANDS_OFF = "what_it_waits_for_has_a_bound", "keeps_its_hands_off"
+HOLDS = "what_holds_it_is_named"
 OF_TEXT = (TEXT, EDITED, OUTSIDE)
 
 
@@ -190,6 +241,9 @@ def _outcomes(folder):
         write_metadata(where, "toy-framework", version)
     (folder / "toy" / "on_a_gpu.py").write_text("import no_such_driver\n" + FUNCTION.format(name="mean"))
     (folder / "repairs.py").write_text(REPAIRS)
+    (folder / "waits.py").write_text(WAITS)
+    (folder / "writes.py").write_text(WRITES)
+    (folder / "test_more.py").write_text("def test_elsewhere(): pass\n")
     (folder / "other" / "another").mkdir(parents=True)
     with zipfile.ZipFile(folder / "toy.whl", "w") as wheel:
         wheel.writestr("toy/losses.py", losses)
@@ -218,7 +272,7 @@ def became(outcomes, of_class, part):
 @pytest.mark.parametrize("of_class", ["TestRight", "TestWrap", "TestReplace", "TestShort", "TestAdvice"])
 def test_a_right_patch_passes(outcomes, of_class):
     releases = {"TestRight": 3}.get(of_class, 1)
-    for part in (FIELDS, HERE):
+    for part in (FIELDS, BOUND, HANDS_OFF, HERE):
         assert became(outcomes, of_class, part)[0] == ["passed"]
     for part in OF_TEXT:
         found, said = became(outcomes, of_class, part)
@@ -241,6 +295,11 @@ WRONG = {
     "TestNoImplementation": (HERE, "no_such"),
     "TestNoSuchRelease": (TEXT, "releases names 'there/is/none.whl'"),
     "TestOtherRelease": (TEXT, "releases names 'other': other has no toy, so it tells nothing of Patch toy-mean"),
+    "TestWaits": (BOUND, "waits.py:7: `with lock` waits without a bound"),
+    "TestWrites": (HANDS_OFF, "writes.py:4: `losses[0]` is assigned to, of what the function was given"),
+    "TestRuleMissing": (HOLDS, 'it has no "no new wait": '),
+    "TestNoSuchTest": (HOLDS, '"hands off": there is no test test_of_another_module in this module'),
+    "TestClaim": (HOLDS, "toy-mean says: On one rank nothing changes. (expected a key of words in it"),
     "TestKept": (HERE, "is reverted, and yet toy.losses:kept has not its own code"),
 }
 ALSO = {
@@ -261,6 +320,16 @@ def test_a_wrong_patch_fails_the_test_that_is_there_for_it(outcomes, of_class):
     assert message in said
     failed = {name for name, each in outcomes[of_class].items() if any(outcome == "failure" for outcome, _ in each)}
     assert failed == {name for name in outcomes[of_class] if any(p in name for p in {part, *ALSO.get(of_class, ())})}
+
+
+def test_what_holds_a_patch_is_asked_for_and_is_no_failure_where_nothing_is_said(outcomes):
+    assert became(outcomes, "TestHeld", HOLDS)[0] == ["passed"]
+    found, said = became(outcomes, "TestNotSaid", HOLDS)
+    assert found == ["skipped"]
+    assert 'held is None: write held = {"least reach": ..., "hands off": ..., "whatever worked": ...' in said
+    assert "- On one rank nothing changes." in said
+    for of_class in ("TestAdvice", "TestAdviceIsHeldByNothing"):
+        assert became(outcomes, of_class, HOLDS) == (["skipped"], "an advice changes nothing")
 
 
 def test_what_cannot_be_tried_here_is_skipped_and_says_what_to_do(outcomes):
@@ -301,11 +370,12 @@ def test_the_fixture_applies_one_patch_until_the_test_ends(outcomes, test):
     [
         ({}, "Mine.patch is None: expected a rlhf_patches.Patch, or an Advice"),
         ({"patch": "toy-mean"}, "Mine.patch is 'toy-mean': expected"),
+        ({"held": ("hands off",)}, "expected a dictionary of tests by rule"),
         ({"releases": "toy==1.0"}, "Mine.releases is 'toy==1.0': expected a tuple of releases"),
     ],
 )
 def test_a_class_that_is_filled_in_wrongly_is_an_error_in_one_line(framework, attributes, message):
-    if "releases" in attributes:
+    if {"releases", "held"} & set(attributes):
         attributes["patch"] = framework.patch(Rewrite(framework.path("mod:f"), "$A - $B", "$A + $B"))
     mine = type("Mine", (PatchContract,), attributes)
     with pytest.raises(pytest.fail.Exception, match=message) as raised:

@@ -235,6 +235,16 @@ def test_its_fields_are_complete(patch):
 
 
 @each_patch
+def test_what_it_waits_for_has_a_bound(patch):
+    checks.waits_have_bounds(patch)
+
+
+@each_patch
+def test_it_keeps_its_hands_off(patch):
+    checks.hands_off(patch)
+
+
+@each_patch
 def test_its_page_its_record_and_its_row_exist(patch):
     page = (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text()
     assert patch.summary in page

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from rlhf_patches.testing import rules
 from tests.harness.nested_pytest import alone
 
 NAME = "toy-masked-mean-again"
@@ -66,6 +68,7 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     left = {name for name, outcome in outcomes.items() if outcome == "FAILED"}
     assert left == {
         "test_its_fields_are_complete",
+        "test_what_holds_it_is_named",
         "test_wrong_without_the_patch_and_right_with_it",
         "test_nothing_is_left_to_write",
     }
@@ -73,12 +76,14 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     assert outcomes["test_it_is_applied_reverted_and_disabled_in_this_process"] == "PASSED"
     assert 'patch.py:10: symptom="TODO: what a user sees, the error message included",' in said
     assert "result() is not written yet" in said
+    for rule in rules.RULES:
+        assert f'"{rule}": not written yet: TODO: a test' in said
 
     fill_in(
         tmp_path / PATCH,
         *((f"TODO: {text}", "It is written.") for text in ("what is wrong, in one line", "why upstream does that")),
         ("TODO: what a user sees, the error message included", "The loss shrinks with padding."),
-        ("TODO: what the patch changes, and what it leaves alone", "It divides by the sum of the mask."),
+        ("TODO: what the patch changes, and what it leaves alone", "It divides by the sum. All else is unchanged."),
         ("TODO: the address of upstream's issue or pull request", "https://example.invalid/1"),
         ("TODO: when the patch can be removed", "with toy-framework 2"),
     )
@@ -93,6 +98,17 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
         (body, "        return masked_mean([1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0])\n\n"),
         ('"TODO: what it returns without the patch"', "1.0"),
         ('"TODO: what is right, from a computation that does not use the patch"', "2.0"),
+    )
+    (tmp_path / TEST).write_text(
+        re.sub(
+            r'"TODO: a test [^"]*"', '"test_wrong_without_the_patch_and_right_with_it"', (tmp_path / TEST).read_text()
+        )
+    )
+    outcomes, said, status = own_tests(environment, tmp_path)
+    assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == {"test_what_holds_it_is_named"}
+    assert f"{NAME} says: All else is unchanged. (expected a key of words in it" in said
+    fill_in(
+        tmp_path / TEST, ('"least reach": ', '"unchanged": "because the rest is the release\'s own", "least reach": ')
     )
     outcomes, said, status = own_tests(environment, tmp_path)
     assert status == 0, said

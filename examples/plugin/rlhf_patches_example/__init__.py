@@ -9,12 +9,12 @@ MASKED_MEAN = Patch(
     summary="The mean loss of masked tokens counts the padding",
     symptom="The reported loss shrinks as sequences are padded to a greater length.",
     cause="`masked_mean` divides by the number of all tokens instead of the number of those that the mask keeps.",
-    repair="Divides by the sum of the mask. Nothing else of the function changes.",
+    repair="Divides by the sum of the mask, where that is not 0. Without padding nothing changes.",
     references=("https://example.invalid/toy-framework/issues/1",),
     variants=(
         Variant(
             Guard("toy-framework", ">=1.0,<2.0"),
-            (Rewrite("toy_framework.losses:masked_mean", "$TOTAL / len($LOSSES)", "$TOTAL / sum(mask)"),),
+            (Rewrite("toy_framework.losses:masked_mean", "$TOTAL / len($LOSSES)", "$TOTAL / (sum(mask) or 1)"),),
         ),
     ),
     retire="When toy-framework 1.x is no longer in use.",

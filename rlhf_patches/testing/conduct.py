@@ -1,0 +1,369 @@
+"""What the code of a patch does beside its repair, as its text tells: it waits, or writes to what the user holds.
+
+Where either is right, a comment says why, on the line, the one above, or the function's ``def``: ``# waits: ...``,
+``# writes: ...``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ..definitions.patch import KnownBug, Wrap
+from ..guards import sources
+from ..guards.sources import FunctionNode
+from . import reach
+from .reach import Module
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A place, and what the code does there."""
+
+    file: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.what}"
+
+
+def waits(patch: KnownBug) -> list[Finding]:
+    """Where a patch's code may wait for ever, and no comment says why it does not."""
+    found = reach.pieces(patch)
+    locks = {name for piece in found for name in _locks(piece.node)}
+    locks |= {name for piece in found for each in piece.module.defined.values() for n in each for name in _locks(n)}
+    contexts = {name for piece in found for n in _all(piece.module) for name in _made_by(n, {"ContextVar"})}
+    return sorted(
+        {
+            Finding(piece.module.source.filename, node.lineno, said)
+            for piece in found
+            for node in ast.walk(piece.node)
+            for said in _waits_in(node, locks, contexts)
+            if isinstance(node, (ast.expr, ast.stmt)) and not _explained(piece.module, node, "waits")
+        }
+    )
+
+
+def writes(patch: KnownBug) -> list[Finding]:
+    """Where a patch's code writes to what it was given, or calls what does, and no comment says why."""
+    found = {
+        Finding(piece.module.source.filename, node.lineno, said)
+        for piece in reach.pieces(patch)
+        for node in ast.walk(piece.node)
+        if isinstance(node, (ast.expr, ast.stmt)) and (said := _known_to_write(node))
+        if not _explained(piece.module, node, "writes")
+    }
+    return sorted(found | _to_what_is_given(patch))
+
+
+def _all(module: Module) -> Iterator[ast.stmt]:
+    for each in module.defined.values():
+        yield from each
+
+
+def _explained(module: Module, node: ast.expr | ast.stmt, word: str) -> bool:
+    said = re.compile(rf"#\s*{word}:\s*\S+ \S")
+    lines = module.source.text.split("\n")
+    around = [
+        each
+        for each in ast.walk(sources.parse(module.source))
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if each.lineno <= node.lineno <= (each.end_lineno or each.lineno)
+    ]
+    for place in [node, *sorted(around, key=lambda each: -each.lineno)[:1]]:
+        is_block = isinstance(place, (ast.With, ast.AsyncWith, ast.For, ast.FunctionDef, ast.AsyncFunctionDef))
+        first = min([place.lineno, *(each.lineno for each in getattr(place, "decorator_list", []))])
+        last = place.body[0].lineno - 1 if is_block else place.end_lineno or place.lineno
+        above = lines[first - 2].strip() if first > 1 else ""
+        if above.startswith("#") and said.search(above):
+            return True
+        if any(map(said.search, lines[place.lineno - 1 : max(last, place.lineno)])):
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------- waiting
+
+_LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "FileLock"}
+_LOCK_NAME = re.compile(r"(^|_)(r?lock|mutex|semaphore)$|[a-z](Lock|Mutex|Semaphore)$")
+
+
+def _locks(node: ast.AST) -> set[str]:
+    return _made_by(node, _LOCKS)
+
+
+def _made_by(node: ast.AST, makers: Collection[str]) -> set[str]:
+    """The names and attributes that a statement, or one within it, gives what one of these makes."""
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, (ast.Assign, ast.AnnAssign)) and each.value is not None:
+            made = {_last(part) for part in ast.walk(each.value) if isinstance(part, (ast.Name, ast.Attribute))}
+            if isinstance(each.value, (ast.Call, ast.Tuple)) and made & set(makers):
+                targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+                found |= {_last(part) for target in targets for part in ast.walk(target)}
+    return found - {"", "self", "cls"}
+
+
+def _last(node: ast.AST) -> str:
+    if isinstance(node, ast.Call):
+        return _last(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _waits_in(node: ast.AST, locks: Collection[str], contexts: Collection[str]) -> Iterator[str]:
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        for item in node.items:
+            name = _last(item.context_expr)
+            bounded = isinstance(item.context_expr, ast.Call) and _has_a_bound(item.context_expr, 2)
+            if (name in locks or _LOCK_NAME.search(name)) and not bounded:
+                yield f"`with {ast.unparse(item.context_expr)}` waits without a bound"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        call, owner = node.func.attr, node.func.value
+        without = {
+            "acquire": not _has_a_bound(node, 2) and not _is_false(node),
+            "wait": not _has_a_bound(node, 1),
+            "wait_for": not _has_a_bound(node, 2) and _last(owner) != "asyncio",
+            "join": not _has_a_bound(node, 1),
+            "result": not _has_a_bound(node, 1),
+            "communicate": not _has_a_bound(node, 2),
+            "get": not _has_a_bound(node, 1) and not _is_false(node) and _last(owner) not in contexts,
+        }
+        if without.get(call):
+            yield f"`{ast.unparse(node)}` waits without a bound"
+
+
+def _has_a_bound(call: ast.Call, position: int) -> bool:
+    """Whether a call has so many arguments, or a timeout, which is not None."""
+    given = [each.value for each in call.keywords if each.arg == "timeout" or each.arg is None]
+    given += call.args[position - 1 : position]
+    return any(ast.unparse(each) not in ("None", "-1") for each in given)
+
+
+def _is_false(call: ast.Call) -> bool:
+    given = [*call.args[:1], *(each.value for each in call.keywords if each.arg in ("block", "blocking"))]
+    return any(isinstance(each, ast.Constant) and each.value is False for each in given)
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+_WRITERS = re.compile(
+    r"unwrap_model|extract_model_from_parallel|requires_grad_|register_\w*hook|register_buffer|register_parameter"
+    r"|register_module|add_module|load_state_dict|set_adapter|(en|dis)able_adapters?(_layers)?"
+)
+_CASTS = {"to", "half", "float", "double", "bfloat16", "cuda", "cpu", "type"}
+"""In place for a module; a call whose result nobody takes can be for nothing else."""
+_MUTATES = {
+    *("append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "appendleft", "popleft"),
+    *("__setattr__", "__setitem__", "__delattr__", "__delitem__"),
+}
+_WITHIN = {
+    *("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "buffers"),
+    *("items", "values", "get", "get_base_layer", "get_submodule", "get_parameter"),
+}
+"""Methods of an object that give what it holds."""
+_THROUGH = {"getattr", "vars"}
+_COLLECTS = {"enumerate", "zip", "reversed", "sorted", "iter", "list", "tuple", "set", "dict"}
+"""Functions that make something of their own, which holds what it is made of."""
+_TAKES = {"get", "pop", "popitem", "popleft", "setdefault"}
+_OWN = ("self", "cls", "ctx")
+
+
+def _known_to_write(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        call = node.value
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _CASTS:
+            return f"`{ast.unparse(call)}` writes to what it is called on"
+    if not isinstance(node, ast.Call):
+        return None
+    name = _last(node.func)
+    if isinstance(node.func, ast.Name):
+        if name in ("setattr", "delattr") and node.args and _last(node.args[0]) not in _OWN:
+            return f"`{ast.unparse(node)}` writes to an object"
+        return f"`{name}()` may write to the model" if _WRITERS.fullmatch(name) else None
+    if name in ("train", "eval") and len(node.args) + len(node.keywords) <= (name == "train"):
+        return f"`{ast.unparse(node)}` sets the mode of every module below"
+    if not _WRITERS.fullmatch(name) or _last(getattr(node.func, "value", node)) in ("detach", "clone"):
+        return None
+    return f"`{ast.unparse(node.func)}()` may write to what it is called with"
+
+
+def _to_what_is_given(patch: KnownBug) -> set[Finding]:
+    """Assignments to attributes and items of what the implementations are called with, followed through calls."""
+    wraps = {
+        change.implementation for variant in patch.variants for change in variant.changes if isinstance(change, Wrap)
+    }
+    due: list[tuple[Module, FunctionNode, frozenset[str], frozenset[str]]] = []
+    for path in patch.implementations:
+        module_name, _, qualname = path.partition(":")
+        module = reach.module_of(module_name)
+        found = reach.definition(module, qualname) if module is not None else None
+        if found is not None:
+            names = _parameters(found[1])
+            own = frozenset(names[:1] + names[3:4]) if path in wraps else frozenset()
+            # A wrapper's `kwargs` is made for the call.
+            due.append((*found, frozenset(names) - own, own))
+    findings: set[Finding] = set()
+    seen = set()
+    while due:
+        module, function, given, own = due.pop()
+        if (id(function), given) in seen:
+            continue
+        seen.add((id(function), given))
+        follower = _Follower(module, set(given))
+        follower.run(function.body)
+        for node, said in follower.found:
+            if not _explained(module, node, "writes"):
+                findings.add(Finding(module.source.filename, node.lineno, said))
+        due.extend((*called, names, frozenset()) for called, names in follower.called)
+    return findings
+
+
+def _parameters(function: FunctionNode) -> list[str]:
+    found = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    found += [each for each in (function.args.vararg, function.args.kwarg) if each is not None]
+    return [each.arg for each in found]
+
+
+class _Follower:
+    """Goes through a function with the names in it that stand for what the user holds, or for a part of that."""
+
+    def __init__(self, module: Module, given: set[str]) -> None:
+        self.module, self.given = module, given
+        self.holding: set[str] = set()  # lists and the like of the function's own, with such objects in them
+        self.found: list[tuple[ast.expr | ast.stmt, str]] = []
+        self.called: list[tuple[tuple[Module, FunctionNode], frozenset[str]]] = []
+
+    def run(self, body: list[ast.stmt]) -> None:
+        for node in body:
+            self.statement(node)
+
+    def statement(self, node: ast.stmt) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            before = set(self.given)
+            self.given -= set(_parameters(node))
+            self.run(node.body)
+            self.given = before
+            return
+        if isinstance(node, ast.ClassDef):
+            return
+        for each in _expressions(node):
+            self.expression(each)
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self.assign_value(target, node.value, node)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self.assign_value(node.target, node.value, node)
+        elif isinstance(node, ast.AugAssign):
+            if not isinstance(node.target, ast.Name):
+                self.assign(node.target, False, node)
+        elif isinstance(node, ast.Delete):
+            for target in node.targets:
+                self.assign(target, False, node)
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
+            self.assign(node.target, self.is_given(node.iter) or self.holds(node.iter), node)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                if item.optional_vars is not None:
+                    self.assign(item.optional_vars, self.is_given(item.context_expr), node)
+        for part in ("body", "orelse", "finalbody"):
+            self.run(getattr(node, part, []))
+        for handler in getattr(node, "handlers", []):
+            self.run(handler.body)
+
+    def assign_value(self, target: ast.expr, value: ast.expr, node: ast.stmt) -> None:
+        is_given, holds = self.is_given(value), self.holds(value)
+        if isinstance(target, (ast.Tuple, ast.List)):
+            if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+                for one, other in zip(target.elts, value.elts, strict=True):
+                    self.assign_value(one, other, node)
+                return
+            is_given = is_given or holds
+        self.assign(target, is_given, node)
+        if isinstance(target, ast.Name):
+            (self.holding.add if holds and not is_given else self.holding.discard)(target.id)
+        elif (is_given or holds) and isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            self.holding |= {target.value.id} - self.given
+
+    def assign(self, target: ast.expr, is_given: bool, node: ast.stmt) -> None:
+        if isinstance(target, ast.Name):
+            (self.given.add if is_given else self.given.discard)(target.id)
+            self.holding.discard(target.id)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for each in target.elts:
+                self.assign(each, is_given, node)
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, is_given, node)
+        elif isinstance(target, (ast.Attribute, ast.Subscript)) and self.is_given(target.value):
+            self.found.append((node, f"`{ast.unparse(target)}` is assigned to, of what the function was given"))
+
+    def expression(self, node: ast.expr) -> None:
+        for each in ast.walk(node):
+            if isinstance(each, ast.comprehension) and (self.is_given(each.iter) or self.holds(each.iter)):
+                self.assign(each.target, True, ast.Pass())
+        for each in ast.walk(node):
+            if not isinstance(each, ast.Call):
+                continue
+            if isinstance(each.func, ast.Attribute) and self.is_given(each.func.value):
+                name = each.func.attr
+                if name in _MUTATES or re.fullmatch(r"[a-z]\w*[a-z0-9]_", name):
+                    self.found.append((each, f"`{ast.unparse(each)}` changes what the function was given"))
+            called = reach.definition(self.module, each.func.id) if isinstance(each.func, ast.Name) else None
+            if called is not None:
+                names = _parameters(called[1])
+                given = {name for name, value in zip(names, each.args, strict=False) if self.is_given(value)}
+                given |= {word.arg for word in each.keywords if word.arg in names and self.is_given(word.value)}
+                if given:
+                    self.called.append((called, frozenset(given)))
+
+    def is_given(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in self.given
+        if isinstance(node, ast.Subscript) and self.holds(node.value):
+            return not isinstance(node.slice, ast.Slice)
+        if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred, ast.NamedExpr)):
+            return self.is_given(node.value)
+        if isinstance(node, ast.IfExp):
+            return self.is_given(node.body) or self.is_given(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return any(map(self.is_given, node.values))
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                taken = node.func.id == "next" and any(map(self.holds, node.args))
+                return taken or (node.func.id in _THROUGH and any(map(self.is_given, node.args)))
+            if isinstance(node.func, ast.Attribute):
+                of_its_own = node.func.attr in _TAKES and self.holds(node.func.value)
+                return of_its_own or (node.func.attr in _WITHIN and self.is_given(node.func.value))
+        return False
+
+    def holds(self, node: ast.expr | None) -> bool:
+        """Whether it is something of the function's own that has given objects in it."""
+        if isinstance(node, ast.Name):
+            return node.id in self.holding
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            return any(self.is_given(each) or self.holds(each) for each in node.elts)
+        if isinstance(node, ast.Dict):
+            return any(self.is_given(each) or self.holds(each) for each in node.values)
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+            return self.is_given(node.elt) or self.holds(node.elt)
+        if isinstance(node, ast.DictComp):
+            return self.is_given(node.value) or self.holds(node.value)
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.slice, ast.Slice) and self.holds(node.value)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return node.func.id in _COLLECTS and any(self.is_given(each) or self.holds(each) for each in node.args)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return node.func.attr in ("items", "values") and self.holds(node.func.value)
+        return False
+
+
+def _expressions(node: ast.stmt) -> Iterator[ast.expr]:
+    """Those of a statement itself, not of the statements within it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            yield child
+        elif isinstance(child, ast.withitem):
+            yield child.context_expr

@@ -1,0 +1,168 @@
+"""The code that a patch puts in, as text: its implementations, and what they use of their own package.
+
+Nothing is imported: an implementation may need a framework that is not here.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..definitions.patch import KnownBug, Patch
+from ..guards import sources
+from ..guards.sources import FunctionNode, NotFound, Source, Unreadable
+
+_BUILT_IN = "rlhf_patches.patches"
+
+
+@dataclass
+class Module:
+    """A module's text, and what its names stand for.
+
+    Attributes:
+        source: the text.
+        defined: by name, the statements of the module that define it.
+        loose: its statements that define nothing; they run when it is imported.
+        imported: by name, a module and a name in it, or "" for the module itself.
+    """
+
+    source: Source
+    defined: dict[str, list[ast.stmt]] = field(default_factory=dict)
+    loose: list[ast.stmt] = field(default_factory=list)
+    imported: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A statement of a module that a patch's code consists of.
+
+    Attributes:
+        module: where it is.
+        name: what it defines; "" for one that defines nothing.
+        node: the statement.
+    """
+
+    module: Module
+    name: str
+    node: ast.stmt
+
+
+def pieces(patch: KnownBug) -> list[Piece]:
+    """What runs once a patch is applied, as far as its text tells; empty for rewrites that use nothing."""
+    roots = [*patch.implementations]
+    if isinstance(patch, Patch) and patch.observations:
+        roots.append(patch.observations)
+    found: dict[tuple[str, str], list[Piece]] = {}
+    due = deque((module, qualname.partition(".")[0]) for module, _, qualname in (path.partition(":") for path in roots))
+    while due:
+        place = due.popleft()
+        if place in found:
+            continue
+        found[place] = []
+        module = module_of(place[0])
+        if module is None:
+            continue
+        if (place[0], "") not in found:
+            due.append((place[0], ""))
+        statements = module.loose if not place[1] else module.defined.get(place[1], [])
+        if not statements and place[1] in module.imported:
+            due.append(_resolved(module.imported[place[1]]))
+        found[place] = [Piece(module, place[1], node) for node in statements]
+        for node in statements:
+            due.extend(target for target in _used(module, node) if _is_own(target[0], place[0]))
+    return list({id(each.node): each for some in found.values() for each in some}.values())
+
+
+def module_of(name: str) -> Module | None:
+    """A module by its text; None where it has none. Whether an implementation is there, the contract says elsewhere."""
+    try:
+        return _read(sources.read_module(name))
+    except (NotFound, Unreadable):
+        return None
+
+
+def definition(module: Module, name: str) -> tuple[Module, FunctionNode] | None:
+    """The function that a name of a module stands for, if it is one of the same package."""
+    for _ in range(5):  # from one module to the next
+        if name in module.defined:
+            node = module.defined[name][-1]
+            return (module, node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+        where, name = _resolved(module.imported.get(name, ("", "")))
+        found = module_of(where) if name and _is_own(where, module.source.module) else None
+        if found is None:
+            return None
+        module = found
+    return None
+
+
+def _is_own(module: str, of: str) -> bool:
+    own = _BUILT_IN if of.startswith(f"{_BUILT_IN}.") else of.partition(".")[0]
+    return f"{module}.".startswith(f"{own}.")
+
+
+@functools.lru_cache(maxsize=64)
+def _read(source: Source) -> Module:
+    found = Module(source)
+    tree = sources.parse(source)
+    for node in _statements(tree.body):
+        names = list(_names(node))
+        for name in names:
+            found.defined.setdefault(name, []).append(node)
+        if not names and not isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.loose.append(node)
+    is_package = source.filename.endswith("__init__.py")
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Import):
+            for alias in each.names:
+                first = alias.name.partition(".")[0]
+                found.imported[alias.asname or first] = (alias.name if alias.asname else first, "")
+        elif isinstance(each, ast.ImportFrom):
+            parts = source.module.split(".")
+            above = len(parts) - each.level + is_package
+            base = ".".join([*(parts[:above] if each.level else ()), *([each.module] if each.module else ())])
+            found.imported |= {alias.asname or alias.name: (base, alias.name) for alias in each.names}
+    return found
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        inner = [getattr(node, part, []) for part in ("body", "orelse", "finalbody")]
+        handlers = [handler.body for handler in getattr(node, "handlers", [])]
+        if isinstance(node, (ast.If, ast.Try, ast.With)):
+            for each in [*inner, *handlers]:
+                yield from _statements(each)
+        else:
+            yield node
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            yield from (each.id for each in ast.walk(target) if isinstance(each, ast.Name))
+
+
+def _used(module: Module, node: ast.AST) -> Iterator[tuple[str, str]]:
+    """What a statement names of its own module, and of those that this imports."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            if each.id in module.defined:
+                yield module.source.module, each.id
+            elif each.id in module.imported:
+                yield _resolved(module.imported[each.id])
+        elif isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name):
+            where, name = _resolved(module.imported.get(each.value.id, ("", "")))
+            if where and not name:
+                yield where, each.attr
+
+
+def _resolved(imported: tuple[str, str]) -> tuple[str, str]:
+    """``from package import module`` names a module, if the package defines no such name."""
+    where, name = imported
+    if where and name and sources.exists(f"{where}.{name}"):
+        return f"{where}.{name}", ""
+    return imported
