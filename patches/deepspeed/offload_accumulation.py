@@ -54,10 +54,10 @@ those of the definition with it (seen in 0.18.9).
 
 Not repaired, as in 0.19.8: what a parameter has accumulated is lost where the last micro-batch does not use it.""",
     changes_numbers="""\
-Since DeepSpeed 0.15.2, ZeRO-2 with an offloaded optimizer and an accumulation of N micro-batches, 3 or more (ZenFlow, of
-ZeRO-1 too: an `update_interval` of N; what it selects is trained in each micro-batch and was right), trained on the
-first and the last of them, divided by N: the gradient was as if of 2 N-ths of its size and of noisier batches. With
-the patch gradient norms rise (by a factor of N / 2 where micro-batches agree) to what a run without offload logs. A run
+Since DeepSpeed 0.15.2, ZeRO-2 with an offloaded optimizer and an accumulation of N micro-batches, 3 or more (ZenFlow,
+of ZeRO-1 too: an `update_interval` of N; what it selects is trained in each micro-batch and was right), trained on the
+first and the last of them, divided by N: the gradient was as if of 2 N-ths of its size and of noisier batches. With the
+patch gradient norms rise (by a factor of N / 2 where micro-batches agree) to what a run without offload logs. A run
 that was tuned with it should have its learning rate and its clipping threshold looked at again; SGD and clipping see
 the factor, Adam mostly the noise. A checkpoint is as good as what it was trained on, and can be trained on.""",
     references=(
