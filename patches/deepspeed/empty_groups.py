@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import Any
 
@@ -9,30 +10,56 @@ from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
 
 
 class AllGroups:
-    """An optimizer with the groups that its scheduler was made for, the removed ones at their places among the others.
+    """An optimizer with the groups that its schedulers were made for: the removed ones at their places again.
 
-    Everything but ``param_groups`` is the optimizer's own.
-
-    Attributes:
-        optimizer: a ``torch.optim.Optimizer``.
-        removed: of each removed group its index among all groups, ascending, and the group.
+    Everything but ``param_groups`` is the optimizer's own, what is assigned included; and it is equal to the optimizer
+    and an instance of its class, which those ask that make a scheduler from others.
     """
 
+    __slots__ = ("__weakref__", "_all_groups_of", "_all_groups_removed")
+
     def __init__(self, optimizer: Any, removed: list[tuple[int, dict[str, Any]]]) -> None:
-        self.optimizer, self.removed = optimizer, removed
+        """Stand in for an optimizer.
+
+        Args:
+            optimizer: a ``torch.optim.Optimizer``.
+            removed: of each removed group its index among all groups, ascending, and the group.
+        """
+        object.__setattr__(self, "_all_groups_of", optimizer)
+        object.__setattr__(self, "_all_groups_removed", removed)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """From the optimizer's present groups: loading its state puts others in their place."""
-        groups = list(self.optimizer.param_groups)
-        for index, group in self.removed:
+        groups = list(self._all_groups_of.param_groups)
+        for index, group in self._all_groups_removed:
             groups.insert(index, group)
         return groups
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._all_groups_of)
+
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # while it is copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
+        return getattr(self._all_groups_of, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._all_groups_of, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._all_groups_of, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._all_groups_of == (other._all_groups_of if type(other) is AllGroups else other))
+
+    def __hash__(self) -> int:
+        return hash(self._all_groups_of)
+
+    def __repr__(self) -> str:
+        return repr(self._all_groups_of)
+
+    def __reduce__(self) -> Any:
+        return AllGroups, (self._all_groups_of, self._all_groups_removed)
 
 
 def keep_for_schedulers(optimizer: Any, client: Any) -> None:
@@ -45,16 +72,21 @@ def keep_for_schedulers(optimizer: Any, client: Any) -> None:
         optimizer: a ``torch.optim.Optimizer``.
         client: DeepSpeed's ``lr_scheduler`` argument: a scheduler of any class, something to call, or None.
     """
-    removed = [(index, group) for index, group in enumerate(optimizer.param_groups) if len(group["params"]) == 0]
+    groups = optimizer.param_groups
+    removed = [(index, group) for index, group in enumerate(groups) if len(group["params"]) == 0]
     if not removed:
         return
     from torch.optim import lr_scheduler
 
-    base = getattr(lr_scheduler, "LRScheduler", lr_scheduler._LRScheduler)
+    base = getattr(lr_scheduler, "LRScheduler", None) or lr_scheduler._LRScheduler
+    stand_in = AllGroups(optimizer, removed)
     # By type(): isinstance() would ask objects for __class__, which lazy ones answer by an import.
     for one in [client, *(item for item in gc.get_objects() if issubclass(type(item), base))]:
-        if getattr(one, "optimizer", None) is optimizer:
-            one.optimizer = AllGroups(optimizer, removed)  # writes: this is the repair
+        # Anybody's class: an `optimizer` that cannot be asked for or assigned is left as it is.
+        with contextlib.suppress(Exception):
+            # One that was made before an empty group was added fits the groups that are left.
+            if one.optimizer is optimizer and len(getattr(one, "base_lrs", groups)) == len(groups):
+                one.optimizer = stand_in  # writes: this is the repair
 
 
 _REMOVAL = '$OPTIMIZER.param_groups[:] = [pg for pg in $OPTIMIZER.param_groups if len(pg["params"]) != 0]'
@@ -73,12 +105,13 @@ These trainers make one group with weight decay and one without, and with LoRA t
 removes empty groups from the optimizer, in place, and the scheduler was made before: it has a learning rate for each of
 the original groups, and pairs them by position with those that are left. From 2.10 on, torch refuses two lengths.""",
     repair="""\
-The schedulers of the optimizer still see all its groups, the empty ones in their places; DeepSpeed works without them,
-as before. Schedulers that derive from torch's `LRScheduler` are found whether they were passed to
-`deepspeed.initialize` or not, those of any other class if they were. Their state keeps its form, so checkpoints fit
-with and without the patch. A scheduler that is made afterwards (a callable passed as `lr_scheduler`, one of DeepSpeed's
-configuration, that of transformers from 5.1 on) knows the groups that are left, as before. Where no group is empty,
-nothing is done.""",
+The schedulers of the optimizer still see all its groups, the empty ones in their places, by a stand-in as their
+`optimizer`: equal to the optimizer, an instance of its class, and itself in everything but `param_groups`. DeepSpeed
+works without the empty groups, as before. Schedulers that derive from torch's `LRScheduler` are found whether they were
+passed to `deepspeed.initialize` or not, those of any other class if they were. Their state keeps its form, so
+checkpoints fit with and without the patch. A scheduler that is made afterwards (a callable passed as `lr_scheduler`,
+one of DeepSpeed's configuration, that of transformers from 5.1 on) knows the groups that are left, as before. Where no
+group is empty, nothing is done.""",
     changes_numbers="""\
 Since DeepSpeed 0.3.13, without torch 2.10's check, groups behind an empty one were trained at another group's learning
 rate. It matters where the rates differ: with PEFT's LoRA+ the B matrices had the rate of the embeddings, and the ratio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
@@ -9,14 +10,20 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 _CLASS = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
 
 
+_last: weakref.WeakKeyDictionary[Any, tuple[int, set[int]]] = weakref.WeakKeyDictionary()
+"""Of each optimizer: the number of the micro-batch when it was last asked about, and what was kept by then."""
+
+
 def kept(optimizer: Any) -> set[int]:
     """The ids of parameters whose buffer on the CPU holds gradients of the step in progress, on this rank.
 
     Args:
-        optimizer: a ``DeepSpeedZeroOptimizer``, which carries the set.
+        optimizer: a ``DeepSpeedZeroOptimizer``.
     """
-    # writes: one attribute of ours, which lives as long as the buffers
-    found: set[int] = optimizer.__dict__.setdefault("_rlhf_patches_kept", set())
+    number, found = _last.get(optimizer, (0, set()))
+    if optimizer.micro_step_id < number:
+        found.clear()  # another step: ZenFlow with `overlap_step` ends its own in a `step` of its own
+    _last[optimizer] = optimizer.micro_step_id, found
     return found
 
 
@@ -30,7 +37,8 @@ ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) trains on a part of the batc
 `gradient_accumulation_steps` of 3 or more only the first and the last micro-batch count; where several `backward()`
 make a step by `set_gradient_accumulation_boundary()` and `gradient_accumulation_steps` is 1, only the last. The
 gradient norm in the log is too low, clipping clips by that norm, and an overflow in a micro-batch between is not
-noticed. An accumulation of 2 is right, and so is ZeRO-1.""",
+noticed. An accumulation of 2 is right, and so is ZeRO-1 but for ZenFlow (0.17.5 and later), which does with an
+`update_interval` of 3 or more as ZeRO-2 does.""",
     cause="""\
 ZeRO-2 keeps this rank's part of the gradients between micro-batches in buffers on the CPU. 0.15.2 made copying there
 the alternative to adding what is there: the first micro-batch is copied, each later one is added to it on the GPU, and
@@ -41,13 +49,15 @@ What was added up is copied back unless the optimizer steps next, as in 0.15.1; 
 was a micro-batch before or will be another, as in 0.19.0. A step of one micro-batch makes no copy, as before; otherwise
 each micro-batch but the last makes one. Two things are not as in 0.19.0. Nothing is copied before the optimizer steps,
 because before 0.16.5 ZeRO-1 would add it in the next step. And a buffer counts only for the step that filled it: 0.19.0
-to 0.19.8 add the last step's gradients of a parameter that the first micro-batch does not use.
+to 0.19.8 add the last step's gradients of a parameter that the first micro-batch does not use. ZenFlow's gradients are
+those of the definition with it (seen in 0.18.9).
 
 Not repaired, as in 0.19.8: what a parameter has accumulated is lost where the last micro-batch does not use it.""",
     changes_numbers="""\
-Since DeepSpeed 0.15.2, ZeRO-2 with an offloaded optimizer and an accumulation of N micro-batches, 3 or more, trained on
-the first and the last of them, divided by N: the gradient was as if of 2 N-ths of its size and of noisier batches. With
-the patch gradient norms rise (by a factor of N / 2 where micro-batches agree) to what a run without offload logs. A run
+Since DeepSpeed 0.15.2, ZeRO-2 with an offloaded optimizer and an accumulation of N micro-batches, 3 or more (ZenFlow,
+of ZeRO-1 too: an `update_interval` of N; what it selects is trained in each micro-batch and was right), trained on the
+first and the last of them, divided by N: the gradient was as if of 2 N-ths of its size and of noisier batches. With the
+patch gradient norms rise (by a factor of N / 2 where micro-batches agree) to what a run without offload logs. A run
 that was tuned with it should have its learning rate and its clipping threshold looked at again; SGD and clipping see
 the factor, Adam mostly the noise. A checkpoint is as good as what it was trained on, and can be trained on.""",
     references=(

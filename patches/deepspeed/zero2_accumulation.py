@@ -10,7 +10,10 @@ PATCH = Patch(
     symptom="""\
 DeepSpeed 0.17.6 to 0.18.2, ZeRO-2 without offload and a `gradient_accumulation_steps` of 2 or more, in every precision:
 the loss looks right, and the gradient norm is too low (5.1 where 11.6 is right, of four micro-batches). ZeRO-1 and
-ZeRO-3 are right. No error.""",
+ZeRO-3 are right. No error.
+
+Another defect, on CPU ranks only: with `contiguous_gradients: false`, ZeRO-1 and ZeRO-2 before 0.19.8 reduce no
+gradient at all, since they look for it by a type that tensors on CPUs do not have. It stays with the patch.""",
     cause="""\
 0.17.6 keeps what was accumulated in `all_grad_tensors`, but still asks `averaged_gradients` whether there is anything:
 that is filled at the end of a step, so each micro-batch takes the place of those before it.""",
@@ -22,7 +25,10 @@ DeepSpeed 0.17.6 to 0.18.2 trained ZeRO-2 on the last of a step's N micro-batche
 norms rise (by a factor of N where micro-batches agree) to what ZeRO-3 and other releases log. A run that was tuned with
 it should have its learning rate and its clipping threshold looked at again; Adam mostly sees less noise. A checkpoint
 is as good as what it was trained on, and can be trained on.""",
-    references=("https://github.com/deepspeedai/DeepSpeed/issues/7718",),
+    references=(
+        "https://github.com/deepspeedai/DeepSpeed/issues/7718",
+        "https://github.com/deepspeedai/DeepSpeed/pull/8382",
+    ),
     variants=(
         Variant(
             Guard("deepspeed", ">=0.17.6,<0.18.3"),

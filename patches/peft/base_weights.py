@@ -7,9 +7,11 @@ weight, the adapter, its scaling, what is merged) shows there, and then PEFT's o
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -39,6 +41,9 @@ _kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 
 def merging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
     """Around ``Linear.merge``."""
+    if _is_unloaded_next() or not _can_be_kept(layer):
+        _kept.pop(layer, None)
+        return wrapped(*args, **kwargs)
     safe_merge, names = args
     already = len(layer.merged_adapters)
     kept = _kept.pop(layer, None)
@@ -48,8 +53,7 @@ def merging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> 
             _kept[layer] = kept  # nothing is going to be merged
         return wrapped(*args, **kwargs)
     if not already:
-        weight = layer.get_base_layer().weight
-        kept = _Kept(weight.data.to("cpu", copy=True)) if _can_be_kept(weight) else None
+        kept = _copied(layer.get_base_layer().weight)
     try:
         return wrapped(*args, **kwargs)
     finally:
@@ -62,20 +66,52 @@ def merging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> 
 def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
     """Around ``Linear.unmerge``."""
     kept = _kept.pop(layer, None)
-    if kept is not None and layer.merged_adapters == [name for name, _ in kept.merges]:
-        weight = layer.get_base_layer().weight
-        if _can_be_kept(weight) and (weight.shape, weight.dtype) == (kept.weight.shape, kept.weight.dtype):
-            base = kept.weight.to(weight.device)
-            with torch.no_grad():
-                merged = _merged(layer, base.clone(), kept.merges)
-            if merged is not None and torch.equal(merged, weight.data):
-                weight.data.copy_(base)
-                layer.merged_adapters.clear()
-                _counted["unmerged exactly"] += 1
-                return None
+    if kept is not None and _undone(layer, kept):
+        layer.merged_adapters.clear()
+        _counted["unmerged exactly"] += 1
+        return None
     if layer.merged_adapters:
         _counted["unmerged by PEFT"] += 1
     return wrapped(*args, **kwargs)
+
+
+def _is_unloaded_next() -> bool:
+    """Whether this is within PEFT's ``merge_and_unload``, which throws the layers away: nobody can unmerge them."""
+    frame: FrameType | None = sys._getframe(2)  # what called the layer's merge, or an override of it
+    for _ in range(4):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "_unload_and_optionally_merge":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _copied(weight: torch.Tensor) -> _Kept | None:
+    """None where the host has no room for it."""
+    try:
+        return _Kept(weight.data.to("cpu", copy=True))
+    except (MemoryError, RuntimeError):
+        return None
+
+
+def _undone(layer: Any, kept: _Kept) -> bool:
+    """Whether the kept weight is the layer's again. Where the device has no room, or it is not certain, nothing is."""
+    if layer.merged_adapters != [name for name, _ in kept.merges] or not _can_be_kept(layer):
+        return False
+    weight = layer.get_base_layer().weight
+    if (weight.shape, weight.dtype) != (kept.weight.shape, kept.weight.dtype):
+        return False
+    try:
+        base = kept.weight.to(weight.device)
+        with torch.no_grad():
+            merged = _merged(layer, base.clone(), kept.merges)
+        if merged is None or not torch.equal(merged, weight.data):
+            return False
+    except RuntimeError:
+        return False
+    weight.data.copy_(base)
+    return True
 
 
 def _is_a_sum(layer: Any, adapter: str) -> bool:
@@ -85,15 +121,17 @@ def _is_a_sum(layer: Any, adapter: str) -> bool:
     return not variant and not getattr(layer, "lora_bias", {}).get(adapter, False)
 
 
-def _can_be_kept(weight: Any) -> bool:
-    """A whole weight of ordinary floating-point numbers, which this process has.
+def _can_be_kept(layer: Any) -> bool:
+    """Whether it has a whole weight of ordinary floating-point numbers, which this process has.
 
     Not a shard (a DTensor), not one of several quantised kinds. ZeRO-3 keeps its own: what was merged into a gathered
     weight is dropped with it.
     """
+    weight = getattr(layer.get_base_layer(), "weight", None)
     return (
-        type(weight.data) is torch.Tensor
+        isinstance(weight, torch.Tensor)
         and weight.dtype in _ROUNDED
+        and type(weight.data) is torch.Tensor
         and weight.device.type != "meta"
         and not hasattr(weight, "ds_id")
     )

@@ -23,8 +23,9 @@ subtracts the product and rounds again. What the first rounding has dropped does
 the kept weight with the same adapters merged into it again must be the present weight, bit for bit. Where the weight,
 the adapter or its scaling has changed in between, where DoRA, another variant or `lora_bias` is merged, where the
 weight is quantised, in float32, a shard (DTensor) or partitioned by ZeRO-3 (which drops the merged weight itself), and
-for embeddings, convolutions and `target_parameters`, PEFT's own way is taken. The merged weights, which vLLM gets, are
-what they were. `rlhf_patches.report()` counts the layers that were unmerged either way.
+for embeddings, convolutions and `target_parameters`, PEFT's own way is taken; so it is where there is no memory for the
+copy. `merge_and_unload` makes no copy, since nobody can unmerge what it leaves. The merged weights, which vLLM gets,
+are what they were. `rlhf_patches.report()` counts the layers that were unmerged either way.
 
 **Memory:** while an adapter is merged, the layers' weights a second time, 2 bytes for each number, in *host* memory on
 every rank that merges (15 GB for 7 billion adapted parameters), and a layer's weight twice more on its own device while

@@ -31,16 +31,30 @@ def of_the_others(wrapped: Callable[..., Any], tuner: Any, args: Any, kwargs: An
         # The first adapter, which freezes the base model; or the only one of a tuner of its own, which replaces the
         # active ones (`inject_adapter_in_model`).
         return wrapped(*args, **kwargs)
-    before = Remembered(
-        parameter
-        for name, parameter in model.named_parameters()
-        # Some tuners have made the new adapter's parameters by now.
-        if f".{adapter}." not in name and not name.endswith(f".{adapter}")
-    )
+    own = _of_adapter(model, adapter)
+    before = Remembered(parameter for parameter in model.parameters() if id(parameter) not in own)
     try:
         return wrapped(*args, **kwargs)
     finally:
         before.restore()
+
+
+def _of_adapter(model: torch.nn.Module, adapter: str) -> set[int]:
+    """The ids of an adapter's parameters, of which some tuners have made some before `inject_adapter` (UniLoRA).
+
+    They lie in containers of the tuner's layers, each adapter under its name. The name alone says nothing: layers of
+    the base model may be called the same.
+    """
+    containers = (torch.nn.ModuleDict, torch.nn.ParameterDict)
+    return {
+        id(parameter)
+        for layer in model.modules()
+        if isinstance(layer, _adapter_layers())
+        for container in layer.children()
+        if isinstance(container, containers)
+        for name, parameter in container.named_parameters()
+        if name.split(".", 1)[0] == adapter
+    }
 
 
 def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:

@@ -51,6 +51,7 @@ def engine(
     zero: dict[str, Any],
     optimizer: torch.optim.Optimizer | None = None,
     lr_scheduler: Any = None,
+    /,
     **config: Any,
 ) -> Any:
     """A DeepSpeed engine.

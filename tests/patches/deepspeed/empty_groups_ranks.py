@@ -30,6 +30,13 @@ SCHEDULERS: dict[str, Any] = {
     ),
     "deepspeed": lambda optimizer: lr_schedules.WarmupLR(optimizer, 0.001, list(RATES), 4, "linear"),
 }
+JOINED: dict[str, Any] = {
+    "chained": lambda _, pair: lr_scheduler.ChainedScheduler(pair),
+    "chained for": lambda optimizer, pair: lr_scheduler.ChainedScheduler(pair, optimizer),
+    "in sequence": lambda optimizer, pair: lr_scheduler.SequentialLR(optimizer, pair, milestones=[9]),
+    "another for theirs": lambda _, pair: lr_scheduler.StepLR(pair[0].optimizer, 2),
+}
+"""Schedulers made of a pair of others, for the same optimizer."""
 CASES: dict[str, dict[str, Any]] = {
     "last": {"empty": 2},
     "in between": {"empty": 1, "stage": 2},
@@ -42,7 +49,14 @@ CASES: dict[str, dict[str, Any]] = {
     "DeepSpeed's own, passed": {"empty": 1, "kind": "deepspeed", "passed": True},
     "called": {"empty": 1, "called": True},
     "none empty": {"empty": None},
+    "added later": {"empty": None, "added": True},
+    **{f"joined: {how}": {"empty": 1, "joined": how} for how in JOINED},
 }
+
+
+def pair(optimizer: torch.optim.Optimizer) -> list[lr_scheduler.LRScheduler]:
+    """To be joined."""
+    return [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
 class Model(torch.nn.Module):
@@ -65,13 +79,18 @@ def made(case: dict[str, Any]) -> tuple[Model, torch.optim.Optimizer, Any]:
         {"params": [weight] if weight.requires_grad else [], "lr": rate}
         for weight, rate in zip(model.weights, RATES, strict=True)
     ]
-    return model, torch.optim.SGD(groups, lr=1.0), SCHEDULERS[case.get("kind", "lambda")]
+    return model, torch.optim.SGD(groups, lr=1.0), pair if "joined" in case else SCHEDULERS[case.get("kind", "lambda")]
+
+
+def joined(case: dict[str, Any], optimizer: torch.optim.Optimizer, scheduler: Any) -> Any:
+    """The scheduler, or the one that is made of a pair."""
+    return JOINED[case["joined"]](optimizer, scheduler) if "joined" in case else scheduler
 
 
 def without_deepspeed(case: dict[str, Any]) -> tuple[list[list[float]], list[dict[str, Any]]]:
     """From the start and after each of twice STEPS: the rates of the groups with parameters, the scheduler's state."""
     _, optimizer, make = made(case)
-    scheduler = make(optimizer)
+    scheduler = joined(case, optimizer, make(optimizer))
     rates, kept = [], []
     for _ in range(2 * STEPS + 1):
         rates.append([group["lr"] for group in optimizer.param_groups if group["params"]])
@@ -87,8 +106,11 @@ def through_deepspeed(case: dict[str, Any]) -> dict[str, Any]:
     start = STEPS if case.get("resumed") else 0
     model, optimizer, make = made(case)
     scheduler = make if case.get("called") else make(optimizer)
+    if case.get("added"):
+        optimizer.add_param_group({"params": []})
     passed = bool(case.get("called") or case.get("passed"))
     engine = deepspeed_on_cpu.engine(model, {"stage": case.get("stage", 0)}, optimizer, scheduler if passed else None)
+    scheduler = joined(case, optimizer, scheduler)
     if case.get("resumed"):
         scheduler.load_state_dict(kept[start])
         for group, rate in zip(optimizer.param_groups, expected[start], strict=True):
@@ -102,9 +124,9 @@ def through_deepspeed(case: dict[str, Any]) -> dict[str, Any]:
             if not passed:
                 scheduler.step()
             found["rates"].append([group["lr"] for group in optimizer.param_groups])
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         found.update(error=str(error), log=traceback.format_exc())
-    if not case.get("called"):
+    if not case.get("called") and "joined" not in case:
         found["same state"] = repr(scheduler.state_dict()) == repr(kept[start + STEPS])
     trained = {index: weight for index, weight in enumerate(engine.module.weights) if weight.requires_grad}
     with zero.GatheredParameters(list(trained.values())):

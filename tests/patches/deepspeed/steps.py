@@ -28,6 +28,7 @@ class Case:
         touched: each loss has every parameter in it, times 0.
         masters: the optimizer's copy of the parameters and its gradients are bfloat16 too.
         accumulate: the configuration's ``grad_accum_dtype``.
+        contiguous: the configuration's ``contiguous_gradients``.
     """
 
     stage: int = 2
@@ -41,6 +42,7 @@ class Case:
     touched: bool = False
     masters: bool = False
     accumulate: str | None = None
+    contiguous: bool = True
 
 
 class Model(torch.nn.Module):
@@ -77,7 +79,7 @@ def fresh(case: Case) -> Model:
 
 def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor]:
     """The norm of each step's gradient before clipping, and the parameters in the end."""
-    zero: dict[str, Any] = {"stage": case.stage}
+    zero: dict[str, Any] = {"stage": case.stage, "contiguous_gradients": case.contiguous}
     if case.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     bf16 = {

@@ -16,7 +16,8 @@ from tests.harness.warm import beside
 WORKER = "tests.patches.deepspeed.empty_groups_ranks"
 RAISES = ("last", "in between", "first", "partitioned", "passed", "sequence", "resumed")
 SILENT = "DeepSpeed's own, passed"
-RIGHT = ("one cycle", "called", "none empty")
+JOINED = tuple(f"joined: {how}" for how in ("chained", "chained for", "in sequence", "another for theirs"))
+RIGHT = ("one cycle", "called", "none empty", "added later", *JOINED)
 FACTORS, START, STEPS = (1.0, 2.0, 3.0), 2.0, 4
 
 
@@ -111,8 +112,14 @@ class Scheduler(torch.optim.lr_scheduler.LRScheduler):
         self.optimizer = optimizer
 
 
+class Optimizer:
+    def __init__(self, sizes):
+        self.param_groups = [{"params": [1.0] * size} for size in sizes]
+        self.defaults = {"lr": 0.1}
+
+
 def optimizer(*sizes):
-    return types.SimpleNamespace(param_groups=[{"params": [1.0] * size} for size in sizes], defaults={"lr": 0.1})
+    return Optimizer(sizes)
 
 
 def test_other_schedulers_are_left_alone():
@@ -129,6 +136,43 @@ def test_other_schedulers_are_left_alone():
     empty_groups.keep_for_schedulers(whole, others[1])
     assert [type(one.optimizer) for one in (first, passed)] == [empty_groups.AllGroups] * 2
     assert [one.optimizer for one in (*others, trainer)] == [another, whole, mine]
+
+
+def test_one_that_does_not_take_it_is_left_alone():
+    """A scheduler of anybody's class, whose optimizer cannot be assigned, or asked for."""
+
+    class Fixed(Scheduler):
+        optimizer = property(lambda self: mine, lambda self, value: None if value is mine else 1 / 0)
+
+    class Broken(Scheduler):
+        optimizer = property(lambda self: 1 / 0, lambda self, _: None)
+
+    mine = optimizer(1, 0)
+    fixed, _, first = Fixed(mine), Broken(mine), Scheduler(mine)
+    empty_groups.keep_for_schedulers(mine, Broken(mine))
+    assert fixed.optimizer is mine
+    assert type(first.optimizer) is empty_groups.AllGroups
+
+
+def test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups():
+    """One for all of them; equal to it from either side, of its class, and what is assigned is the optimizer's."""
+    mine, another = optimizer(1, 0), optimizer(1, 0)
+    first, second = Scheduler(mine), Scheduler(mine)
+    empty_groups.keep_for_schedulers(mine, None)
+    seen = first.optimizer
+    assert seen is second.optimizer
+    assert seen == mine
+    assert mine == seen
+    assert not mine != seen  # noqa: SIM202  as torch asks
+    assert seen != another
+    assert seen == copy.copy(seen)
+    assert {seen: 1}[mine] == 1
+    assert isinstance(seen, Optimizer)
+    assert repr(seen) == repr(mine)
+    seen.step = 3
+    assert mine.step == 3
+    del seen.step
+    assert not hasattr(mine, "step")
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

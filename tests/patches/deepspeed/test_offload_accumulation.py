@@ -75,6 +75,31 @@ def test_masters_in_bfloat16(run_ranks):
         assert report["after"][MASTERS]["norm error"] < BFLOAT16, report["after"]
 
 
+@pytest.fixture(scope="module")
+def zenflow(run_ranks):
+    """Norms of the gradients that ZenFlow's optimizer gets, on both ranks."""
+    reports = run_ranks(f"{WORKER[:-6]}_zenflow_ranks", levels=beside(NEWEST, "deepspeed"))
+    assert {report["status"] for report in reports} == {"applied"}
+    return reports
+
+
+@pytest.mark.parametrize("case", ["ZeRO-2", "ZeRO-1", "overlapped", "overlapped, not in the first"])
+def test_zenflow_loses_them_of_zero_1_too(zenflow, case):
+    """With it they are those of the definition, in a step that does not use everything in its first micro-batch too."""
+    for report in zenflow:
+        right = pytest.approx(report["before"][case]["right norms"], rel=TOLERANCE)
+        for state in ("before", "reverted"):
+            assert report[state][case]["norms"][0] < 0.75 * report[state][case]["right norms"][0]
+        assert report["after"][case]["norms"] == right
+
+
+def test_zenflow_s_steps_of_two_are_right(zenflow):
+    for report in zenflow:
+        found = report["before"]["of two"]
+        assert found["norms"] == pytest.approx(found["right norms"], rel=TOLERANCE)
+        assert report["after"]["of two"] == found
+
+
 @pytest.mark.exhaustive
 def test_a_release_that_is_repaired_is_left_alone(run_ranks):
     """The installed one, and its numbers are right; test_contract.py looks at its text in every run."""

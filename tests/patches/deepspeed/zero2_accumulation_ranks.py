@@ -15,8 +15,25 @@ CASES = {
     "bfloat16": steps.Case(offload=False, dtype=torch.bfloat16),
     "one": steps.Case(offload=False, micro_batches=1),
     "ZeRO-1": steps.Case(offload=False, stage=1),
+    "not contiguous": steps.Case(offload=False, contiguous=False),
+    "not contiguous, one": steps.Case(offload=False, micro_batches=1, contiguous=False),
+    "not contiguous, ZeRO-1": steps.Case(offload=False, stage=1, contiguous=False),
 }
 
 
+def by_dtype(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """What `split_half_float_double` gives for tensors on a GPU.
+
+    Before 0.19.8 it looks for "torch.cpu.FloatTensor", as there is a "torch.cuda.FloatTensor". On CPUs the type is
+    called "torch.FloatTensor", so with `contiguous_gradients: false` nothing at all is reduced between CPU ranks.
+    """
+    kinds = (torch.half, torch.float, torch.double, torch.bfloat16)
+    found = [[tensor for tensor in tensors if tensor.dtype == kind] for kind in kinds]
+    return [same for same in found if same]
+
+
 def main() -> None:
+    from deepspeed.runtime.zero import stage_1_and_2
+
+    stage_1_and_2.split_half_float_double = by_dtype
     steps.report("deepspeed-zero2-accumulation", CASES)

@@ -47,11 +47,11 @@ def trainable(model: torch.nn.Module) -> list[str]:
     return sorted(adapters) + ["base"] * bool(rest)
 
 
-def a_frozen_reference_is_loaded(config: Any, other: Any = None) -> dict[str, Any]:
+def a_frozen_reference_is_loaded(config: Any, other: Any = None, name: str = "reference") -> dict[str, Any]:
     """The policy's gradients afterwards, against those of the policy alone."""
     model = policy(config, is_trainable=True)
     before = {name for name, flag in small.flags(model).items() if flag}
-    model.load_adapter(saved(other or config), adapter_name="reference")
+    model.load_adapter(saved(other or config), adapter_name=name)
     found: dict[str, Any] = {"active": model.active_adapter, "trainable": trainable(model)}
     found["as before"] = before == {name for name, flag in small.flags(model).items() if flag}
     loss = small.loss(model)
@@ -67,6 +67,28 @@ def a_frozen_reference_is_loaded(config: Any, other: Any = None) -> dict[str, An
             default=1.0,
         )
     return found
+
+
+def of_numbered_layers() -> dict[str, Any]:
+    """A reference called "1", of a model with layers "0" and "1"."""
+    layers = torch.nn.ModuleDict({number: torch.nn.Linear(4, 4) for number in "01"})
+    base = torch.nn.ModuleDict({"layers": layers})
+    model = get_peft_model(base, lora(["0", "1"]), adapter_name="policy")
+    policy = sorted(name for name, flag in small.flags(model).items() if flag)
+    model.add_adapter("1", lora(["0", "1"], inference_mode=True))
+    return {"policy": policy, "trainable": sorted(name for name, flag in small.flags(model).items() if flag)}
+
+
+def uni_lora() -> Any:
+    """One trainable vector for all layers, which is there before `inject_adapter`; None where PEFT has no UniLoRA."""
+    import peft
+
+    if not hasattr(peft, "UniLoraConfig"):
+        return None
+    config = {"target_modules": LAYERS, "theta_d_length": 8, "r": 2}
+    model = get_peft_model(small.Small(), peft.UniLoraConfig(**config), adapter_name="policy")
+    model.add_adapter("reference", peft.UniLoraConfig(**config, inference_mode=True))
+    return trainable(model)
 
 
 def far(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -127,11 +149,14 @@ def observe() -> dict[str, Any]:
         "with a head": a_frozen_reference_is_loaded(lora(modules_to_save=["head"])),
         "other layers": a_frozen_reference_is_loaded(config, lora(["head"])),
         "IA3": a_frozen_reference_is_loaded(ia3()),
+        "called as a container": a_frozen_reference_is_loaded(config, name="lora_A"),
+        "numbered": of_numbered_layers(),
         "switched": switched(config),
         "trainable onto frozen": a_trainable_one_is_loaded(config),
         "added onto frozen": one_is_added(config),
         "injected": injected_into_a_model(config),
         "failed": one_that_fails(),
+        "UniLoRA": uni_lora(),
     }
 
 

@@ -19,6 +19,7 @@ import peft
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlhf_patches
 from tests.harness import small
@@ -42,6 +43,18 @@ def train(model: PeftModel, step: int) -> None:
         for name, parameter in sorted(model.named_parameters()):
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+class Operations(TorchDispatchMode):
+    """What torch computes within the block: copies, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(function))
+        return function(*args, **kwargs or {})
 
 
 def linears(model: PeftModel) -> dict[str, Any]:
@@ -100,13 +113,14 @@ def many_cycles(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
             train(model, step)
             merge(model, **options)
             if not step:
+                merged = digest(model)
                 for name, layer in linears(model).items():
                     a, b = (getattr(layer, part)["default"].weight.double() for part in ("lora_A", "lora_B"))
                     weight, product = original[name].double(), small.ALPHA / small.RANK * (b @ a)
                     error = (layer.get_base_layer().weight.double() - weight - product).abs()
                     errors.append(float((error / (weight.abs() + product.abs())).max()))
             model.unmerge_adapter()
-    found["merged, off float64 by"] = max(errors)
+    found.update({"merged, off float64 by": max(errors), "merged": merged})
     return found
 
 
@@ -224,11 +238,18 @@ def a_copy_of_a_merged_model() -> dict[str, Any]:
 
 
 def merged_for_good() -> dict[str, Any]:
-    """merge_and_unload: the same weights, and no copy is left."""
+    """merge_and_unload: the same weights by the same operations, of a layer with an override of `merge` too."""
     from rlhf_patches.patches.peft import base_weights
 
-    merged = policy().merge_and_unload()
-    return {"digest": digest(merged), "kept": len(base_weights._kept)}
+    class Derived(peft.tuners.lora.layer.Linear):
+        def merge(self, *args: Any, **kwargs: Any) -> None:
+            super().merge(*args, **kwargs)
+
+    model = policy()
+    linears(model)["up"].__class__ = Derived
+    with Operations() as operations:
+        merged = model.merge_and_unload()
+    return {"digest": digest(merged), "kept": len(base_weights._kept), "operations": operations.seen}
 
 
 def a_broken_adapter() -> dict[str, Any]:

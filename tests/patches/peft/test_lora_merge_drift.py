@@ -50,6 +50,7 @@ def test_with_it_they_are_the_same_bit_for_bit(found, case):
 def test_merged_weights_are_as_right_as_before(found, case):
     errors = [found[state][case]["merged, off float64 by"] for state in ("before", "after")]
     assert errors[0] == errors[1] < ROUNDING[case]
+    assert found["after"][case]["merged"] == found["before"][case]["merged"], "bit for bit"
 
 
 @pytest.mark.parametrize("case", [*LEFT_ALONE, *SINCE_0_16, "copied while merged"])
@@ -60,9 +61,11 @@ def test_where_it_is_not_certain_PEFT_unmerges_as_ever(found, case):
     assert found["after"][case]["ways"] == {"unmerged exactly": 0, "unmerged by PEFT": 2}
 
 
-def test_merged_for_good_no_copy_is_left(found):
+def test_merged_for_good_nothing_is_copied(found):
+    """By the operations that torch is asked for: they are PEFT's alone."""
     assert found["after"]["merged for good"] == found["before"]["merged for good"]
     assert found["after"]["merged for good"]["kept"] == 0
+    assert len(found["after"]["merged for good"]["operations"]) > 4
 
 
 def test_after_a_merge_that_failed_the_next_is_undone_exactly(found):
