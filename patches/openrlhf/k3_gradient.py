@@ -34,8 +34,9 @@ The token may be masked.""",
 gradient, 0, is multiplied with the exponential's, inf.""",
     repair="""\
 The difference is bounded by 10 before the exponential, where the estimate is 22,015 and bounded anyway. So all results
-are bit for bit what they were, and so are all gradients that were not NaN. The estimate is that of GRPO (Shao et al.,
-[arXiv:2402.03300](https://arxiv.org/abs/2402.03300), equation 4).
+and gradients that were not NaN are bit for bit what they were. The result itself was NaN for a token without any
+probability under the policy (a log-probability of minus infinity): there it is the bound, 10. The estimate is that of
+GRPO (Shao et al., [arXiv:2402.03300](https://arxiv.org/abs/2402.03300), equation 4).
 
 Before 0.8.6 nothing is bounded, and the estimate itself is infinite.""",
     references=(

@@ -43,9 +43,9 @@ _ICEPOP = _rewrite("vllm_is = vllm_is * mask", "vllm_is = $SELECTED(mask, vllm_i
 _SEQUENCE = _rewrite(
     "loss = seq_mask.unsqueeze(-1) * vllm_is * loss", "loss = $SELECTED(seq_mask.unsqueeze(-1), vllm_is) * loss"
 )
-_DIVERGENCE = tuple(
-    _rewrite(f"{name}.exp().clamp(1e-6, 1 - 1e-6)", f"$SELECTED(action_mask, {name}).exp().clamp(1e-6, 1 - 1e-6)")
-    for name in ("rollout_log_probs", "old_log_probs")
+# Not p and q, which the statistic is of: where both are 1, as half precision rounds 1 - 1e-6, it is NaN.
+_DIVERGENCE = _rewrite(
+    "masked_mean(stat, action_mask, dim=-1)", "masked_mean($SELECTED(action_mask, stat), action_mask, dim=-1)"
 )
 
 # The corrections for the mismatch with vLLM were added one by one.
@@ -57,7 +57,7 @@ _SHAPES = {
     ">=0.9.3,<0.10.3": (_TWICE, _ADVANTAGES, _GSPO, _WEIGHT, _KL, _ICEPOP, _SEQUENCE),
     ">=0.10.3,<0.11.1": (_ONCE, _ADVANTAGES, _GSPO, _WEIGHT, _KL, _ICEPOP, _SEQUENCE),
     "==0.11.1": (_ONCE, _ADVANTAGES, _GSPO, _WEIGHT, _KL, _SEQUENCE),
-    "==0.11.2": (_ONCE, _ADVANTAGES, _GSPO, _WEIGHT, _KL, *_DIVERGENCE),
+    "==0.11.2": (_ONCE, _ADVANTAGES, _GSPO, _WEIGHT, _KL, _DIVERGENCE),
 }
 
 PATCH = Patch(
@@ -75,12 +75,16 @@ way. The gradient is NaN as well with GSPO, up to 0.10.2 in general, and where a
 on the ratio is bounded first, which happens to cut the gradient of a masked NaN off: there a NaN in the loss is all
 that PPO shows. Filters of whole sequences compare with NaN and drop every sequence that has one in its padding.""",
     repair="""\
-Differences of log-probabilities and advantages are selected by `action_mask` before anything is computed of them, and
-importance weights by the filters: exact zeros, in forward and in the gradient. Tokens that are trained have bit for bit
-the loss and the gradient that they had: the clipped objective of PPO (Schulman et al.,
+Differences of log-probabilities, advantages and divergences are selected by `action_mask` before anything is computed
+of them, and importance weights by the filters: exact zeros, in forward and in the gradient. Tokens that are trained
+have bit for bit the loss and the gradient that they had: the clipped objective of PPO (Schulman et al.,
 [arXiv:1707.06347](https://arxiv.org/abs/1707.06347), equation 7), with dual clipping (Ye et al.,
 [arXiv:1912.09729](https://arxiv.org/abs/1912.09729), equation 5), and GSPO (Zheng et al.,
-[arXiv:2507.18071](https://arxiv.org/abs/2507.18071), equation 5). A NaN in a token that is trained stays one.
+[arXiv:2507.18071](https://arxiv.org/abs/2507.18071), equation 5). A divergence that filters whole sequences (0.11.2)
+is that of their own tokens, in half precision, too.
+
+Of a token that is trained, a NaN in `log_probs`, `old_log_probs` or `advantages` stays one. One in `rollout_log_probs`
+stays one with TIS and with GSPO; ICEPOP and seq-mask-tis filter the token or the sequence out, as 0.11.2 does itself.
 
 Left alone: packed samples before 0.7, which have no mask; `ValueLoss`; the KL penalty, which is a function of its own;
 and before 0.10.3 sequences without any token, whose mean is 0 / 0.""",

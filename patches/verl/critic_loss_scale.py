@@ -20,18 +20,19 @@ The engines add up the gradients of the micro-batches, so each loss has to be it
 the global mini-batch. `ppo_loss` gives `agg_loss` the numbers of the global mini-batch. `value_loss` does not, and gets
 the average over its own micro-batch.""",
     repair="""\
-`agg_loss` is given the same numbers for the value loss as for the policy's (`dp_size`, `batch_num_tokens`,
-`global_batch_size`), as in 0.9.0. The objective is the value loss of PPO (Schulman et al., 2017, arXiv 1707.06347,
-equation 9), with the clipping that is usual (Huang et al., 2024, arXiv 2403.17031), averaged over the mini-batch as
-`critic.loss_agg_mode` says. Micro-batches of padding alone have a loss of 0 and not NaN.
+`agg_loss` is given the same numbers for the value loss as for the policy's, as in 0.9.0: `dp_size`, and
+`batch_num_tokens` for `token-mean` or `global_batch_size` for the other modes. The objective is the value loss of PPO
+(Schulman et al., 2017, arXiv 1707.06347, equation 9), with the clipping that is usual (Huang et al., 2024, arXiv
+2403.17031), averaged over the mini-batch as `critic.loss_agg_mode` says. Micro-batches of padding alone have a loss of
+0 and not NaN.
 
-`critic/vf_loss` becomes the average over the global mini-batch; it was the average of the micro-batches' averages. In
-0.7.0, which cannot sum a metric over micro-batches, it is too low by their number, as `actor/pg_loss` is there;
-`critic/loss` is right.
+`critic/vf_loss` becomes the average over the global mini-batch, in a metric that is summed, as `actor/pg_loss` is. It
+stays the average of the micro-batches' averages in 0.7.0, which has no such metrics, and in a trainer of your own that
+sets no `global_batch_size`; `critic/loss` is right there, too.
 
-Left alone: 0.6.1, whose optional engines (`use_legacy_worker_impl=disable`) do the same to the policy's loss as well,
-the critics of `verl.workers.critic`, which are right; and 0.7.0's `seq-mean-token-sum-norm`, which is a sum over the
-mini-batch.""",
+Left alone: a trainer of your own that does not set the number that its `critic.loss_agg_mode` needs; 0.6.1, whose
+optional engines (`use_legacy_worker_impl=disable`) do the same to the policy's loss as well; the critics of
+`verl.workers.critic`, which are right; and 0.7.0's `seq-mean-token-sum-norm`, which is a sum over the mini-batch.""",
     changes_numbers="""\
 with verl 0.8.0 (and 0.7.0, 0.7.1 with `trainer.use_legacy_worker_impl=disable`) the critic's gradient was multiplied by
 the number of micro-batches per mini-batch and rank. With the patch it is smaller by that factor, and does not change
@@ -57,11 +58,11 @@ learning rate looked at again. Checkpoints can be trained on.""",
                         "agg_loss(loss_mat=clipped_vf_losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode)"
                     ),
                     replacement=(
-                        "agg_loss(loss_mat=clipped_vf_losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, "
-                        "**$GLOBAL_BATCH())"
+                        "$AGGREGATED(agg_loss, "
+                        "loss_mat=clipped_vf_losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode)"
                     ),
                     inside="0.5 * $LOSS",
-                    uses={"GLOBAL_BATCH": f"{_OURS}:global_batch"},
+                    uses={"AGGREGATED": f"{_OURS}:aggregated"},
                 ),
             ),
         ),

@@ -7,26 +7,64 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-_of_this_loss: ContextVar[dict[str, Any] | None] = ContextVar("rlhf_patches_global_batch", default=None)
+import torch
+
+_of_this_loss: ContextVar[_Loss | None] = ContextVar("rlhf_patches_value_loss", default=None)
 
 
-def global_batch() -> dict[str, Any]:
-    """More arguments for ``agg_loss`` within `value_loss`; none where the old critics call ``compute_value_loss``."""
-    return _of_this_loss.get() or {}
+class _Loss:
+    """One micro-batch's: what verl's engines know of it, and its own average, once the loss is that of more."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self.average: torch.Tensor | None = None
+
+    def number(self, name: str) -> Any:
+        """What an engine or its trainer has put into the data; None if they have not."""
+        try:
+            return self._data[name]
+        except KeyError:
+            return None
+
+    def has_all(self) -> bool:
+        """Whether ``ppo_loss`` could be computed of these data."""
+        return all(self.number(name) is not None for name in ("dp_size", "batch_num_tokens", "global_batch_size"))
+
+
+def aggregated(agg_loss: Callable[..., torch.Tensor], *, loss_agg_mode: str, **arguments: Any) -> torch.Tensor:
+    """verl's ``agg_loss``; of `value_loss`, this micro-batch's part of the average over the global mini-batch.
+
+    As released where the old critics call ``compute_value_loss``, and where the number is missing that the mode needs.
+    """
+    loss = _of_this_loss.get()
+    if loss is None:
+        return agg_loss(loss_agg_mode=loss_agg_mode, **arguments)
+    needed = ("dp_size", "batch_num_tokens" if loss_agg_mode == "token-mean" else "global_batch_size")
+    numbers = {name: loss.number(name) for name in needed}
+    if any(number is None for number in numbers.values()):
+        return agg_loss(loss_agg_mode=loss_agg_mode, **arguments)
+    with torch.no_grad():
+        loss.average = agg_loss(loss_agg_mode=loss_agg_mode, **arguments)
+    return agg_loss(loss_agg_mode=loss_agg_mode, **arguments, **numbers)
 
 
 def value_loss(wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``value_loss``: this micro-batch's part of the average over the global mini-batch, and a metric that is summed.
+    """``value_loss``: with what `aggregated` needs, and a metric that is summed where ``ppo_loss`` has such ones.
 
-    verl's engines put the numbers into the data; ``ppo_loss`` reads them there, too.
+    ``ppo_loss`` reads all the numbers. A trainer that does not set them all has no use for its metrics, and may take
+    this one for a number: there it stays the micro-batch's own average.
     """
     _, _, data, _ = args
-    token = _of_this_loss.set({name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")})
+    of_this = _Loss(data)
+    token = _of_this_loss.set(of_this)
     try:
         loss, metrics = wrapped(*args, **kwargs)
     finally:
         _of_this_loss.reset(token)
-    verls = importlib.import_module("verl.utils.metric")
-    if not hasattr(verls, "Metric"):  # 0.7.0, which averages all metrics over micro-batches
+    if of_this.average is None:
         return loss, metrics
-    return loss, {**metrics, "critic/vf_loss": verls.Metric(value=loss, aggregation=verls.AggregationType.SUM)}
+    verls = importlib.import_module("verl.utils.metric")
+    metric: Any = 0.5 * of_this.average.item()
+    if hasattr(verls, "Metric") and of_this.has_all():
+        metric = verls.Metric(value=loss, aggregation=verls.AggregationType.SUM)
+    return loss, {**metrics, "critic/vf_loss": metric}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -30,7 +31,17 @@ def observe() -> dict[str, Any]:
     found: dict[str, Any] = {kind: estimate(kind) for kind in ("k1", "k2", "k3")}
     if "unbiased_gradient" in inspect.signature(compute_approx_kl).parameters:
         found["k3, unbiased gradient"] = estimate("k3", unbiased_gradient=True)
-    return found | {"differences": DIFFERENCES}
+    infinite = {f"{a} and {b}": without_probability(a, b) for a in (-1.0, -math.inf) for b in (-1.0, -math.inf)}
+    return found | {"differences": DIFFERENCES, "infinite": infinite}
+
+
+def without_probability(log_prob: float, base: float) -> list[str]:
+    """One token's estimate by k3 and its gradient."""
+    given = torch.tensor([log_prob], requires_grad=True)
+    found = compute_approx_kl(given, torch.tensor([base]), kl_estimator="k3")
+    found.backward()
+    assert given.grad is not None
+    return [str(found.item()), str(given.grad.item())]
 
 
 def main() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -18,9 +19,13 @@ LOW, HIGH, DUAL = 0.5, 5.0, 1.5
 OVERFLOW = 1000.0
 WITH_VLLM = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
 DIVERGENCES = ("binary_kl", "tv")
+OBJECTIVES = ("ppo", "dual", "gspo", *WITH_VLLM, *DIVERGENCES)
 
 
-def make_loss(objective: str) -> Any:
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def make_loss(objective: str, level: str = "seq") -> Any:
     """As each release spells it; None if it cannot."""
     if objective in ("ppo", "gspo"):
         return PolicyLoss(policy_loss_type=objective)
@@ -29,7 +34,7 @@ def make_loss(objective: str) -> Any:
     try:
         if objective in DIVERGENCES:
             return PolicyLoss(
-                is_correction_level="seq", is_correction_gating=objective, is_correction_threshold=[0.0, HIGH]
+                is_correction_level=level, is_correction_gating=objective, is_correction_threshold=[0.0, HIGH]
             )
         level, mode = WITH_VLLM[objective]
         return PolicyLoss(is_correction_level=level, is_correction_mode=mode, is_correction_threshold=[LOW, HIGH])
@@ -73,9 +78,35 @@ def run(loss: Any, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
     }
 
 
+def converted(batch: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {key: values.to(dtype) if values.is_floating_point() else values for key, values in batch.items()}
+
+
+def of_types() -> dict[str, Any]:
+    """Where nothing is wrong: loss, metrics, and the gradients of tokens that are trained, with a zero's sign."""
+    found = {}
+    dtypes = (torch.float32, torch.float64, *HALF.values())
+    masks = (torch.long, torch.bool, torch.float32, None)
+    for objective, dtype, mask in itertools.product(OBJECTIVES, dtypes, masks):
+        loss = make_loss(objective)
+        if loss is None or (mask is None and objective == "gspo"):  # which multiplies by the mask
+            continue
+        batch = converted(make_batch(-2.0, False), dtype)
+        kept = batch["action_mask"] == 1 if mask else torch.ones(3, 5, dtype=torch.bool)
+        batch["action_mask"] = batch["action_mask"].to(mask) if mask else None
+        of_this = run(loss, batch)
+        of_this["gradient"] = [
+            str(one)
+            for one, trained in zip(itertools.chain(*of_this["gradient"]), kept.flatten(), strict=True)
+            if trained
+        ]
+        found[f"{objective}, {dtype}, {mask}"] = of_this
+    return found
+
+
 def observe() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for objective in ("ppo", "dual", "gspo", *WITH_VLLM, *DIVERGENCES):
+    for objective in OBJECTIVES:
         loss = make_loss(objective)
         if loss is None:
             continue
@@ -83,9 +114,24 @@ def observe() -> dict[str, Any]:
             for name, masked in (("zero", 0.0), ("nan", float("nan")), ("inf", float("-inf"))):
                 batch = make_batch(masked, overflow)
                 found[f"{objective}{', overflow' if overflow else ''}, {name}"] = run(loss, batch)
-        batch = make_batch(0.0, False)
-        batch["old_log_probs"][0, 0] = float("nan")
-        found[f"{objective}, trained on"] = run(loss, batch)
+        for place in ("old_log_probs", "log_probs", "advantages", "rollout_log_probs"):
+            batch = make_batch(0.0, False)
+            batch[place][0, 0] = float("nan")
+            found[f"{objective}, trained on, {place}"] = run(loss, batch)
+    for objective, level, dtype in itertools.product(DIVERGENCES, ("token", "seq"), HALF):
+        loss = make_loss(objective, level)
+        for name, masked in (("harmless", -2.0), ("zero", 0.0), ("nan", float("nan")), ("inf", float("-inf"))):
+            batch = converted(make_batch(masked, False), HALF[dtype])
+            if loss is not None:
+                found[f"{objective}, {level}, {dtype}, {name}"] = run(loss, batch)
+    found["types"] = of_types()
+    batch = make_batch(float("nan"), True)
+    given = {name: (values, values.clone(), values._version) for name, values in batch.items()}
+    run(make_loss("seq-mask-tis"), batch)
+    found["inputs left alone"] = all(
+        values is batch[name] and torch.equal(values.nan_to_num(), copy.nan_to_num()) and values._version == version
+        for name, (values, copy, version) in given.items()
+    )
     batch = make_batch(0.0, True)
     found["batch"] = {name: values.tolist() for name, values in batch.items()}
     found["plain rollout"] = make_batch(0.0, False)["rollout_log_probs"].tolist()

@@ -17,6 +17,27 @@ ROUNDING = 1e-6
 """A dozen float32 numbers of size 1 and less."""
 
 
+HELD = {
+    "least reach": "test_without_a_mask_everything_counts",
+    "hands off": "test_its_inputs_are_left_as_they_are",
+    "whatever worked": (
+        "test_what_is_trained_has_the_same_bits_in_every_type",
+        "test_the_divergence_in_half_precision",
+        "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
+    ),
+    "no new wait": "because it selects within one rank's tensors: no lock, no collective, and nothing that raises",
+    "bit for bit": (
+        "test_what_is_trained_has_the_same_bits_in_every_type",
+        "test_loss_and_gradient_are_those_of_the_formula",
+    ),
+    "stays one": (
+        "test_a_nan_in_what_is_trained_on_is_not_hidden",
+        "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
+    ),
+    "Left alone": "test_without_a_mask_everything_counts",
+}
+
+
 @pytest.fixture(scope="module", params=["0.10.2", "0.11.2"])
 def report(run_ranks, request):
     """Losses, gradients and metrics as released, with the patch, and after a revert."""
@@ -125,9 +146,55 @@ def test_the_divergence_of_a_sequence_is_of_its_own_tokens(report, divergence):
     assert report["before"][f"{divergence}, nan"]["gradient"] == [[0.0] * 5] * 3, "every sequence is dropped"
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("level", ["token", "seq"])
+@pytest.mark.parametrize("divergence", ["binary_kl", "tv"])
+def test_the_divergence_in_half_precision(report, divergence, level, dtype):
+    """1 - 1e-6 is 1 there: of p = q = 1 the binary KL would be NaN, and drop every sequence with padding."""
+    case = f"{divergence}, {level}, {dtype}"
+    if report["version"] != "0.11.2":
+        assert f"{case}, nan" not in report["before"]
+        return
+    kept = report["before"][f"{case}, harmless"]
+    assert all(map(any, kept["gradient"])), "no sequence is filtered out"
+    for masked in ("harmless", "zero", "nan", "inf"):
+        assert report["after"][f"{case}, {masked}"] == kept
+    dropped = {"loss": 0.0, "gradient": [[0.0] * 5] * 3}
+    if (divergence, level) == ("binary_kl", "seq"):
+        assert report["before"][f"{case}, zero"] == {**report["before"][f"{case}, zero"], **dropped}
+
+
 @pytest.mark.parametrize("case", OBJECTIVES)
-def test_a_nan_in_what_is_trained_on_is_not_hidden(report, case):
-    assert report["after"][f"{case}, trained on"]["loss"] == "nan"
+def test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter(report, case):
+    """As 0.11.2 has it; before, 0 times NaN was NaN."""
+    before, after = (
+        report["before"][f"{case}, trained on, rollout_log_probs"],
+        report["after"][f"{case}, trained on, rollout_log_probs"],
+    )
+    if case == "tis":
+        assert before["loss"] == after["loss"] == "nan"
+    else:
+        assert all(isinstance(one, float) for row in [[after["loss"]], *after["gradient"]] for one in row)
+    if report["version"] == "0.11.2" or case not in ("icepop", "seq-mask-tis"):
+        assert before == after
+    else:
+        assert before["loss"] == "nan"
+
+
+@pytest.mark.parametrize("place", ["old_log_probs", "log_probs", "advantages"])
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_a_nan_in_what_is_trained_on_is_not_hidden(report, case, place):
+    assert report["after"][f"{case}, trained on, {place}"]["loss"] == "nan"
+
+
+def test_what_is_trained_has_the_same_bits_in_every_type(report):
+    """With half precision, float64, masks of booleans, integers and floats, and no mask at all."""
+    assert len(report["after"]["types"]) > 90
+    assert report["after"]["types"] == report["before"]["types"]
+
+
+def test_its_inputs_are_left_as_they_are(report):
+    assert report["after"]["inputs left alone"]
 
 
 def test_without_a_mask_everything_counts():

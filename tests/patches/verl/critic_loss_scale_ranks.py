@@ -29,11 +29,13 @@ CLIP = 0.5
 
 @dataclass(frozen=True)
 class Case:
-    """Rows per micro-batch and rank, how the loss is averaged, and rows without a token that counts."""
+    """Rows per micro-batch and rank, how the loss is averaged, rows without a token that counts, and what is set."""
 
     rows: int
     mode: str = "token-mean"
     padding: tuple[int, ...] = ()
+    sized: bool = True
+    """Whether the trainer sets global_batch_size, as verl's own do."""
 
 
 CASES = {
@@ -44,6 +46,8 @@ CASES = {
     "two, seq-mean-token-sum": Case(2, "seq-mean-token-sum"),
     "two, seq-mean-token-sum-norm": Case(2, "seq-mean-token-sum-norm"),
     "padding alone": Case(1, padding=(2, 5)),
+    "two, no size": Case(2, sized=False),
+    "two, seq-mean-token-mean, no size": Case(2, "seq-mean-token-mean", sized=False),
 }
 
 
@@ -78,11 +82,18 @@ def make_model() -> Any:
     return Qwen2ForTokenClassification(config).eval()
 
 
+def make_config(mode: str) -> Any:
+    from verl.workers.config import CriticConfig
+
+    config = object.__new__(CriticConfig)  # 0.7's constructor wants a tokenizer
+    vars(config).update(loss_agg_mode=mode, cliprange_value=CLIP)
+    return config
+
+
 def engine_step(case: Case) -> dict[str, Any]:
     """What the engine has trained on: gradients, the loss and its metric as verl adds them up over ranks."""
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
-    from verl.workers.config import CriticConfig
     from verl.workers.utils.losses import value_loss
 
     implementation = importlib.import_module("verl.workers.engine.fsdp.transformer_impl")
@@ -103,9 +114,8 @@ def engine_step(case: Case) -> dict[str, Any]:
     data = TensorDict({**rows, **ids, **nested, "loss_mask": rows["response_mask"]}, batch_size=len(present))
     data["temperature"] = torch.ones(len(present))
     settings = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": case.rows, "use_remove_padding": True}
-    tu.assign_non_tensor(data, **settings, global_batch_size=len(PROMPTS))
-    config = object.__new__(CriticConfig)  # 0.7's constructor wants a tokenizer
-    vars(config).update(loss_agg_mode=case.mode, cliprange_value=CLIP)
+    tu.assign_non_tensor(data, **settings, **({"global_batch_size": len(PROMPTS)} if case.sized else {}))
+    config = make_config(case.mode)
     found = engine.forward_backward_batch(data, functools.partial(value_loss, config=config), forward_only=False)
     return {
         "gradient": torch.cat([p.grad.full_tensor().flatten() for p in engine.module.parameters()]),
@@ -160,6 +170,7 @@ def observe(case: Case) -> dict[str, Any]:
     return {
         "norm": (found["gradient"].double().norm() / gradient.norm()).item(),
         "distance": ((found["gradient"] - gradient).norm() / gradient.norm()).item(),
+        "numbers": isinstance(found["metric"], list) and found["metric"],
         **{name: value / loss for name, value in over_ranks(found["loss"], found["metric"]).items()},
     }
 
@@ -174,9 +185,33 @@ def of_the_old_critics() -> float:
     return float(loss)
 
 
+def by_hand(mode: str, **numbers: Any) -> dict[str, Any]:
+    """``value_loss`` by itself, of data in which no engine has set anything but these."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.losses import value_loss
+
+    rows = make_rows(CASES["four"])
+    present = rows["attention_mask"].bool()
+    predicted = torch.nested.as_nested_tensor(
+        [(row * 0.01)[mask] for row, mask in zip(rows["input_ids"], present, strict=True)], layout=torch.jagged
+    )
+    ids = {"prompts": rows["input_ids"][:, :PROMPT], "responses": rows["input_ids"][:, PROMPT:]}
+    data = TensorDict({**rows, **ids}, batch_size=len(present))
+    tu.assign_non_tensor(data, **numbers)
+    loss, metrics = value_loss(make_config(mode), {"values": predicted}, data)
+    return {"loss": loss.item(), **metrics}
+
+
 def observations() -> dict[str, Any]:
-    """Of the cases, and of the critics that are right."""
-    return {"cases": {name: observe(case) for name, case in CASES.items()}, "old critics": of_the_old_critics()}
+    """Of the cases, of the critics that are right, and of calls without the numbers."""
+    modes = ("token-mean", "seq-mean-token-sum")
+    return {
+        "cases": {name: observe(case) for name, case in CASES.items()},
+        "old critics": of_the_old_critics(),
+        "nothing set": [by_hand(mode) for mode in modes],
+        "none": [by_hand(mode, dp_size=2, batch_num_tokens=None, global_batch_size=None) for mode in modes],
+    }
 
 
 def main() -> None:
