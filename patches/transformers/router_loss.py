@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ _TARGET = "transformers.trainer:Trainer.compute_loss"
 _BEFORE_5 = ("76812cdcda974fc8", "c0d76af0b927754e", "96d0e70b39349c32", "7c89bdefea484566")
 _COUNTS_BY_PLAN = ("a7d0eb52001f9676", "3aef336ac08185dc")  # tensor-parallel ranks: as accelerate's plan says
 _COUNTS_BY_MODEL = ("84cf1eef0beeae91",)  # as the model says
+_MODELS = ("transformers", "liger_kernel", "trl")
+_WRAPPERS = ("torch", "torch_xla", "deepspeed", "peft")
+_WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "model")
+_ON_THE_MODEL = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")  # one: a mixture's, JetMoE's, DBRX's
 
 
 def once(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Any:
@@ -23,10 +28,10 @@ def once(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> A
         return return_outputs, {"model": model, "inputs": inputs, "num_items_in_batch": num_items_in_batch}
 
     return_outputs, named = given(*args, **kwargs)
-    ranks = _ranks(trainer)
-    coefficient = _coefficient(trainer) if ranks > 1 and _is_multiplied(trainer, **named) else None
-    if coefficient is None:
+    coefficient = _coefficient(named["model"])
+    if not coefficient or not _is_multiplied(trainer, **named):
         return wrapped(*args, **kwargs)
+    ranks = _ranks(trainer)
     loss, outputs = wrapped(**named, return_outputs=True)
     auxiliary = outputs.get("aux_loss") if isinstance(outputs, dict) else None
     if isinstance(auxiliary, torch.Tensor):  # 0 where no router has said anything
@@ -64,19 +69,33 @@ def _parallelism(trainer: Any) -> Any:
     return getattr(trainer.accelerator, "parallelism_config", None)
 
 
-def _coefficient(trainer: Any) -> float | None:
-    """What the model's forward multiplies ``aux_loss`` with; None for a forward that is not known."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    forward = inspect.unwrap(model.forward)  # accelerate puts mixed precision around it
-    author = getattr(forward, "__module__", "").partition(".")[0]
-    if author not in ("transformers", "liger_kernel", "trl"):
+def _coefficient(model: Any) -> float | None:
+    """What a mixture's forward multiplies ``aux_loss`` with; None for all else, and for a forward that is not known."""
+    model = _unwrapped(model)
+    author = _author(model)
+    if author not in _MODELS:
         return None
     found = None
     if author != "trl" or _shape() in _BEFORE_5:  # TRL's chunked forward asks the configuration since
-        # One of them, or none: a mixture's, JetMoE's, DBRX's.
-        names = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")
-        found = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+        found = next((getattr(model, name) for name in _ON_THE_MODEL if hasattr(model, name)), None)
     if found is None:
-        found = getattr(model.config.get_text_config(), "router_aux_loss_coef", None)
-    return None if found is None else float(found)
+        config = getattr(model, "config", None)
+        found = getattr(getattr(config, "text_config", None) or config, "router_aux_loss_coef", None)
+    return float(found) if isinstance(found, Real) else None
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model within wrappers. Only read: accelerate's ``unwrap_model`` assigns to a compiled model."""
+    while _author(model) in _WRAPPERS:
+        children = dict(model.named_children())
+        inner = next((children[name] for name in _WRAPPED if name in children), None)
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def _author(model: Any) -> str:
+    """The package that has the model's forward."""
+    forward: Any = getattr(model, "forward", None)
+    return str(getattr(inspect.unwrap(forward), "__module__", "")).partition(".")[0]  # accelerate wraps it for precision

@@ -19,18 +19,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def report(patch: str, observe: Callable[[], Any], out: Path) -> None:
+def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool = True) -> None:
     """Write this rank's report: ``version``, ``status``, and what was observed ``before``, ``after`` and ``reverted``.
 
     Args:
         patch: the patch's name.
         observe: called once in each state; what it returns becomes JSON.
         out: the folder.
+        reverted: whether to observe that state as well: not where it costs much and another worker does.
     """
     found: dict[str, Any] = {"before": observe()}
     row = rlhf_patches.apply(only=patch)[patch]
     found.update(version=row.version, status=row.status.value)
     found["after"] = observe()
     rlhf_patches.revert()
-    found["reverted"] = observe()
+    if reverted:
+        found["reverted"] = observe()
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -9,9 +9,20 @@ import pytest
 
 from tests.harness.warm import beside
 
-WORKER = "tests.patches.transformers.moe_aux_loss_ranks"
+WORKER, WRAPPED = (f"tests.patches.transformers.moe_aux_loss{kind}_ranks" for kind in ("", "_wrapped"))
 WRONG = ("Qwen3-MoE", "JetMoE", "LoRA", "chunked", "evaluation")
 ALONE = ("dense", "not averaged", "own loss", "label smoothing", "own forward")
+HELD = {
+    "least reach": "test_a_dense_model_is_left_alone",
+    "hands off": "test_the_model_keeps_its_wrappers",
+    "whatever worked": (
+        "test_a_dense_model_is_left_alone",
+        "test_a_mixture_is_repaired_within_wrappers",
+        "test_where_nothing_is_multiplied_or_known_nothing_changes",
+    ),
+    "no new wait": "because it computes on one rank's tensors, after upstream's forward; no lock, no collective",
+    "nothing changes": "test_where_nothing_is_multiplied_or_known_nothing_changes",
+}
 #: float32 against float64.
 TOLERANCE = 1e-5
 
@@ -68,3 +79,61 @@ def test_where_nothing_is_multiplied_or_known_nothing_changes(reports, case):
     for report in reports:
         assert report["after"][case] == report["before"][case] == report["reverted"][case]
         assert report["after"][case]["loss"] > 0
+
+
+SHARDED = ("dense, sharded and compiled", "mixture, sharded and compiled")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((None, (*SHARDED, "mixture, compiled", "Musicgen")), id="5.23"),
+        pytest.param(("transformers-4.57", SHARDED), id="4.57", marks=pytest.mark.exhaustive),
+    ],
+)
+def wrapped(request, run_ranks):
+    """Of both ranks, and the names of the cases: FSDP1 and ``torch_compile`` in the real Trainer."""
+    release, cases = request.param
+    reports = run_ranks(WRAPPED, *cases, levels=beside(release, "trainer"))
+    for report in reports:
+        assert report["version"].startswith(release.rpartition("-")[2] if release else "5.")
+        assert report["status"] == "applied"
+    return reports, cases
+
+
+def test_the_model_keeps_its_wrappers(wrapped):
+    """Asking for the coefficient once took the FSDP root out of the compiled model: a checkpoint was flat shards."""
+    reports, cases = wrapped
+    for report in reports:
+        for case in cases:
+            after, before = report["after"][case], report["before"][case]
+            assert after["modules"] == before["modules"]
+            assert after["the same objects"]
+            assert after["touched"] == ""
+            assert shapes(after) == shapes(before)
+            if case in SHARDED:
+                assert after["modules"][1] == ["_orig_mod", "FullyShardedDataParallel"]
+                assert shapes(after)["lm_head.weight"] == [32, 16]
+
+
+def test_a_dense_model_is_left_alone(wrapped):
+    reports, cases = wrapped
+    for report in reports:
+        for case in {"dense, sharded and compiled", "Musicgen"} & set(cases):
+            assert report["after"][case] == report["before"][case]
+
+
+def test_a_mixture_is_repaired_within_wrappers(wrapped):
+    """The loss, and the checkpoint after a step with a rate of 1."""
+    reports, cases = wrapped
+    for report in reports:
+        for case in set(cases) - {"dense, sharded and compiled", "Musicgen"}:
+            found = report["after"][case]
+            assert report["before"][case]["loss"] > 1.1 * found["wanted"]
+            assert found["loss"] == pytest.approx(found["wanted"], rel=TOLERANCE)
+            norms = {name: norm for name, (_, norm) in found["checkpoint"].items()}
+            assert norms == pytest.approx(found["wanted checkpoint"], rel=TOLERANCE)
+
+
+def shapes(found):
+    return {name: shape for name, (shape, _) in found["checkpoint"].items()}
