@@ -199,7 +199,7 @@ def _read(spec: ModuleSpec) -> Source:
             with open(origin, "rb") as file:
                 data = file.read()
         return Source(spec.name, origin, importlib.util.decode_source(data))
-    except no_signal(OSError, SyntaxError, UnicodeError, LookupError) as error:  # LookupError: a codec that gives no text
+    except no_signal(OSError, SyntaxError, UnicodeError, LookupError) as error:  # of a codec without text
         raise Unreadable(f"the source of {spec.name} cannot be read: {error} ({origin})") from error
 
 
