@@ -72,6 +72,7 @@ class _Entry:
         self.patch = patch
         self.plugin = plugin
         self.requested = False
+        self.named = False  # requested by its name, not by a glob or by all
         self.outcome = _FRESH
         self.version: str | None = None
 
@@ -96,12 +97,18 @@ class _Nothing:
 
 
 class Asked(NamedTuple):
-    """``chosen`` is None as long as `apply` has not been called; ``hint`` ends an error about an unknown name."""
+    """``chosen`` is None as long as `apply` has not been called; ``hint`` ends an error about an unknown name.
+
+    ``contested``: by name, who holds what of those that upstream contests; ``named``: those of them that `apply` was
+    asked for by their names.
+    """
 
     names: tuple[str, ...]
     chosen: tuple[str, ...] | None
     strict: bool | None
     hint: str
+    contested: Mapping[str, str]
+    named: tuple[str, ...]
 
 
 class Engine:
@@ -132,7 +139,9 @@ class Engine:
         """See `rlhf_patches.apply`."""
         entries = self._registered()
         names = list(entries)
+        only = list(only) if isinstance(only, Iterable) and not isinstance(only, str) else only  # read twice
         selected = set(names if only is None else settings.expand(only, names, "only", self._hint()))
+        by_name = {only} if isinstance(only, str) else set(only or ())
         excluded = set(settings.expand(exclude, names, "exclude", self._hint()))
         environment = self._settings()  # a wrong variable is an error before anything changes
         settings.log_level()
@@ -142,6 +151,7 @@ class Engine:
             for name, entry in entries.items():
                 if name in selected and name not in excluded:
                     entry.requested = True
+                    entry.named = entry.named or name in by_name
                 elif not entry.requested:
                     why = "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
                     entry.outcome = self._switch_off(name, why)
@@ -163,7 +173,7 @@ class Engine:
             for name in chosen:
                 entry = entries[name]
                 if entry.requested or self._ledger.carrying(name):  # an earlier call may not have got it off
-                    entry.requested = False
+                    entry.requested = entry.named = False
                     entry.outcome = self._switch_off(name, "reverted by revert()")
             self._unwatch(entries[name] for name in chosen)
         self.on_change()
@@ -274,6 +284,7 @@ class Engine:
             )
         entry = registered or _Entry(patch, "a test")
         before = entry.requested, entry.outcome, entry.version
+        named = entry.named
         self._entries = {**entries, patch.name: entry}
         try:
             if self.switch(patch.name, on=False).status is Status.FAILED:
@@ -284,13 +295,19 @@ class Engine:
             if registered is None:
                 self._entries = {name: each for name, each in self._entries.items() if each is not entry}
             elif before[0]:
-                self.switch(patch.name, on=True)
+                self.switch(patch.name, on=True, by_name=named)
             else:
                 entry.requested, entry.outcome, entry.version = before
+                entry.named = named
 
     @sources.parsed_once(kept=math.inf, stored=True)
-    def switch(self, name: str, on: bool) -> PatchReport:
+    def switch(self, name: str, on: bool, by_name: bool = True) -> PatchReport:
         """Put on or take off one patch, and nothing else: no line in the log, and no error under strict mode.
+
+        Args:
+            name: the patch.
+            on: whether to put it on.
+            by_name: whether that counts as asked for by its name, where upstream contests it.
 
         Returns:
             its row in the report.
@@ -299,7 +316,7 @@ class Engine:
         if on:
             self._resolve_implementations([entry])
         with self._lock:
-            entry.requested = on
+            entry.requested, entry.named = on, on and by_name
             if not on:
                 entry.outcome = self._switch_off(name, "taken off by a test")
                 self._unwatch([entry])
@@ -316,7 +333,9 @@ class Engine:
         entries = self._registered()
         with self._lock:
             chosen = tuple(name for name, entry in entries.items() if entry.requested) if self._called else None
-            return Asked(tuple(entries), chosen, self._strict, self._hint())
+            contested = {name: entry.patch.contested for name, entry in entries.items() if entry.patch.contested}
+            named = tuple(name for name in contested if entries[name].named)
+            return Asked(tuple(entries), chosen, self._strict, self._hint(), contested, named)
 
     def carried(self) -> list[tuple[KnownBug | Listed, PatchReport, dict[str, str]]]:
         """Each patch, its row in the report, and the text of each module that it has been applied to.
@@ -450,6 +469,9 @@ class Engine:
         off = self._settings().switched_off(patch.name)
         if off:
             return self._switch_off(patch.name, off)
+        unasked = None if entry.named else self._settings().unasked(patch.name, patch.contested)
+        if unasked:
+            return self._unasked(entry, unasked)
         if announced is None:
             self._look_again(entry)
             if entry.outcome.status is Status.APPLIED:
@@ -487,6 +509,16 @@ class Engine:
         if not _has_begun(found.variant, ready):
             return self._before_import(choice._replace(variants=(found.variant,)), ready)
         return self._put_on(patch, choice.finding, found, ready, self._ledger)
+
+    def _unasked(self, entry: _Entry, why: str) -> _Outcome:
+        """What becomes of a patch that is contested upstream and was not asked for."""
+        patch = entry.patch
+        off = self._switch_off(patch.name, why)
+        found = choices.absence(patch) if isinstance(patch, Listed) else None
+        if found is None:
+            found = choices.unasked(choices.choose([choices.look(variant) for variant in patch.variants]), why)
+        entry.version = found.version
+        return off if found.status is Status.DISABLED or off.status is Status.FAILED else self._said(patch, found)
 
     def _put_on(
         self, patch: KnownBug, finding: Finding, found: Decision, ready: dict[str, ModuleType], ledger: Ledger
