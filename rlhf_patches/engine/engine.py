@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 import sys
-import threading
+from _thread import RLock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 Names = Iterable[str] | str | None
 
+PATIENCE = 60.0
+"""Seconds for which one thread waits for another; each holds a lock for milliseconds, or while plugins are imported."""
+
 
 class _NotReady(Exception):
     """Something has to be imported first, which is not done under the lock."""
@@ -46,6 +49,28 @@ class _NotReady(Exception):
     def __init__(self, load: Callable[[], object]) -> None:
         super().__init__(load)
         self.load = load
+
+
+class _Stuck(RuntimeError):
+    """Another thread has held a lock for so long that it will hold it for good."""
+
+
+class _Lock(RLock):  # type: ignore[misc]
+    """A lock of threads that is not waited for without end: a framework's import is behind it, and may be a rank's."""
+
+    what = "changing functions"
+    patience: float | None = None
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        if not self.acquire(timeout=PATIENCE if self.patience is None else self.patience):
+            self.patience = 0.0  # nobody waits a second time
+            raise _Stuck(f"another thread has been {self.what} for {PATIENCE:.0f} s")
+        self.patience = None
+        return True
+
+
+class _LoadingLock(_Lock):  # type: ignore[misc]
+    what = "loading the patches"
 
 
 class _Outcome(NamedTuple):
@@ -120,9 +145,7 @@ class Engine:
         self._load = load
         self.on_change: Callable[[], None] = _ignore
         """Called after patches may have changed their states, never under the lock; must not raise."""
-        self._lock = threading.RLock()
-        self._loading = threading.RLock()
-        self._is_loading = False
+        self._lock, self._loading, self._is_loading = _Lock(), _LoadingLock(), False
         self._entries: dict[str, _Entry] | None = None
         self._failures: list[PluginFailure] = []
         self._ledger: Ledger | _Nothing = _Nothing()
@@ -381,7 +404,8 @@ class Engine:
         return registry.hint(self._failures)
 
     def _renew_locks(self) -> None:
-        self._lock, self._loading, self._is_loading = threading.RLock(), threading.RLock(), False
+        self._lock, self._loading = _Lock(), _LoadingLock()
+        self._is_loading = False
 
     def _resolve_implementations(self, entries: Iterable[_Entry]) -> None:
         """Import the implementations of patches whose targets are there already, before the lock is taken."""
@@ -444,7 +468,8 @@ class Engine:
                 load = error.load
             except no_signal(Exception, SystemExit) as error:  # the promise: no exception from a framework's import
                 logger().debug("patch %s failed", entry.patch.name, exc_info=True)
-                with self._lock:
+                # A lock that cannot be had is not waited for again: what is written is one value.
+                with self._lock if not isinstance(error, _Stuck) else contextlib.nullcontext():
                     if entry.requested:
                         entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
                 return
