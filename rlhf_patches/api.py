@@ -27,7 +27,8 @@ def apply(
     """Apply every patch whose guards hold, now where the framework is imported, on import otherwise.
 
     Calling it again changes nothing that is applied; with another selection it adds patches. The variables
-    RLHF_PATCHES_DISABLE and RLHF_PATCHES_ONLY restrict it further.
+    RLHF_PATCHES_DISABLE and RLHF_PATCHES_ONLY restrict it further. What upstream contests is applied where its name is
+    in ``only``, RLHF_PATCHES_ONLY or RLHF_PATCHES_ENABLE; globs do not ask for it.
 
     Args:
         only: names or globs of patches to apply; None means all.

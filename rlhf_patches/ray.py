@@ -16,7 +16,7 @@ from typing import Any
 
 from . import autoload, hook_files, settings, site_hook
 from .definitions import registry
-from .engine.engine import engine
+from .engine.engine import Asked, engine
 from .engine.log import logger
 from .runs import comparison
 from .runs.comparison import VerifyError, differences
@@ -30,7 +30,7 @@ _HOOK = "worker_process_setup_hook"
 _OURS = "rlhf_patches.site_hook.setup_ray_worker"
 # Fields with which Ray accepts no other than env_vars and config.
 _ALONE = ("container", "image_uri")
-_CHOICE = (PREFIX + "DISABLE", PREFIX + "ONLY")
+_CHOICE = (PREFIX + "DISABLE", PREFIX + "ONLY", PREFIX + "ENABLE")
 _NAMED = 4  # actors written out where many agree
 
 
@@ -48,7 +48,8 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
             RLHF_PATCHES_* among its ``env_vars`` win, with a warning where this process has another value.
 
     Returns:
-        a new dictionary. DISABLE, ONLY, PLUGINS and STRICT are always in it: a node's own environment decides nothing.
+        a new dictionary. DISABLE, ONLY, ENABLE, PLUGINS and STRICT are always in it: a node's own environment decides
+        nothing.
 
     Raises:
         SettingsError: a variable of this process or of ``base`` is wrong or switches the hook off, or both choose
@@ -69,7 +70,7 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
         PREFIX + "STRICT": "",
         PREFIX + "PLUGINS": "",
         **inherited,
-        **_choice(asked.names, asked.chosen),
+        **_choice(asked),
         PREFIX + "AUTOLOAD": "1",
     }
     if asked.strict is not None:
@@ -81,7 +82,7 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     if watched:
         wanted[PREFIX + "WATCH"] = ",".join(watched)
     if _CHOICE[0] in own:
-        _compare_choices(asked.names, wanted, own)
+        _compare_choices(asked, wanted, own)
     for name in own:
         if name not in _CHOICE and wanted.get(name, own[name]) not in (own[name], ""):
             logger().warning("%s is %r in the workers, %r in this process", name, own[name], wanted[name])
@@ -208,25 +209,31 @@ def _validate(where: str, variables: Mapping[str, str], names: tuple[str, ...], 
         )
 
 
-def _choice(names: tuple[str, ...], chosen: tuple[str, ...] | None) -> dict[str, str]:
-    """DISABLE and ONLY as they say what this process applies."""
+def _choice(asked: Asked) -> dict[str, str]:
+    """DISABLE, ONLY and ENABLE as they say what this process applies."""
+    disable, only, enable = _CHOICE
     as_set = {name: os.environ.get(name, "") for name in _CHOICE}
-    effective = _effective(names, as_set)
-    if chosen is None or set(effective) <= set(chosen):
+    named = settings.split(as_set[enable])
+    as_set[enable] = ",".join([*named, *(name for name in asked.named if name not in named)]) or as_set[enable]
+    effective = _effective(asked, as_set)
+    if asked.chosen is None or set(effective) <= set(asked.chosen):
         return as_set
-    effective = [name for name in effective if name in chosen]
-    disable, only = _CHOICE
-    return {disable: "" if effective else "*", only: ",".join(effective)}
+    effective = [name for name in effective if name in asked.chosen]
+    return {disable: "" if effective else "*", only: ",".join(effective), enable: as_set[enable]}
 
 
-def _effective(names: tuple[str, ...], variables: Mapping[str, str]) -> list[str]:
-    chosen = settings.from_environment(names, environment=variables)
-    return [name for name in names if not chosen.switched_off(name)]
+def _effective(asked: Asked, variables: Mapping[str, str]) -> list[str]:
+    chosen = settings.from_environment(asked.names, environment=variables)
+    return [
+        name
+        for name in asked.names
+        if not (chosen.switched_off(name) or chosen.unasked(name, asked.contested.get(name, "")))
+    ]
 
 
-def _compare_choices(names: tuple[str, ...], wanted: Mapping[str, str], own: Mapping[str, str]) -> None:
+def _compare_choices(asked: Asked, wanted: Mapping[str, str], own: Mapping[str, str]) -> None:
     here, there = ({name: variables[name] for name in _CHOICE} for variables in (wanted, own))
-    differing = set(_effective(names, here)) ^ set(_effective(names, there))
+    differing = set(_effective(asked, here)) ^ set(_effective(asked, there))
     if differing and any(here.values()):
         raise SettingsError(
             f"the runtime environment has {_said(there)}, but this process has chosen what {_said(here)} would: they "

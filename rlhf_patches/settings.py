@@ -6,6 +6,7 @@ RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose fir
                           the standard library's
 RLHF_PATCHES_DISABLE      names or globs, comma-separated: never apply these
 RLHF_PATCHES_ONLY         names or globs, comma-separated: apply nothing else
+RLHF_PATCHES_ENABLE       names, comma-separated: apply these although upstream contests that they are repairs
 RLHF_PATCHES_PLUGINS      distributions, comma-separated, whose patches may be used beside the built-in ones; or none
 RLHF_PATCHES_STRICT       1 raises where a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
@@ -31,7 +32,20 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 PREFIX = "RLHF_PATCHES_"
-KNOWN = ("AUTOLOAD", "WATCH", "DISABLE", "ONLY", "PLUGINS", "STRICT", "LOG", "REPORT", "VERIFY", "CACHE", "RUN")
+KNOWN = (
+    "AUTOLOAD",
+    "WATCH",
+    "DISABLE",
+    "ONLY",
+    "ENABLE",
+    "PLUGINS",
+    "STRICT",
+    "LOG",
+    "REPORT",
+    "VERIFY",
+    "CACHE",
+    "RUN",
+)
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LINE = "\n  "
@@ -49,9 +63,17 @@ class Settings(NamedTuple):
     disable: tuple[str, ...]
     only: tuple[str, ...]
     strict: bool
+    named: frozenset[str] = frozenset()
+    """What is asked for by its name, and not by a glob."""
+
+    def unasked(self, name: str, contested: str) -> str | None:
+        """Why a patch is off that upstream contests, and who holds what is ``contested``; None when it is not off."""
+        if not contested or name in self.named:
+            return None
+        return f"contested upstream, so off unless asked for by name (RLHF_PATCHES_ENABLE={name}): {contested}"
 
     def switched_off(self, name: str) -> str | None:
-        """Why a patch is switched off, None when it is not."""
+        """Why a patch is switched off, None when it is not. Of what is contested, `unasked` says more."""
         if name in self.disable:
             return "disabled by RLHF_PATCHES_DISABLE"
         if self.only and name not in self.only:
@@ -94,10 +116,33 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
         disable=checked(lambda: expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint)),
         only=checked(lambda: expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint)),
         strict=checked(lambda: truth("STRICT", environment)),
+        named=checked(lambda: _named(names, hint, environment)),
     )
     if problems:
         raise SettingsError(LINE.join(problems))
     return found
+
+
+def named(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """What RLHF_PATCHES_ENABLE and RLHF_PATCHES_ONLY name, whether there is such a patch or not."""
+    return frozenset((*_listed("ENABLE", environment), *_listed("ONLY", environment)))
+
+
+def _named(names: Sequence[str], hint: str, environment: Mapping[str, str]) -> frozenset[str]:
+    """The same, checked.
+
+    Raises:
+        SettingsError: ENABLE has what is no name of a patch, a glob say.
+    """
+    wrong = [name for name in _listed("ENABLE", environment) if name not in names]
+    if wrong:
+        said = [
+            f"{PREFIX}ENABLE names {name!r}, "
+            + ("a glob: expected names" if set(name) & set("*?[") else f"which is no patch{nearest(name, names)}")
+            for name in wrong
+        ]
+        raise SettingsError(LINE.join(said) + hint)
+    return named(environment) & frozenset(names)
 
 
 def watchable(module: str) -> bool:

@@ -94,7 +94,8 @@ def _entry(path: str) -> str:
     module, _, name = path.partition(":")
     listed: Listed = getattr(importlib.import_module(module), name).listed(path)
     variants = "".join(f"        {variant!r},\n" for variant in listed.variants)
-    return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ), {listed.changes_numbers!r}),\n"
+    more = f"{listed.changes_numbers!r}" + (f", {listed.contested!r}" if listed.contested else "")
+    return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ), {more}),\n"
 
 
 def watched(patches: Iterable[KnownBug]) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ Mean and variance are taken over responses, as the paper has it (Liu et al., 202
 the same 1e-8 below the root and the variance without bias, as verl has it over tokens. Responses without a token that
 counts are left out.
 
-The authors' own code normalises over tokens like verl's, and upstream has not decided (pull request #6497 is open): who
-compares with their runs wants `RLHF_PATCHES_DISABLE=verl-gdpo-whitening`.""",
+The authors' own code normalises over tokens like verl's: who compares with their runs wants it off.""",
+    contested="the authors' own code normalises over tokens as verl does, and pull request #6497 is open",
     changes_numbers="""\
 with verl 0.7.1 to 0.9.1, GDPO's advantages were normalised with each response counted as often as it is long. With the
 patch each counts once: advantages are shifted and scaled, the more, the more rewards and lengths go together; where all

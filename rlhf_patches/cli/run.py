@@ -26,6 +26,7 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--only", metavar="NAMES", help="names or globs, comma-separated: apply nothing else")
     command.add_argument("--disable", metavar="NAMES", help="names or globs, comma-separated: do not apply these")
+    command.add_argument("--enable", metavar="NAMES", help="names, comma-separated: these too, which upstream contests")
     command.add_argument("--strict", action="store_true", help="a refused or failed patch stops the process")
     said = command.add_mutually_exclusive_group()
     said.add_argument(
@@ -53,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     registered, _ = registry.load()
     names = [item.patch.name for item in registered]
     environment = dict(os.environ, RLHF_PATCHES_AUTOLOAD="1")
-    for variable, value in (("ONLY", options.only), ("DISABLE", options.disable)):
+    for variable, value in (("ONLY", options.only), ("DISABLE", options.disable), ("ENABLE", options.enable)):
         if value is not None:
             settings.expand(settings.split(value), names, f"--{variable.lower()}")
             environment[settings.PREFIX + variable] = value

@@ -58,7 +58,7 @@ class Listed(NamedTuple):
     """A patch or an advice that is not imported yet: what a process has to know that has not imported what it is for.
 
     Attributes:
-        name, changes_numbers: as those of the `Patch`.
+        name, changes_numbers, contested: as those of the `Patch`.
         path: the patch, ``module:NAME``.
         variants: those of the patch.
     """
@@ -67,6 +67,7 @@ class Listed(NamedTuple):
     path: str
     variants: tuple[ListedVariant, ...]
     changes_numbers: str | None = None
+    contested: str = ""
 
     @property
     def kind(self) -> str:

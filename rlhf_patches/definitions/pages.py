@@ -41,9 +41,10 @@ def _of_patch(patch: Patch) -> list[str]:
         _prose(patch.repair),
         *_changes(patch),
         *(["## Your numbers change", _prose(patch.changes_numbers)] if patch.changes_numbers else []),
+        *(["## Contested upstream", _contested(patch)] if patch.contested else []),
         "## Where it applies",
         _where(patch),
-        f"Switch it off with `RLHF_PATCHES_DISABLE={patch.name}`.",
+        _switch(patch),
     ]
 
 
@@ -64,6 +65,18 @@ def _of_advice(advice: Advice) -> list[str]:
         *_changes(advice),
         f"Silence it with `RLHF_PATCHES_DISABLE={advice.name}`.",
     ]
+
+
+def _switch(patch: Patch) -> str:
+    state, variable = ("on", "ENABLE") if patch.contested else ("off", "DISABLE")
+    return f"Switch it {state} with `RLHF_PATCHES_{variable}={patch.name}`."
+
+
+def _contested(patch: Patch) -> str:
+    return _wrapped(
+        f"{patch.contested[0].upper()}{patch.contested[1:]}. So it is **off unless it is asked for by its name**: in "
+        "`RLHF_PATCHES_ENABLE`, in `RLHF_PATCHES_ONLY`, or in `apply(only=...)`. Globs do not count."
+    )
 
 
 def _where(patch: Patch) -> str:
@@ -137,8 +150,10 @@ def _times(count: int) -> str:
 
 def summary(patch: KnownBug) -> str:
     """What a patch repairs, or an advice is about, in a line of a list."""
-    if isinstance(patch, Patch) and patch.changes_numbers:
-        return f"{patch.summary} (changes numbers)"
+    if isinstance(patch, Patch) and (patch.changes_numbers or patch.contested):
+        said = ["changes numbers"] * bool(patch.changes_numbers)
+        said += ["contested upstream: off unless asked for by name"] * bool(patch.contested)
+        return f"{patch.summary} ({'; '.join(said)})"
     return f"{patch.summary} (advice: not repaired)" if isinstance(patch, Advice) else patch.summary
 
 

@@ -469,7 +469,7 @@ class KnownBug:
             release is in the range of two.
         retire: when this entry can be removed.
         signatures: for a bug that raises: the exceptions by which ``rlhf-patches diagnose`` tells it in a log.
-        changes_numbers: of a `Patch`.
+        changes_numbers, contested: of a `Patch`.
     """
 
     kind: ClassVar[str]
@@ -482,6 +482,7 @@ class KnownBug:
     retire: str
     signatures: tuple[Signature, ...]
     changes_numbers: str | None = None
+    contested: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.name, f"{type(self).__name__}.name")
@@ -521,7 +522,8 @@ class KnownBug:
 
     def listed(self, path: str) -> Listed:
         """Its entry in a list; ``path`` is where it is, as ``module:NAME``."""
-        return Listed(self.name, path, tuple(variant.listed() for variant in self.variants), self.changes_numbers)
+        variants = tuple(variant.listed() for variant in self.variants)
+        return Listed(self.name, path, variants, self.changes_numbers, self.contested)
 
     @property
     def distribution(self) -> str:
@@ -557,6 +559,8 @@ class Patch(KnownBug):
         changes_numbers: for a repair of numbers that a user may have tuned to: what was wrong, since which release, and
             what a run that was trained with it should do. One paragraph. The page has it as a section, ``doctor``,
             ``check`` and reports beside the patch, and the log says it once when the patch is applied.
+        contested: where upstream has not agreed that it is a bug: who holds what, in one line. Such a patch is off
+            unless it is asked for by its name, in ``RLHF_PATCHES_ENABLE`` say.
     """
 
     kind = PATCH
@@ -571,9 +575,12 @@ class Patch(KnownBug):
     observations: str | None = None
     changes_numbers: str | None = None
     signatures: tuple[Signature, ...] = ()
+    contested: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if "\n" in self.contested or self.contested != self.contested.strip():
+            raise DefinitionError(f"{self}: contested is {_shown(self.contested)}; expected one line, or nothing")
         if any(variant.is_advice for variant in self.variants):
             raise DefinitionError(f"{self}: a variant has shapes and no change; expected an Advice, or changes")
         if self.observations is not None:

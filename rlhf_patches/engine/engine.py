@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 import sys
-import threading
+from _thread import RLock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 Names = Iterable[str] | str | None
 
+PATIENCE = 60.0
+"""Seconds for which one thread waits for another; each holds a lock for milliseconds, or while plugins are imported."""
+
 
 class _NotReady(Exception):
     """Something has to be imported first, which is not done under the lock."""
@@ -46,6 +49,28 @@ class _NotReady(Exception):
     def __init__(self, load: Callable[[], object]) -> None:
         super().__init__(load)
         self.load = load
+
+
+class _Stuck(RuntimeError):
+    """Another thread has held a lock for so long that it will hold it for good."""
+
+
+class _Lock(RLock):  # type: ignore[misc]
+    """A lock of threads that is not waited for without end: a framework's import is behind it, and may be a rank's."""
+
+    what = "changing functions"
+    patience: float | None = None
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        if not self.acquire(timeout=PATIENCE if self.patience is None else self.patience):
+            self.patience = 0.0  # nobody waits a second time
+            raise _Stuck(f"another thread has been {self.what} for {PATIENCE:.0f} s")
+        self.patience = None
+        return True
+
+
+class _LoadingLock(_Lock):  # type: ignore[misc]
+    what = "loading the patches"
 
 
 class _Outcome(NamedTuple):
@@ -72,6 +97,7 @@ class _Entry:
         self.patch = patch
         self.plugin = plugin
         self.requested = False
+        self.named = False  # requested by its name, not by a glob or by all
         self.outcome = _FRESH
         self.version: str | None = None
 
@@ -96,12 +122,18 @@ class _Nothing:
 
 
 class Asked(NamedTuple):
-    """``chosen`` is None as long as `apply` has not been called; ``hint`` ends an error about an unknown name."""
+    """``chosen`` is None as long as `apply` has not been called; ``hint`` ends an error about an unknown name.
+
+    ``contested``: by name, who holds what of those that upstream contests; ``named``: those of them that `apply` was
+    asked for by their names.
+    """
 
     names: tuple[str, ...]
     chosen: tuple[str, ...] | None
     strict: bool | None
     hint: str
+    contested: Mapping[str, str]
+    named: tuple[str, ...]
 
 
 class Engine:
@@ -113,9 +145,7 @@ class Engine:
         self._load = load
         self.on_change: Callable[[], None] = _ignore
         """Called after patches may have changed their states, never under the lock; must not raise."""
-        self._lock = threading.RLock()
-        self._loading = threading.RLock()
-        self._is_loading = False
+        self._lock, self._loading, self._is_loading = _Lock(), _LoadingLock(), False
         self._entries: dict[str, _Entry] | None = None
         self._failures: list[PluginFailure] = []
         self._ledger: Ledger | _Nothing = _Nothing()
@@ -132,7 +162,9 @@ class Engine:
         """See `rlhf_patches.apply`."""
         entries = self._registered()
         names = list(entries)
+        only = list(only) if isinstance(only, Iterable) and not isinstance(only, str) else only  # read twice
         selected = set(names if only is None else settings.expand(only, names, "only", self._hint()))
+        by_name = {only} if isinstance(only, str) else set(only or ())
         excluded = set(settings.expand(exclude, names, "exclude", self._hint()))
         environment = self._settings()  # a wrong variable is an error before anything changes
         self._resolve_implementations([entries[name] for name in selected - excluded])
@@ -141,6 +173,7 @@ class Engine:
             for name, entry in entries.items():
                 if name in selected and name not in excluded:
                     entry.requested = True
+                    entry.named = entry.named or name in by_name
                 elif not entry.requested:
                     why = "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
                     entry.outcome = self._switch_off(name, why)
@@ -162,7 +195,7 @@ class Engine:
             for name in chosen:
                 entry = entries[name]
                 if entry.requested or self._ledger.carrying(name):  # an earlier call may not have got it off
-                    entry.requested = False
+                    entry.requested = entry.named = False
                     entry.outcome = self._switch_off(name, "reverted by revert()")
             self._unwatch(entries[name] for name in chosen)
         self.on_change()
@@ -273,6 +306,7 @@ class Engine:
             )
         entry = registered or _Entry(patch, "a test")
         before = entry.requested, entry.outcome, entry.version
+        named = entry.named
         self._entries = {**entries, patch.name: entry}
         try:
             if self.switch(patch.name, on=False).status is Status.FAILED:
@@ -283,13 +317,19 @@ class Engine:
             if registered is None:
                 self._entries = {name: each for name, each in self._entries.items() if each is not entry}
             elif before[0]:
-                self.switch(patch.name, on=True)
+                self.switch(patch.name, on=True, by_name=named)
             else:
                 entry.requested, entry.outcome, entry.version = before
+                entry.named = named
 
     @sources.parsed_once(kept=math.inf, stored=True)
-    def switch(self, name: str, on: bool) -> PatchReport:
+    def switch(self, name: str, on: bool, by_name: bool = True) -> PatchReport:
         """Put on or take off one patch, and nothing else: no line in the log, and no error under strict mode.
+
+        Args:
+            name: the patch.
+            on: whether to put it on.
+            by_name: whether that counts as asked for by its name, where upstream contests it.
 
         Returns:
             its row in the report.
@@ -298,7 +338,7 @@ class Engine:
         if on:
             self._resolve_implementations([entry])
         with self._lock:
-            entry.requested = on
+            entry.requested, entry.named = on, on and by_name
             if not on:
                 entry.outcome = self._switch_off(name, "taken off by a test")
                 self._unwatch([entry])
@@ -315,7 +355,9 @@ class Engine:
         entries = self._registered()
         with self._lock:
             chosen = tuple(name for name, entry in entries.items() if entry.requested) if self._called else None
-            return Asked(tuple(entries), chosen, self._strict, self._hint())
+            contested = {name: entry.patch.contested for name, entry in entries.items() if entry.patch.contested}
+            named = tuple(name for name in contested if entries[name].named)
+            return Asked(tuple(entries), chosen, self._strict, self._hint(), contested, named)
 
     def carried(self) -> list[tuple[KnownBug | Listed, PatchReport, dict[str, str]]]:
         """Each patch, its row in the report, and the text of each module that it has been applied to.
@@ -361,7 +403,8 @@ class Engine:
         return registry.hint(self._failures)
 
     def _renew_locks(self) -> None:
-        self._lock, self._loading, self._is_loading = threading.RLock(), threading.RLock(), False
+        self._lock, self._loading = _Lock(), _LoadingLock()
+        self._is_loading = False
 
     def _resolve_implementations(self, entries: Iterable[_Entry]) -> None:
         """Import the implementations of patches whose targets are there already, before the lock is taken."""
@@ -424,7 +467,8 @@ class Engine:
                 load = error.load
             except no_signal(Exception, SystemExit) as error:  # the promise: no exception from a framework's import
                 logger().debug("patch %s failed", entry.patch.name, exc_info=True)
-                with self._lock:
+                # A lock that cannot be had is not waited for again: what is written is one value.
+                with self._lock if not isinstance(error, _Stuck) else contextlib.nullcontext():
                     if entry.requested:
                         entry.outcome = _Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
                 return
@@ -449,6 +493,9 @@ class Engine:
         off = self._settings().switched_off(patch.name)
         if off:
             return self._switch_off(patch.name, off)
+        unasked = None if entry.named else self._settings().unasked(patch.name, patch.contested)
+        if unasked:
+            return self._unasked(entry, unasked)
         if announced is None:
             self._look_again(entry)
             if entry.outcome.status is Status.APPLIED:
@@ -486,6 +533,16 @@ class Engine:
         if not _has_begun(found.variant, ready):
             return self._before_import(choice._replace(variants=(found.variant,)), ready)
         return self._put_on(patch, choice.finding, found, ready, self._ledger)
+
+    def _unasked(self, entry: _Entry, why: str) -> _Outcome:
+        """What becomes of a patch that is contested upstream and was not asked for."""
+        patch = entry.patch
+        off = self._switch_off(patch.name, why)
+        found = choices.absence(patch) if isinstance(patch, Listed) else None
+        if found is None:
+            found = choices.unasked(choices.choose([choices.look(variant) for variant in patch.variants]), why)
+        entry.version = found.version
+        return off if found.status is Status.DISABLED or off.status is Status.FAILED else self._said(patch, found)
 
     def _put_on(
         self, patch: KnownBug, finding: Finding, found: Decision, ready: dict[str, ModuleType], ledger: Ledger

@@ -117,6 +117,15 @@ def told(found: Decision, variants: Sequence[Variant | ListedVariant]) -> Decisi
     return found._replace(status=Status.ADVICE, reason=f"{found.reason}; whether the bug is there is not known")
 
 
+def unasked(choice: Choice | Decision, why: str) -> Decision:
+    """What becomes of a patch that is contested upstream and was not asked for: the text does not matter."""
+    if isinstance(choice, Decision):
+        return choice if choice.status is Status.ABSENT else Decision(Status.DISABLED, why, choice.version)
+    if choice.finding.verdict is Verdict.OUTSIDE:
+        return unaffected(choice.finding)
+    return Decision(Status.DISABLED, why, choice.finding.version)
+
+
 def unaffected(finding: Finding, unreviewed: bool = False) -> Decision:
     """What becomes of a patch whose version is known and in the range of none of its variants."""
     reason = finding.reason + (UNREVIEWED if unreviewed else "")

@@ -32,27 +32,38 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
     with sources.parsed_once():
         for item in registered:
             off = environment.switched_off(item.patch.name)
-            found = _judge(item.patch, choices.look, sources.read_module, {} if off else beside)
+            unasked = environment.unasked(item.patch.name, item.patch.contested)
+            found = _judge(item.patch, choices.look, sources.read_module, {} if off else beside, unasked=unasked)
             if off:
                 found = Decision(Status.DISABLED, off, found.version)
             rows.append(_row(item, found))
     return Report(tuple(rows), tuple(failures))
 
 
-def check(release: Release, registered: Iterable[Registered], failures: Iterable[PluginFailure] = ()) -> Report:
+def check(
+    release: Release,
+    registered: Iterable[Registered],
+    failures: Iterable[PluginFailure] = (),
+    by_name: bool = False,
+) -> Report:
     """The same of one release, whatever is installed here and whatever the environment variables say.
+
+    But RLHF_PATCHES_ENABLE and RLHF_PATCHES_ONLY count, as far as they ask for what upstream contests;
+    ``by_name``: all is asked for.
 
     Thorough: that edits leave every line where it is, which the rules of `rewriting` promise, is checked too.
 
     Raises:
         ReleaseError: something of the release is there and cannot be read.
     """
+    named = settings.Settings((), (), False, settings.named())
     beside: dict[str, Held] = {}
     with sources.parsed_once():
-        rows = [
-            _row(item, _judge(item.patch, functools.partial(look, release), release.source, beside, release=True))
-            for item in registered
-        ]
+        rows = []
+        for item in registered:
+            why = None if by_name else named.unasked(item.patch.name, item.patch.contested)
+            found = _judge(item.patch, functools.partial(look, release), release.source, beside, True, why)
+            rows.append(_row(item, found))
     return Report(tuple(rows), tuple(failures))
 
 
@@ -98,6 +109,7 @@ def _judge(
     read: Callable[[str], Source],
     beside: dict[str, Held],
     release: bool = False,
+    unasked: str | None = None,
 ) -> Decision:
     """What `apply` would do with a patch.
 
@@ -107,10 +119,13 @@ def _judge(
         read: gives the text of a module.
         beside: per target what the patches before this one have made of it; this one's changes are added.
         release: whether to check lines too, and to let errors through that are not about the patch.
+        unasked: why it is off, if it is contested and was not asked for.
     """
     choice: Choice | Decision | None = None
     try:
         choice = choices.choose([look(variant) for variant in patch.variants])
+        if unasked:
+            return choices.unasked(choice, unasked)
         found = choice if isinstance(choice, Decision) else decision.decide(choice, read)
         if found.status is not Status.APPLIES:
             return found

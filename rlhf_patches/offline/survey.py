@@ -106,7 +106,7 @@ def _judged(release: Release, registered: Sequence[Registered]) -> dict[str, Any
     found = {}
     with sources.parsed_once():
         for item in registered:
-            (row,) = evaluate.check(release, [item])
+            (row,) = evaluate.check(release, [item], by_name=True)
             codes = [{**asdict(code), "why": confined.short(code.why)} for code in facts.examine(release, item.patch)]
             texts = {"version": confined.short(row.version), "reason": confined.short(row.reason)}
             found[row.name] = {**texts, "status": row.status.value, "codes": codes}

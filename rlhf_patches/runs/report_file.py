@@ -121,11 +121,15 @@ class _Line:
     def update(self) -> None:
         """Write the line if there is something new to say. While every patch still waits, there is not."""
         try:
-            with self._lock:
+            if not self._lock.acquire(timeout=_PATIENCE):
+                return  # another thread writes to a file system that does not answer
+            try:
                 report = self._report()
                 self._begun = self._begun or _settled(report)
                 if self._begun or self._ended:
                     self._write(report)
+            finally:
+                self._lock.release()
         except no_signal(Exception) as error:  # the callers are in the middle of a framework's import
             self._complain(error)
 

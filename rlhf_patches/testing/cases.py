@@ -135,7 +135,7 @@ def write_metadata(folder: Path, distribution: str, version: str) -> Path:
 
 def row_of(folder: Path, patch: KnownBug) -> PatchReport:
     """What ``rlhf-patches check FOLDER`` says of a patch, registered or not."""
-    return evaluate.check(archive.open_release(str(folder)), [Registered(patch, "a test")])[patch.name]
+    return evaluate.check(archive.open_release(str(folder)), [Registered(patch, "a test")], by_name=True)[patch.name]
 
 
 def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:

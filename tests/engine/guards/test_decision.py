@@ -224,6 +224,18 @@ def advised(version, content=BUG):
     return make
 
 
+def contested(case, asked=False):
+    """A patch that upstream contests, in a case; asked for by its name or not."""
+
+    def make(world):
+        case(world)
+        world.patches[-1] = dataclasses.replace(world.patches[-1], contested="upstream says otherwise")
+        if asked:
+            world.monkeypatch.setenv("RLHF_PATCHES_ENABLE", world.patches[-1].name)
+
+    return make
+
+
 CASES = {
     "nothing of the framework is there": nothing,
     "version affected, code recognised": text("1.0"),
@@ -260,6 +272,10 @@ CASES = {
     "another patch wraps the function": beside("wrap", "rewrite"),
     "another patch rewrites what this one wraps": beside("rewrite", "wrap"),
     "switched off by a variable": switched_off,
+    "contested, and not asked for by name": contested(text("1.0")),
+    "contested, asked for by name": contested(text("1.0"), asked=True),
+    "contested, and outside its range": contested(text("2.0")),
+    "contested, and nothing of the framework is there": contested(nothing),
     "advice: version affected, code recognised": advised("1.0"),
     "advice: version affected, code different": advised("1.0", OTHER),
     "advice: version affected, module missing": advised("1.0", None),
