@@ -20,7 +20,12 @@ from .upstream import Upstream
 if TYPE_CHECKING:
     from unidiff.patch import PatchedFile
 
+_INSTEAD = "Wrap or Replace the functions"
 _USES = "a Rewrite's `uses` brings what its replacement needs"
+LARGEST = 8 * 2**20
+"""Bytes of a diff."""
+_MOST_HUNKS, _MOST_LINES = 200, 1000
+"""Of one file, that are drafted: what repairs a bug has some tens, and a draft takes the square of them."""
 _NOT_OF_THE_PACKAGE = {"test", "tests", "testing", "doc", "docs", "examples", "benchmarks", ".github"}
 
 
@@ -165,6 +170,11 @@ class _File:
 
     def read(self, file: PatchedFile) -> None:
         """Draft what its hunks change."""
+        lines = sum(map(len, file))
+        if len(file) > _MOST_HUNKS or lines > _MOST_LINES:
+            why = f"{len(file)} hunks of {lines} lines: expected {_MOST_HUNKS} of {_MOST_LINES} at most; {_INSTEAD}"
+            self.fix.hunks.append(Hunk(file.path, open=[why]))
+            return
         fixed, changes = self._applied(file)
         self.fix.hunks.extend(change.hunk for change in changes)
         if fixed is None:

@@ -57,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, DefinitionError, settings.SettingsError, *options.wrong) as error:
         output.complain(str(error))
         return 2
+    except (RecursionError, MemoryError) as error:  # of a parser's: of what was read no more can be said
+        what = "is nested too deeply" if isinstance(error, RecursionError) else "takes more memory than there is"
+        output.complain(f"{arguments[0]}: what was read {what}")
+        return 2
     except KeyboardInterrupt:  # a command that writes puts its files in place at once, at its end
         output.complain("interrupted")
         return INTERRUPTED

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from typing import BinaryIO
 
 from ..definitions import registry
 from ..definitions.patch import Advice
 from ..definitions.status import printable
-from ..offline import diagnose, tracebacks
+from ..offline import diagnose, inputs, tracebacks
 from ..offline.diagnose import Diagnosis
 from . import output
 from .command_line import Commands, UsageError, add_output
@@ -23,6 +21,7 @@ def add(commands: Commands) -> None:
         _diagnose,
         "which known bug a training log or traceback shows, how sure that is, and what to set",
         "rlhf-patches diagnose train.log",
+        wrong=(inputs.InputError, tracebacks.LogError),
     )
     command.add_argument("log", nargs="?", default="-", metavar="LOG", help="a file; '-', or none: standard input")
     add_output(command)
@@ -30,14 +29,15 @@ def add(commands: Commands) -> None:
 
 def _diagnose(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
-    if options.log == "-":
-        found, count = diagnose.diagnose(tracebacks.read(_standard_input()), registered)
-    else:
-        try:
+    try:
+        if options.log == "-":
+            found, count = diagnose.diagnose(tracebacks.read(inputs.standard_input()), registered)
+        else:
             with open(options.log, "rb") as log:
                 found, count = diagnose.diagnose(tracebacks.read(log), registered)
-        except OSError as error:
-            raise UsageError(f"cannot read {options.log}: {error.strerror or error}") from error
+    except OSError as error:
+        what = "standard input" if options.log == "-" else options.log
+        raise UsageError(f"cannot read {what}: {error.strerror or error}") from error
     if options.json:
         print(json.dumps({"exceptions": count, "bugs": [_as_json(one) for one in found]}, indent=2))
     elif options.quiet:
@@ -47,12 +47,6 @@ def _diagnose(options: argparse.Namespace) -> int:
         _say(found, count)
     output.complain_of_plugins(failures)
     return int(bool(found))
-
-
-def _standard_input() -> BinaryIO:
-    if sys.stdin is None:
-        raise UsageError("standard input is closed: give the log's path")
-    return sys.stdin.buffer
 
 
 def _say(found: list[Diagnosis], count: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from ..authoring import fix, plugin, upstream
@@ -16,6 +15,7 @@ from ..definitions.status import printable
 from ..guards import decision, rewriting, sources
 from ..guards.rewriting import Unrecognised
 from ..guards.sources import FunctionNode, Source
+from ..offline import inputs
 from . import author, output
 from .command_line import Commands, UsageError
 
@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
         _new,
         "a plugin with a patch, its test included, for you to complete",
         "rlhf-patches new trl-pad-order --target trl.trainer.utils:pad --in trl==1.14.2 --pattern 'len($A)'",
-        wrong=(upstream.UpstreamError, plugin.PluginError, fix.FixError),
+        wrong=(upstream.UpstreamError, plugin.PluginError, fix.FixError, inputs.InputError),
     )
     command.add_argument("name", metavar="NAME", help="the patch, kebab-case, framework first")
     of = command.add_mutually_exclusive_group(required=True)
@@ -63,7 +63,7 @@ def _from_diff(options: argparse.Namespace, found: Upstream) -> int:
     given = [name for name in ("kind", *_OF_REWRITES) if getattr(options, name)]
     if given:
         raise UsageError(f"--{given[0]} goes with --target: a diff says itself what changes")
-    drafted = fix.read(_text(options.from_diff), found)
+    drafted = fix.read(inputs.text(options.from_diff, fix.LARGEST), found)
     owners = dict.fromkeys(found.owner(source) for source in drafted.modules)
     if len(owners) > 1:
         raise UsageError(
@@ -97,14 +97,6 @@ def _tell(drafted: Fix) -> None:
             print(printable(f"  nothing to do: {note}"))
     for file in drafted.skipped:
         print(printable(f"skipped: {file}"))
-
-
-def _text(file: str) -> str:
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
 
 
 def _complain_of_no_owner(source: Source) -> None:

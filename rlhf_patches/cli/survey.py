@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from ..definitions import registry
@@ -87,8 +87,11 @@ def _of_one(name: str, items: list[Registered], options: argparse.Namespace) -> 
 
     try:
         specifier = SpecifierSet(options.releases)
-    except InvalidSpecifier as error:
-        raise UsageError(f"--releases {options.releases!r}: expected a PEP 440 specifier, '>=1.0,<2' say") from error
+        specifier.contains("0")  # whose bounds are read only now
+    except ValueError as error:  # InvalidSpecifier, or more digits than Python converts
+        raise UsageError(
+            f"--releases {options.releases!r:.100}: expected a PEP 440 specifier, '>=1.0,<2' say"
+        ) from error
     cache = Path(options.cache) if options.cache else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     to = Console(stderr=True)

@@ -10,13 +10,16 @@ from importlib.resources import files
 from typing import Any
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..definitions.patch import KnownBug, Patch
 from ..definitions.registry import Registered
 from ..guards import versions
 from ..guards.versions import Verdict
-from .pins import Pin
+from .pins import Pin, PinsError
+
+_MOST = 1000
+"""Pins of frameworks; an environment has one of each, and each has a page of bugs."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,17 @@ def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited
 
     Returns:
         one entry per pin, in their order.
+
+    Raises:
+        PinsError: they are more than any set of files has.
     """
     by_name: dict[str, list[Registered]] = {}
     for item in registered:
         by_name.setdefault(canonicalize_name(item.patch.distribution), []).append(item)
-    return [_audited(pin, by_name[pin.name]) for pin in pins if pin.name in by_name]
+    wanted = [pin for pin in pins if pin.name in by_name]
+    if len(wanted) > _MOST:
+        raise PinsError(f"what was given names frameworks {len(wanted)} times: expected {_MOST} at most")
+    return [_audited(pin, by_name[pin.name]) for pin in wanted]
 
 
 def _audited(pin: Pin, items: list[Registered]) -> Audited:
@@ -71,8 +80,8 @@ def _audited(pin: Pin, items: list[Registered]) -> Audited:
         return Audited(pin, None, pin.note)
     try:
         version = Version(pin.version)
-    except InvalidVersion:
-        return Audited(pin, None, f"{pin.version!r} is no version of PEP 440")
+    except ValueError:  # InvalidVersion, or more digits than Python converts
+        return Audited(pin, None, f"{pin.version!r:.100} is no version of PEP 440")
     return Audited(pin, tuple(_bug(item) for item in items if _has(item.patch, version)))
 
 

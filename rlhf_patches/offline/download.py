@@ -130,13 +130,20 @@ def parse(text: str) -> tuple[str, str]:
     Raises:
         DownloadError: it is anything else.
     """
-    problem = f"{text!r} is no existing path and no NAME==VERSION, such as 'verl==0.9.1'"
+    problem = f"{text!r:.300} is no existing path and no NAME==VERSION, such as 'verl==0.9.1'"
     try:
         requirement = Requirement(text)
-    except InvalidRequirement as error:
+    except (InvalidRequirement, RecursionError) as error:
         raise DownloadError(problem) from error
     pins = [pin for pin in requirement.specifier if pin.operator == "==" and not pin.version.endswith(".*")]
-    if len(requirement.specifier) != 1 or not pins or requirement.extras or requirement.marker or requirement.url:
+    if (
+        len(text) > 200  # name and version become those of folders
+        or len(requirement.specifier) != 1
+        or not pins
+        or requirement.extras
+        or requirement.marker
+        or requirement.url
+    ):
         raise DownloadError(problem)
     return canonicalize_name(requirement.name), pins[0].version
 

@@ -2,6 +2,8 @@
 
 Requirements are parsed by packaging, TOML by the standard library (tomli before Python 3.11). Nothing is fetched,
 imported or run.
+
+What is read may have been made to do harm: each file has a bound, and so has the whole of what files name.
 """
 
 from __future__ import annotations
@@ -9,20 +11,29 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from . import inputs
+from .inputs import InputError
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-_LARGEST = 64 * 2**20  # bytes; the largest lock files have one
+_LARGEST = 16 * 2**20  # bytes of a file and of all that it names; the largest lock files have one MiB
+_LONGEST = 2**18  # characters of a requirement, with its hashes
+_DEEPEST = 50  # files that name each other
+_MOST = 20_000  # pins of one file; the largest lock files have some thousands
+# Keys of more parts take tomllib the square of them, each time that they occur.
+_DEEP_KEY = re.compile(r"""(?<![\w."'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""", re.ASCII)
 
 
 class PinsError(Exception):
@@ -66,61 +77,97 @@ def read(path: str) -> list[Pin]:
     Raises:
         PinsError: it cannot be read, or is none of the formats.
     """
-    if path == "-":
-        return list(_requirements(sys.stdin.read() if sys.stdin else "", "standard input", None, ()))
-    file = Path(path)
-    text = _text(file)
-    if file.suffix not in (".toml", ".lock"):
-        return list(_requirements(text, path, file.parent, (file.resolve(),)))
+    found: dict[tuple[str, str | None, str, str], Pin] = {}
+    for pin in _of_file(path):
+        # Of lines that say the same the first.
+        found.setdefault((pin.name, pin.version, pin.note, pin.place.rpartition(":")[0]), pin)
+        if len(found) > _MOST:
+            raise PinsError(f"{path} names more than {_MOST} releases: expected a requirements or a lock file")
+    return list(found.values())
+
+
+def _of_file(path: str) -> Iterator[Pin]:
+    try:
+        if path == "-":
+            yield from _Requirements().read(inputs.text(path, _LARGEST), "standard input", None)
+            return
+        file = Path(path)
+        if file.suffix not in (".toml", ".lock"):
+            yield from _Requirements().include(file)
+            return
+        text = _text(file, _LARGEST)
+    except InputError as error:
+        raise PinsError(str(error)) from error
+    if _DEEP_KEY.search(text):
+        raise PinsError(f"{path} has a key of more than 32 parts, which no lock file has")
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # more digits than Python converts; nested too deeply
         raise PinsError(f"{path} is no TOML: {error}") from error
     try:
         if "package" in data or "packages" in data:  # uv.lock and poetry.lock; pylock.toml
-            return list(_locked(data.get("package") or data["packages"], path))
+            yield from _locked(data.get("package") or data["packages"], path)
+            return
         if "project" in data or "tool" in data or "dependency-groups" in data:
-            return list(_project(data, path))
-    except (AttributeError, KeyError, TypeError) as error:
+            yield from _project(data, path)
+            return
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise PinsError(f"{path} is not as expected of its format: {type(error).__name__}: {error}") from error
     raise PinsError(f"{path} is no uv.lock, poetry.lock, pylock.toml or pyproject.toml: it has none of their tables")
 
 
-def _text(file: Path) -> str:
+def _text(file: Path, limit: int) -> str:
     try:
         if not file.is_file():
-            raise PinsError(f"{file} is {'no regular file' if file.exists() else 'not there'}")
-        if file.stat().st_size > _LARGEST:
-            raise PinsError(f"{file} has more than {_LARGEST >> 20} MiB")
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PinsError(f"cannot read {file}: {error}") from error
+            raise InputError(f"{file} is {'no regular file' if file.exists() else 'not there'}")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    return inputs.text(str(file), limit)
 
 
 # ------------------------------------------------------------------------------------------ requirements
 
 
-def _requirements(text: str, place: str, folder: Path | None, within: tuple[Path, ...]) -> Iterator[Pin]:
-    """pip's format: a requirement a line, and files that it names."""
-    for number, line in _logical_lines(text):
-        where = f"{place}:{number}"
-        option, _, value = (part.strip() for part in line.partition("=" if line.startswith("--") else " "))
-        if " " in option:  # --requirement FILE
-            option, _, value = (part.strip() for part in line.partition(" "))
-        if option in ("-r", "--requirement", "-c", "--constraint") or line[:2] in ("-r", "-c"):
-            value = value if option.startswith("--") or len(option) == 2 else line[2:].strip()
-            if folder is None or "://" in value:
-                raise PinsError(f"{where} names {value}, which is not read: give it, too")
-            file = folder / value
-            if file.resolve() not in within:
-                yield from _requirements(_text(file), str(file), file.parent, (*within, file.resolve()))
-        elif option in ("-e", "--editable"):
-            name = canonicalize_name(value.partition("#egg=")[2].partition("&")[0].partition("[")[0])
-            if name:
-                yield Pin(name, None, where, f"editable: {value}")
-        elif not line.startswith("-"):
-            # What follows a requirement are options of its own, hashes above all.
-            yield from _pin(line.partition(" --")[0], where)
+class _Requirements:
+    """pip's format: a requirement a line, and files that it names, each of which is read once."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._left = _LARGEST
+
+    def include(self, file: Path, depth: int = 0) -> Iterator[Pin]:
+        """A file."""
+        real = os.path.realpath(file)
+        if real in self._seen:
+            return
+        if depth > _DEEPEST:
+            raise InputError(f"{file} is named by a chain of more than {_DEEPEST} files")
+        self._seen.add(real)
+        text = _text(file, self._left)
+        self._left -= len(text)
+        yield from self.read(text, str(file), file.parent, depth)
+
+    def read(self, text: str, place: str, folder: Path | None, depth: int = 0) -> Iterator[Pin]:
+        """The text of one, ``folder`` that which the files that it names are in."""
+        for number, line in _logical_lines(text):
+            where = f"{place}:{number}"
+            if len(line) > _LONGEST:
+                raise PinsError(f"{where} has {len(line)} characters, more than a requirement can have ({_LONGEST})")
+            option, _, value = (part.strip() for part in line.partition("=" if line.startswith("--") else " "))
+            if " " in option:  # --requirement FILE
+                option, _, value = (part.strip() for part in line.partition(" "))
+            if option in ("-r", "--requirement", "-c", "--constraint") or line[:2] in ("-r", "-c"):
+                value = value if option.startswith("--") or len(option) == 2 else line[2:].strip()
+                if folder is None or "://" in value or "\0" in value:
+                    raise PinsError(f"{where} names {value:.300}, which is not read: give it, too")
+                yield from self.include(folder / value, depth + 1)
+            elif option in ("-e", "--editable"):
+                name = canonicalize_name(value.partition("#egg=")[2].partition("&")[0].partition("[")[0])
+                if name:
+                    yield Pin(name, None, where, f"editable: {value}")
+            elif not line.startswith("-"):
+                # What follows a requirement are options of its own, hashes above all.
+                yield from _pin(line.partition(" --")[0], where)
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -143,9 +190,11 @@ def _pin(text: str, where: str, note: str = "") -> Iterator[Pin]:
     """What one requirement says; paths and URLs without a name say nothing."""
     try:
         requirement = Requirement(text)
+        marker = f"where {requirement.marker}" if requirement.marker else ""
     except InvalidRequirement:
         return
-    marker = f"where {requirement.marker}" if requirement.marker else ""
+    except RecursionError as error:
+        raise PinsError(f"{where} is nested too deeply to be read") from error
     note = "; ".join(filter(None, (note, marker)))
     name = canonicalize_name(requirement.name)
     if requirement.url:
@@ -163,7 +212,7 @@ def _pin(text: str, where: str, note: str = "") -> Iterator[Pin]:
 def _of_wheel(url: str) -> str | None:
     try:
         return str(parse_wheel_filename(os.path.basename(url.partition("#")[0]))[1])
-    except InvalidWheelFilename:
+    except ValueError:  # InvalidWheelFilename, or more digits than Python converts
         return None
 
 

@@ -1,7 +1,8 @@
 """The exceptions in a training log of any size: of many ranks at once, coloured, behind the prefixes of launchers.
 
 One pass, in constant memory: of each stream the frames since its last traceback began, and no more of them than a
-traceback has.
+traceback has; of all streams together no more than `_MOST_CHARACTERS`. No expression here takes more time than a line
+is long.
 """
 
 from __future__ import annotations
@@ -13,18 +14,29 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 _LONGEST_LINE = 1 << 16  # bytes; of a longer one the beginning counts
+_ENDLESS_LINE = 1 << 28  # bytes; no log has one, and a device would be read for ever
 _MOST_FRAMES = 256
 _MOST_STREAMS = 4096
+_MOST_CHARACTERS = 16 * 2**20  # of all frames that are kept: those of a thousand ranks that crash have half of it
+_OF_A_FRAME = 200  # what one takes in memory beside its characters
+_LONGEST_PATH = 500
+_LONGEST_NAME = 200
+_LONGEST_PREFIX = 500
 _LONGEST_MESSAGE = 2000
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 # torchrun's [rank0]: and [default0]:, Ray's (Actor pid=1, ip=...), srun -l's 0:, vLLM's ERROR 01-02 [core.py:1]
 _PREFIX = re.compile(
-    r"(?:\[(?:rank|default|[\w.-]+/)?\d+\]:?|\([^()\n]*\bpid=\d+[^()\n]*\)|\d+:|(?:ERROR|WARNING|INFO)\s[^\]\n]*\])[ ]?"
+    r"(?:\[(?:rank|default|[\w.-]{1,99}/)?\d{1,9}\]:?|\([^()\n]{0,199}?\bpid=\d{1,20}\b[^()\n]{0,99}\)|\d{1,9}:"
+    r"|(?:ERROR|WARNING|INFO)\s[^\]\n]{0,199}\])[ ]?"
 )
 _FRAME = re.compile(r'\s*(?:\|\s*)?File "([^"\n]+)", line \d+, in (\S+)')
 _EXCEPTION = re.compile(r"(?:[|+ -]*)((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s?(.*))?$")
 _LOUD = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning)$")
 _BEGIN = "Traceback (most recent call last):"
+
+
+class LogError(Exception):
+    """What is read is no log; the message says why."""
 
 
 class Frame(NamedTuple):
@@ -60,37 +72,84 @@ class _Stream:
     active: bool = False
     own: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MOST_FRAMES))
     near: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MOST_FRAMES))
+    size: int = 0
+
+    def add(self, frame: Frame) -> int:
+        """Keep a frame; returns by how much the stream is larger."""
+        gone = _size(self.near[0]) if len(self.near) == _MOST_FRAMES else 0
+        self.own.append(frame)
+        self.near.append(frame)  # the last of which are its own
+        self.size += _size(frame) - gone
+        return _size(frame) - gone
+
+
+def _size(frame: Frame) -> int:
+    return len(frame.file) + len(frame.function) + _OF_A_FRAME
+
+
+class _Streams:
+    """The streams of a log, by prefix. Where they are too many, or too large, those that came first are forgotten."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, _Stream] = OrderedDict()
+        self._size = 0
+        self.active = 0
+
+    def of(self, prefix: str) -> _Stream:
+        """The stream of a prefix."""
+        stream = self._found.get(prefix)
+        if stream is None:
+            if len(self._found) >= _MOST_STREAMS:
+                self._forget()
+            stream = self._found[prefix] = _Stream()
+        return stream
+
+    def add(self, stream: _Stream, frame: Frame) -> None:
+        """Keep a frame."""
+        self._size += stream.add(frame)
+        while self._size > _MOST_CHARACTERS:
+            self._forget()
+
+    def set_active(self, stream: _Stream, active: bool) -> None:
+        """Note whether a traceback has begun and not ended."""
+        self.active += active - stream.active
+        stream.active = active
+
+    def _forget(self) -> None:
+        _, stream = self._found.popitem(last=False)
+        self._size -= stream.size
+        self.active -= stream.active
 
 
 def read(log: BinaryIO) -> Iterator[Raised]:
-    """Every exception in a log, in its order."""
-    streams: OrderedDict[str, _Stream] = OrderedDict()
-    active = 0
+    """Every exception in a log, in its order.
+
+    Raises:
+        LogError: it has a line without an end.
+    """
+    streams = _Streams()
     for number, line in _lines(log):
         # Most lines of a log end here.
-        if not active and b"Traceback" not in line and b'File "' not in line and b"E" not in line:
+        if not streams.active and b"Traceback" not in line and b'File "' not in line and b"E" not in line:
             continue
         text = _COLOUR.sub("", line.decode("utf-8", "replace")).rstrip("\r\n")
         prefix, text = _split(text)
-        if not active and _BEGIN not in text and 'File "' not in text and not _may_be_loud(text):
+        if not streams.active and _BEGIN not in text and 'File "' not in text and not _may_be_loud(text):
             continue
-        stream = streams.get(prefix) or _new(streams, prefix)
-        was = stream.active
+        stream = streams.of(prefix)
         frame = _FRAME.match(text)
         if text.endswith(_BEGIN):
-            stream.active = True
+            streams.set_active(stream, True)
             stream.own.clear()
         elif frame:
-            stream.active = True
-            stream.own.append(Frame(*frame.groups()))
-            stream.near.append(stream.own[-1])
+            streams.set_active(stream, True)
+            streams.add(stream, Frame(frame[1][-_LONGEST_PATH:], frame[2][:_LONGEST_NAME]))
         else:
             raised = _raised(text, stream, number, prefix)
             if raised is not None:
-                stream.active = False
+                streams.set_active(stream, False)
                 stream.own.clear()
                 yield raised
-        active += stream.active - was
 
 
 def _lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -98,8 +157,11 @@ def _lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
     while line := log.readline(_LONGEST_LINE):
         number += 1
         yield number, line
+        size = 0
         while not line.endswith(b"\n") and (line := log.readline(_LONGEST_LINE)):
-            pass
+            size += len(line)
+            if size > _ENDLESS_LINE:
+                raise LogError(f"line {number} has more than {_ENDLESS_LINE >> 20} MiB: expected a log, which is text")
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -107,14 +169,7 @@ def _split(text: str) -> tuple[str, str]:
     end = 0
     while found := _PREFIX.match(text, end):
         end = found.end()
-    return text[:end].strip(), text[end:]
-
-
-def _new(streams: OrderedDict[str, _Stream], prefix: str) -> _Stream:
-    if len(streams) >= _MOST_STREAMS:
-        streams.popitem(last=False)
-    streams[prefix] = _Stream()
-    return streams[prefix]
+    return text[:end].strip()[:_LONGEST_PREFIX], text[end:]
 
 
 def _may_be_loud(text: str) -> bool:

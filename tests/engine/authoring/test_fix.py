@@ -336,3 +336,28 @@ def test_metadata_are_no_code_in_what_is_written(new, package, monkeypatch, tmp_
     )
     assert not any("open(" in file.read_text() for file in Path("some-fix").rglob("*.*"))
     assert os.listdir() == ["some-fix"]
+
+
+HUNK = "--- a/{}/mod.py\n+++ b/{}/mod.py\n@@ -11,1 +11,{} @@\n         return x - self.scale\n"
+
+
+def test_a_fix_has_a_bound(new, package, said):
+    """A draft takes the square of its lines, and what is named may never end."""
+    name = package.name
+    many = "".join(f"@@ -{n},1 +{n},1 @@\n-x\n+y\n" for n in range(1, 9999))
+    for text in (
+        HUNK.format(name, name, 300_001) + "+        y = x + 1\n" * 300_000,
+        HUNK.partition("@@")[0].format(name, name) + many,
+    ):
+        status, out, err = new(text)
+        assert (status, out.count("\n"), err.count("\n")) == (2, 2, 1)
+        assert "expected 200 of 1000 at most" in out
+        assert "so nothing is written" in err
+    status, out, err = said("new", "some-fix", "--from-diff", "/dev/zero")
+    assert (status, out, err) == (2, "", "rlhf-patches: /dev/zero has more than 8 MiB\n")
+    # Beside a part that is drafted it is left to do.
+    fixed = OLD.replace("x - self.scale", "x + self.scale")
+    package.list(package.write("more", OLD), package.site / name / "mod.py")
+    text = diff(f"{name}/more.py", OLD, fixed) + HUNK.format(name, name, 2001) + "+        y = 1\n" * 2000
+    status, out, err = new(text)
+    assert (status, "not all is drafted (1 left)" in err) == (0, True)

@@ -149,7 +149,7 @@ def test_files_that_a_file_names(found, requirements, option):
 
 
 def test_standard_input(found, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("trl==1.5.0\nslime @ file:///slime\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"trl==1.5.0\nslime @ file:///slime\n")))
     assert found("-") == (1, {"trl 1.5.0": [TRL], "slime None": "from file:///slime"})
 
 
@@ -182,7 +182,7 @@ def test_poetrys_own_notation(requirements, text, version):
         ("uv.lock", "[[package]]\nversion = '1'", "is not as expected"),
         ("a.txt", "-r https://host/x.txt", "which is not read: give it, too"),
         ("a.txt", "-r b.txt", "b.txt is not there"),
-        ("a.txt", "\udcff", "cannot read"),
+        ("a.txt", "\udcff", "cannot be read"),
     ],
 )
 def test_what_cannot_be_read(tmp_path, capsys, name, text, said):
@@ -202,3 +202,91 @@ def test_every_patch_has_a_record():
     from rlhf_patches.patches import plugin
 
     assert set(audit.releases()) == {patch.name for patch in plugin.rlhf_patches()}, "run `make releases`"
+
+
+# ------------------------------------------------------------------------------------------ made to do harm
+
+
+def test_files_that_name_each_other(found, requirements, tmp_path):
+    """Each is read once: forty, each of which names the next one twice, would be a million million."""
+    for number in range(40):
+        requirements(f"-r {number + 1}.txt\n-r ./{number + 1}.txt\n", f"{number}.txt")
+    requirements("trl==1.5.0\n-r 0.txt\n", "40.txt")
+    assert found(tmp_path / "0.txt") == (1, {"trl 1.5.0": [TRL]})
+
+
+@pytest.mark.parametrize("times", [2, 20_000])
+def test_lines_that_say_the_same_are_one(requirements, capsys, times):
+    file = requirements("trl==1.5.0\nTRL == 1.5.0 # again\n" * (times // 2) + "trl==1.5.0; python_version<'4'\n")
+    assert cli.main(["audit", "--json", str(file)]) == 1
+    rows = json.loads(capsys.readouterr().out)["dependencies"]
+    assert [row["place"] for row in rows] == [f"{file}:1", f"{file}:{times + 1}"]
+
+
+DIGITS = "1" * 5000
+HARM = {
+    "a chain": (
+        "a.txt",
+        lambda: {f"{n}.txt": f"-r {n + 1}.txt" for n in range(1500)} | {"a.txt": "-r 0.txt"},
+        "a chain",
+    ),
+    "brackets": (
+        "a.txt",
+        lambda: f"trl==1; {'(' * 3000}python_version<'3'{')' * 3000}",
+        "a.txt:1 is nested too deeply",
+    ),
+    "a NUL": ("a.txt", lambda: "-r a\0b", "names a\\x00b, which is not read"),
+    "a long line": ("a.txt", lambda: "trl==1.5.0" + " " * 300_000 + "--x", "has 300013 characters"),
+    "many pins": ("a.txt", lambda: "".join(f"x{n}==1\n" for n in range(20_001)), "more than 20000 releases"),
+    "many of a framework": (
+        "a.txt",
+        lambda: "".join(f"trl==1.{n}\n" for n in range(1001)),
+        "1001 times: expected 1000",
+    ),
+    "dots": ("a.toml", lambda: "a." * 50_000 + "a = 1", "a key of more than 32 parts"),
+    "quoted dots": ("a.toml", lambda: '["a"' + " . 'a'" * 9000 + "]", "a key of more than 32 parts"),
+    "digits": ("a.toml", lambda: f"a = {DIGITS}", "is no TOML"),
+    "arrays": ("a.toml", lambda: "a = " + "[" * 50_000, "is no TOML"),
+    "deep": ("uv.lock", lambda: "[[package]]\nname = 'trl'\nsource = 1\n", "is not as expected of its format"),
+    "large": ("a.txt", lambda: "#" * (16 * 2**20 + 1), "a.txt has more than 16 MiB"),
+    "a link to itself": ("loop.txt", lambda: "", "loop.txt is not there"),
+    "a link to itself, named": ("a.txt", lambda: "-r loop.txt", "loop.txt is not there"),
+    "a folder": ("folder", lambda: "", "folder is no regular file"),
+}
+
+
+@pytest.mark.parametrize("case", HARM)
+def test_what_is_made_to_do_harm_is_one_line(requirements, tmp_path, capsys, case):
+    name, text, said = HARM[case]
+    (tmp_path / "loop.txt").symlink_to("other.txt")
+    (tmp_path / "other.txt").symlink_to("loop.txt")
+    (tmp_path / "folder").mkdir()
+    made = text()
+    for file, content in ({name: made} if isinstance(made, str) else made).items():
+        if content:
+            requirements(content, file)
+    assert cli.main(["audit", str(tmp_path / name)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize("text", [f"trl=={DIGITS}", f"trl @ https://host/trl-{DIGITS}-py3-none-any.whl"])
+def test_a_version_of_digits_alone_is_not_looked_up(requirements, capsys, text):
+    assert cli.main(["audit", "--json", str(requirements(text))]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["dependencies"]
+    assert "is no version of PEP 440" in row["skip_reason"] or row["skip_reason"].startswith("from https://host/")
+
+
+@pytest.mark.parametrize("what", ["/dev/zero", "unreadable", "no text", "closed"])
+@pytest.mark.parametrize("command", [["audit", "-"], ["diagnose"], ["new", "some-fix", "--from-diff", "-"]])
+def test_standard_input_may_be_anything(said, tmp_path, monkeypatch, what, command):
+    (tmp_path / "bytes").write_bytes(b"\xff\n")
+    path = {"/dev/zero": "/dev/zero", "unreadable": "/proc/self/mem"}.get(what, tmp_path / "bytes")
+    with open(path, "rb") as stream:
+        monkeypatch.setattr(sys, "stdin", None if what == "closed" else io.TextIOWrapper(stream))
+        status, out, err = said(*command)
+    if (what, command) == ("no text", ["diagnose"]):  # a log may be
+        assert (status, err) == (0, "")
+    else:
+        assert (status, out, err.count("\n")) == (2, "", 1)

@@ -209,3 +209,71 @@ def test_a_wrong_signature(wrong):
 def test_a_signature_without_a_text_is_not_specific():
     assert not Signature("KeyError").specific
     assert Signature("KeyError", "text").specific
+
+
+class Lines(io.RawIOBase):
+    """A log that is made as it is read."""
+
+    def __init__(self, lines):
+        self.lines, self.rest = iter(lines), b""
+
+    def readable(self):
+        return True
+
+    def readinto(self, room):
+        self.rest = self.rest or next(self.lines, b"")
+        data, self.rest = self.rest[: len(room)], self.rest[len(room) :]
+        room[: len(data)] = data
+        return len(data)
+
+
+def test_memory_is_bounded_as_a_whole(trace):
+    """Many streams, each with many frames, each with long names; prefixes without a bound."""
+    frame = b'(pid=%d) File "/%s.py", line 1, in %s\n'
+    frames = (frame % (rank, b"%d" % number * 60, b"f" * 150) for rank in range(250) for number in range(100, 356))
+    long = (b"ERROR " + b"x" * 190 + b"]") * 320
+    prefixes = (long + b'[%d] File "a.py", line 1, in f\n' % number for number in range(600))
+    tracemalloc.start()
+    for lines in (frames, prefixes):
+        read = tracebacks.read(io.BufferedReader(Lines(lines), 1 << 17))
+        assert list(read) == []
+        _, peak = tracemalloc.get_traced_memory()
+        assert peak < 28 * 2**20
+        tracemalloc.reset_peak()
+    tracemalloc.stop()
+    # What came last is found, whatever came before it.
+    many = "".join(f'[rank{rank}]: File "{"x" * 499}", line 1, in f\n' for rank in range(4500) for _ in range(6))
+    assert diagnosed(many + prefixed(trace, "[rank1]: ")) == [(BUG, True)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "E (pid=" + "1" * 65_000,
+        "(" + "pid=1" * 13_000,
+        "E [" + "1" * 65_000,
+        "[" + "a" * 65_000 + "E",
+        "ERROR " + "[" * 65_000,
+        "1" * 65_000 + "E",
+        "E" * 65_000 + "!",
+        "E." * 32_000 + "!",
+        " " * 65_000 + "E!",
+        'File "' + "1" * 65_000,
+        'File "a", line ' + "1" * 65_000 + "E",
+        "\x1b[" * 32_000 + "E",
+        "\x1b]" * 32_000 + "E",
+        "\x1b[" + "1" * 65_000 + "é",
+    ],
+    ids=lambda line: ascii(line[:12]),
+)
+def test_no_line_takes_more_time_than_it_is_long(line):
+    """The square of 65,000 is minutes: of one line there are many."""
+    begin = "Traceback (most recent call last):\n"
+    assert [one for one, sure in diagnosed(begin + f"{line}\n" * 40) if sure] == []
+
+
+def test_a_line_without_an_end(said, tmp_path):
+    assert said("diagnose", "/dev/zero") == (
+        2, "", "rlhf-patches: line 1 has more than 256 MiB: expected a log, which is text\n",
+    )  # fmt: skip
+    assert said("diagnose", tmp_path)[::2] == (2, f"rlhf-patches: cannot read {tmp_path}: Is a directory\n")
