@@ -340,7 +340,7 @@ def fuzz(session: nox.Session) -> None:
     session.run(PYTHON, "tests/patches/vocab_parallel/fuzz_ownership.py", *session.posargs)
 
 
-@session(python=ENGINE_PYTHONS)
+@session(python=ENGINE_PYTHONS, requires=["pythons"])
 def cpython(session: nox.Session) -> None:
     """CPython's own tests with every module watched: none may end otherwise than without us."""
     provide(session)

@@ -51,9 +51,9 @@ if given('AUTOLOAD', {default!r}) and not hasattr(sys, '_rlhf_patches_not_active
 
 # ``fullname``, as in a .pth file: what to delete where the package is gone, this module and the file that names it.
 _MODULE = """\
-'Written by rlhf-patches. PYTEST_DONT_REWRITE: pytest would say that it was imported before'
-# ruff: noqa
 # fmt: off
+# ruff: noqa
+"Written by rlhf-patches. PYTEST_DONT_REWRITE: pytest would say that it was imported before."
 def install():
     fullname = __file__[:-2] + '*'
     {line}

@@ -1,8 +1,6 @@
-"Written by rlhf-patches. PYTEST_DONT_REWRITE: pytest would say that it was imported before"
-
-
-# ruff: noqa
 # fmt: off
+# ruff: noqa
+"Written by rlhf-patches. PYTEST_DONT_REWRITE: pytest would say that it was imported before."
 def install():
     fullname = __file__[:-2] + '*'
     import os; os.environ.get('RLHF_PATCHES_AUTOLOAD', '0') in ('', '0') or exec('try:\n from rlhf_patches.site_hook import install\n install(\'0\', ())\nexcept Exception as error:\n exec("import os, sys\\ndef given(name, default=\'\'):\\n return os.environ.get(\'RLHF_PATCHES_\' + name, default).strip().lower() not in (\'\', \'0\', \'false\', \'no\', \'off\')\\nif given(\'AUTOLOAD\', \'0\') and not hasattr(sys, \'_rlhf_patches_not_active\'):\\n text = \'[rlhf_patches] NOT ACTIVE, although RLHF_PATCHES_AUTOLOAD is set: %s: %s. Install rlhf-patches again (%s is left of it)\' % (type(error).__name__, error, file)\\n sys._rlhf_patches_not_active = text\\n try:\\n  sys.stderr.write(text + \'\\\\n\')\\n except Exception:\\n  pass\\n if given(\'STRICT\') or given(\'VERIFY\'):\\n  more = [name.strip().partition(\'.\')[0] for name in os.environ.get(\'RLHF_PATCHES_WATCH\', \'\').split(\',\')]\\n  watched = {*(\'torch\', \'accelerate\', \'deepspeed\', \'math_verify\', \'megatron\', \'nemo_rl\', \'openrlhf\', \'peft\', \'skyrl\', \'slime\', \'swift\', \'transformer_engine\', \'transformers\', \'trl\', \'verl\'), *more} - sys.stdlib_module_names\\n  class Refuse:\\n   def find_spec(name, path=None, target=None):\\n    if name.partition(\'.\')[0] in watched and \'rlhf_patches.engine\' not in sys.modules:\\n     raise RuntimeError(text + \'. RLHF_PATCHES_STRICT or _VERIFY is set, so %s is not imported\' % name)\\n  sys.meta_path.insert(0, Refuse)")', {'file': locals().get('fullname', 'the .pth file')})

@@ -162,7 +162,8 @@ class _Fetched:
         """An interpreter's packages, and those of all that it depends on."""
         others = ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")
         options = ("--recurse", *(f"--no-{kind}" for kind in others))
-        listed = self.run("apt-cache", *self._settings, "depends", *options, f"python{version}")
+        wanted = (f"python{version}", f"libpython{version}-testsuite")  # for `make cpython`
+        listed = self.run("apt-cache", *self._settings, "depends", *options, *wanted)
         # Packages stand at the margin; "<name>" is what several of them provide.
         names = sorted({line for line in listed.splitlines() if re.fullmatch(r"[a-z0-9][\w.+-]*", line)})
         folder = self.folder / version

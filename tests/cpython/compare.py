@@ -24,7 +24,7 @@ TESTS = (
 )
 
 EVERYTHING = """
-from rlhf_patches import imports
+from rlhf_patches.engine import import_hooks as imports
 class Everything(dict):
     def __contains__(self, name):
         return True
@@ -45,6 +45,9 @@ def results(tests: list[str], folder: Path, watched: bool) -> dict[str, str]:
         hook.mkdir()
         (hook / "sitecustomize.py").write_text(EVERYTHING)
         environment["PYTHONPATH"] = str(hook)
+        # An error in sitecustomize is a line on standard error, and the tests would run without us.
+        watches = "import sys; sys.exit(type(sys.meta_path[0]).__name__ != '_Finder')"
+        subprocess.run([sys.executable, "-c", watches], env=environment, check=True)
     work = folder / report.stem
     work.mkdir()
     command = [sys.executable, "-m", "test", "-j2", "--timeout", "300", "--junit-xml", str(report), *tests]
