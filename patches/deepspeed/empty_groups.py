@@ -54,7 +54,7 @@ def keep_for_schedulers(optimizer: Any, client: Any) -> None:
     # By type(): isinstance() would ask objects for __class__, which lazy ones answer by an import.
     for one in [client, *(item for item in gc.get_objects() if issubclass(type(item), base))]:
         if getattr(one, "optimizer", None) is optimizer:
-            one.optimizer = AllGroups(optimizer, removed)  # writes: this is the repair
+            one.optimizer = AllGroups(optimizer, removed)
 
 
 _REMOVAL = '$OPTIMIZER.param_groups[:] = [pg for pg in $OPTIMIZER.param_groups if len(pg["params"]) != 0]'

@@ -15,7 +15,6 @@ def kept(optimizer: Any) -> set[int]:
     Args:
         optimizer: a ``DeepSpeedZeroOptimizer``, which carries the set.
     """
-    # writes: one attribute of ours, which lives as long as the buffers
     found: set[int] = optimizer.__dict__.setdefault("_rlhf_patches_kept", set())
     return found
 
