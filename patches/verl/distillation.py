@@ -26,6 +26,5 @@ def average(values: torch.Tensor) -> Union[float, list[float]]:
 def with_numbers_of_the_mini_batch(config: Any, data: Any) -> Any:
     """An actor's configuration, once it has what ``agg_loss`` averages over; ``ppo_loss`` puts the same there."""
     numbers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}
-    # writes: what `ppo_loss` writes there
     config.global_batch_info.update(numbers, loss_scale_factor=config.loss_scale_factor)
     return config

@@ -74,9 +74,10 @@ def _explained(module: Module, node: ast.expr | ast.stmt, word: str) -> bool:
         if each.lineno <= node.lineno <= (each.end_lineno or each.lineno)
     ]
     for place in [node, *sorted(around, key=lambda each: -each.lineno)[:1]]:
-        is_block = isinstance(place, (ast.With, ast.AsyncWith, ast.For, ast.FunctionDef, ast.AsyncFunctionDef))
         first = min([place.lineno, *(each.lineno for each in getattr(place, "decorator_list", []))])
-        last = place.body[0].lineno - 1 if is_block else place.end_lineno or place.lineno
+        last = place.end_lineno or place.lineno
+        if isinstance(place, (ast.With, ast.AsyncWith, ast.For, ast.FunctionDef, ast.AsyncFunctionDef)):
+            last = place.body[0].lineno - 1  # not what is in it
         above = lines[first - 2].strip() if first > 1 else ""
         if above.startswith("#") and said.search(above):
             return True

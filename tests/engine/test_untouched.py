@@ -159,6 +159,8 @@ def test_the_same_values_and_objects_are_no_change():
         (("trainer.nested.deep",), False),
         (("plain", "value"), False),
         (("trainer.plai?", "*.value"), False),
+        (("trainer.plai", "*.value"), False),
+        (("rainer.plain", "*.value"), False),
     ],
 )
 def test_what_may_change_is_named_by_its_path(changes, passes):

@@ -151,3 +151,16 @@ def test_looking_at_them_is_no_change_nan_and_odd_tensors_included(contents):
         list(trainer.model.named_parameters())
         with contextlib.suppress(AttributeError):
             trainer.model.nothing  # noqa: B018
+
+
+def test_accelerates_unwrap_model_writes_to_a_compiled_model():
+    """Why there is the rule: on a wrapper's parameters it depends which state dict a checkpoint gets."""
+    accelerate = pytest.importorskip("accelerate")
+    unwrap_model = accelerate.Accelerator(cpu=True).unwrap_model
+    plain = torch.nn.Linear(2, 2)
+    with untouched(plain):
+        unwrap_model(plain)
+    model = torch.compile(torch.nn.DataParallel(plain))
+    said = r"^model\._orig_mod is another object: DataParallel before, Linear now$"
+    with pytest.raises(AssertionError, match=said), untouched(model):
+        unwrap_model(model)
