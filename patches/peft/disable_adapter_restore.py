@@ -16,10 +16,11 @@ from step to step where only the optimizer's own are set to zero; an optimizer t
 Leaving the context calls `enable_adapter_layers`, and that `set_adapter(active adapters)`, which makes them trainable:
 without `inference_mode`, and without a look at what was before.""",
     repair="""\
-When the context is left, normally or by an exception, each parameter of the layers whose adapters were enabled has the
-`requires_grad` that it had. Contexts may be nested or overlap. Left as released: a layer whose active adapter was
-switched within the context, and layers that were disabled before (of some enabled and some disabled ones PEFT enables
-all, and warns). `enable_adapter_layers`, called by itself, is not changed. PEFT 0.6 to 0.10 have the defect too.""",
+When the context is left, normally or by an exception, each parameter of adapters in layers whose adapters were enabled
+has the `requires_grad` that it had. Contexts may be nested or overlap. Left as released: a layer whose active adapter
+was switched within the context, and layers that were disabled before (of some enabled and some disabled ones PEFT
+enables all, and warns). `enable_adapter_layers`, called by itself, is not changed. PEFT 0.6 to 0.10 have the defect
+too.""",
     references=(
         "https://github.com/huggingface/peft/issues/3447",
         "https://github.com/huggingface/peft/pull/3453",

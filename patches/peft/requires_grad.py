@@ -64,7 +64,7 @@ def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: 
     """
     kinds = _adapter_layers()
     before = [
-        (layer, _active(layer), Remembered(layer.parameters()))
+        (layer, _active(layer), Remembered(_of_adapters(layer)))
         for layer in model.modules()
         if isinstance(layer, kinds) and not layer.disable_adapters
     ]
@@ -75,6 +75,11 @@ def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: 
         for layer, active, flags in before:
             if _active(layer) == active:  # else it has been switched within, which makes others trainable
                 flags.restore()
+
+
+def _of_adapters(layer: Any) -> list[Any]:
+    """A tuner layer's parameters but those of the layer that it adapts, which PEFT does not switch here."""
+    return [parameter for name, parameter in layer.named_parameters() if not name.startswith("base_layer.")]
 
 
 def _active(layer: Any) -> list[str]:

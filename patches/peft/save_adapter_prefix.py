@@ -18,7 +18,7 @@ def without_the_others(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: A
         # An adapter's name follows the container of its parameters: a module of the base model may be called the same.
         of_another = re.compile(rf"\.(lora_\w+|modules_to_save)\.({'|'.join(others)})(\.|$)")
         whole = unwrapped.state_dict() if state_dict is None else state_dict
-        state_dict = {key: value for key, value in whole.items() if not of_another.search(key)}
+        state_dict = {key: whole[key] for key in whole if not of_another.search(key)}
     return wrapped(model, state_dict, adapter, *more, **kwargs)
 
 

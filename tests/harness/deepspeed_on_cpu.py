@@ -37,7 +37,8 @@ def start() -> int:
     torch.set_num_threads(1)
     modules: list[Any] = list(sys.modules.values())
     for module in modules:  # hundreds of lines about memory, each from a walk through /proc
-        if getattr(module, "see_memory_usage", None) is utils.see_memory_usage:
+        # By its dictionary: lazy modules answer for any name, by an import.
+        if getattr(module, "__dict__", {}).get("see_memory_usage") is utils.see_memory_usage:
             module.see_memory_usage = lambda *_, **__: None
     without_operator()
     # 0.18.7 to 0.18.9 otherwise flatten parameters "on the GPU", which gives views that gloo may not write to.

@@ -77,8 +77,8 @@ def fresh(case: Case) -> Model:
     return Model().to(case.dtype)
 
 
-def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor]:
-    """The norm of each step's gradient before clipping, and the parameters in the end."""
+def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor, dict[str, Any]]:
+    """The norm of each step's gradient before clipping, the parameters in the end, and what the optimizer has."""
     zero: dict[str, Any] = {"stage": case.stage, "contiguous_gradients": case.contiguous}
     if case.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
@@ -107,8 +107,12 @@ def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor]:
                 engine.step()
         norms.append(float(engine.get_global_grad_norm()))
     parameters = torch.cat([parameter.detach().double().flatten() for parameter in engine.module.parameters()])
+    has = {
+        "attributes": sorted(vars(engine.optimizer)),
+        "buffers": len(getattr(engine.optimizer, "accumulated_grads_in_cpu", {})),
+    }
     engine.destroy()
-    return norms, parameters
+    return norms, parameters, has
 
 
 def exactly(case: Case) -> tuple[list[float], torch.Tensor]:
@@ -135,7 +139,7 @@ def exactly(case: Case) -> tuple[list[float], torch.Tensor]:
 
 def outcome(case: Case, rank: int) -> dict[str, Any]:
     """Norms as they are, and for "bit for bit"; what is wrong of the parameters' way from start to end, at most 1."""
-    norms, parameters = by_deepspeed(case, rank)
+    norms, parameters, has = by_deepspeed(case, rank)
     right_norms, right = exactly(case)
     start = torch.cat([parameter.detach().double().flatten() for parameter in fresh(case).parameters()])
     return {
@@ -143,6 +147,7 @@ def outcome(case: Case, rank: int) -> dict[str, Any]:
         "right norms": right_norms,
         "norm error": max(abs(a - b) / b for a, b in zip(norms, right_norms, strict=True)),
         "error": float((parameters - right).norm() / (right - start).norm()),
+        **has,
         "bits": [*(norm.hex() for norm in norms), float(parameters.sum()).hex(), float(parameters.norm()).hex()],
     }
 

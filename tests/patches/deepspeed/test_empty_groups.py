@@ -10,9 +10,33 @@ import pytest
 import torch
 
 from rlhf_patches.patches.deepspeed import empty_groups
+from rlhf_patches.testing import untouched
 from tests.harness.logs import diagnosed
 from tests.harness.warm import beside
 
+HELD = {
+    "least reach": ("test_other_schedulers_are_left_alone", "test_what_was_right_is_the_same"),
+    "hands off": (
+        "test_a_scheduler_s_optimizer_is_all_that_changes",
+        "test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups",
+    ),
+    "whatever worked": (
+        "test_what_was_right_is_the_same",
+        "test_one_that_does_not_take_it_is_left_alone",
+        "test_what_a_scheduler_sees_can_be_copied",
+    ),
+    "no new wait": "because a scheduler that cannot be asked or assigned is passed over; no lock, no collective",
+    "itself in everything but `param_groups`": (
+        "test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups"
+    ),
+    "DeepSpeed works without the empty groups, as before": "test_with_it_each_group_has_its_own_rate",
+    "checkpoints fit with and without the patch": "test_with_it_each_group_has_its_own_rate",
+    "knows the groups that are left, as before": "test_what_was_right_is_the_same",
+    "Where no group is empty, nothing is done": (
+        "test_other_schedulers_are_left_alone",
+        "test_where_no_group_is_empty_no_object_is_looked_at",
+    ),
+}
 WORKER = "tests.patches.deepspeed.empty_groups_ranks"
 RAISES = ("last", "in between", "first", "partitioned", "passed", "sequence", "resumed")
 SILENT = "DeepSpeed's own, passed"
@@ -136,6 +160,24 @@ def test_other_schedulers_are_left_alone():
     empty_groups.keep_for_schedulers(whole, others[1])
     assert [type(one.optimizer) for one in (first, passed)] == [empty_groups.AllGroups] * 2
     assert [one.optimizer for one in (*others, trainer)] == [another, whole, mine]
+
+
+def test_where_no_group_is_empty_no_object_is_looked_at(monkeypatch):
+    monkeypatch.setattr(empty_groups.gc, "get_objects", lambda: pytest.fail("all live objects are looked through"))
+    empty_groups.keep_for_schedulers(optimizer(1, 1), None)
+
+
+def test_a_scheduler_s_optimizer_is_all_that_changes():
+    mine = optimizer(1, 0)
+    scheduler = torch.optim.lr_scheduler.LRScheduler.__new__(Scheduler)
+    scheduler.__dict__.update(optimizer=mine, base_lrs=[0.1, 0.1], last_epoch=3)
+    trainer = types.SimpleNamespace(optimizer=mine, scheduler=scheduler, groups=mine.param_groups)
+    before = dict(vars(scheduler))
+    with pytest.raises(AssertionError, match=r"scheduler\.optimizer") as said, untouched(trainer, contents=True):
+        empty_groups.keep_for_schedulers(mine, None)
+    assert len([line for line in str(said.value).splitlines() if "." in line]) == 1, said.value
+    assert {**vars(scheduler), "optimizer": mine} == before
+    assert type(scheduler) is Scheduler
 
 
 def test_one_that_does_not_take_it_is_left_alone():

@@ -7,6 +7,19 @@ import pytest
 from tests.harness.warm import beside
 from tests.patches.deepspeed import offload_accumulation_ranks
 
+HELD = {
+    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
+    "hands off": "test_what_is_kept_is_not_on_the_optimizer",
+    "whatever worked": (
+        "test_what_was_right_is_the_same_bit_for_bit",
+        "test_masters_in_bfloat16",
+        "test_zenflow_s_steps_of_two_are_right",
+    ),
+    "no new wait": "because what is added is a copy between buffers of one rank and a set; no lock, no collective",
+    "A step of one micro-batch makes no copy, as before": "test_a_step_of_one_micro_batch_makes_no_copy",
+    "ZenFlow's gradients are those of the definition": "test_zenflow_loses_them_of_zero_1_too",
+    "An accumulation of 2 is right": "test_what_was_right_is_the_same_bit_for_bit",
+}
 NAME = "deepspeed-offload-accumulation"
 WORKER = offload_accumulation_ranks.__name__
 MASTERS = "bfloat16 masters"
@@ -73,6 +86,19 @@ def test_masters_in_bfloat16(run_ranks):
     for report in run_ranks(WORKER, MASTERS, levels=beside(NEWEST, "deepspeed")):
         assert report["before"][MASTERS]["norm error"] > 0.15
         assert report["after"][MASTERS]["norm error"] < BFLOAT16, report["after"]
+
+
+@pytest.mark.parametrize("case", ["one", "by hand, one"])
+def test_a_step_of_one_micro_batch_makes_no_copy(reports, case):
+    """By the buffers for them."""
+    for report in reports:
+        assert report["after"][case]["buffers"] == 0 < report["after"]["four"]["buffers"]
+
+
+def test_what_is_kept_is_not_on_the_optimizer(reports):
+    for report in reports:
+        for case in CASES:
+            assert report["after"][case]["attributes"] == report["before"][case]["attributes"]
 
 
 @pytest.fixture(scope="module")

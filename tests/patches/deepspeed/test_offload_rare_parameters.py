@@ -7,6 +7,12 @@ import pytest
 from tests.harness.warm import beside
 from tests.patches.deepspeed import offload_rare_parameters_ranks
 
+HELD = {
+    "least reach": "because nothing is applied: an advice",
+    "hands off": "because nothing is applied: an advice",
+    "whatever worked": "test_what_is_wrong_and_what_is_right",
+    "no new wait": "because nothing is applied: an advice",
+}
 WORKER = offload_rare_parameters_ranks.__name__
 CASES = sorted(offload_rare_parameters_ranks.CASES)
 # Of gradient norms and of the parameters' way, float32 against float64: seen up to 2e-7. What is wrong is off by 0.18

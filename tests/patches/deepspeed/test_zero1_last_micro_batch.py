@@ -7,6 +7,14 @@ import pytest
 from tests.harness.warm import beside
 from tests.patches.deepspeed import zero1_last_micro_batch_ranks
 
+HELD = {
+    "least reach": "test_other_optimizers_are_the_same_bit_for_bit",
+    "hands off": "because two calls within the engine's own epilogue change places; nothing is assigned",
+    "whatever worked": "test_other_optimizers_are_the_same_bit_for_bit",
+    "no new wait": "because the same calls are made on every rank, the collectives among them in the same order",
+    "the patch is applied, and changes nothing": "test_on_0_18_4_it_changes_nothing",
+    "Other optimizers' runs where it did": "test_other_optimizers_are_the_same_bit_for_bit",
+}
 CASES = zero1_last_micro_batch_ranks.CASES
 WORKER = zero1_last_micro_batch_ranks.__name__
 WRONG = {"four", "one", "clipped", "by hand"}
@@ -56,6 +64,14 @@ def test_other_optimizers_are_the_same_bit_for_bit(reports, case):
 def test_reverted_it_is_deepspeed_s_own_again(reports):
     for report in reports:
         assert report["reverted"] == report["before"]
+
+
+@pytest.mark.exhaustive
+def test_on_0_18_4_it_changes_nothing(run_ranks):
+    """Which has another optimizer there."""
+    for report in run_ranks(WORKER, "four", "float32", "ZeRO-2", levels=beside("trl-1.5", "deepspeed")):
+        assert (report["version"], report["status"]) == ("0.18.4", "applied")
+        assert report["after"] == report["before"]
 
 
 @pytest.mark.exhaustive

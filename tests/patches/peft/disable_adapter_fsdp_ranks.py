@@ -162,8 +162,24 @@ def left_late() -> dict[str, Any]:
     return {"switched": [name for name in before if after[name] != before[name]]}
 
 
+def set_on_views() -> str:
+    """Another adapter is made active between the forward and the backward pass: the error."""
+    peft = policy()
+    model = sharded(peft, ShardingStrategy.SHARD_GRAD_OP)
+    model(words(0))
+    try:
+        peft.base_model.set_adapter("other")
+    except RuntimeError as error:
+        return str(error)
+    return "none"
+
+
 def observe() -> dict[str, Any]:
-    return {**{step.__name__: one(step, strategy) for step, strategy in STEPS.items()}, "left late": left_late()}
+    return {
+        **{step.__name__: one(step, strategy) for step, strategy in STEPS.items()},
+        "left late": left_late(),
+        "set on views": set_on_views(),
+    }
 
 
 def main() -> None:

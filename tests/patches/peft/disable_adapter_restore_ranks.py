@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from rlhf_patches.testing import untouched
 from tests.harness import small, states
 
 NAME = "peft-disable-adapter-restore"
@@ -122,6 +123,29 @@ def switched_within() -> list[str]:
     return sorted(name for name, flag in small.flags(model).items() if flag)
 
 
+def unfrozen_within() -> list[str]:
+    """A layer of the base model that is unfrozen in the context stays so."""
+    model = policy()
+    with model.disable_adapter():
+        model.base_model.model.up.base_layer.weight.requires_grad_(True)
+    return [name for name, flag in small.flags(model).items() if flag and "base_layer" in name]
+
+
+def touched(make: Callable[[], PeftModel]) -> str | None:
+    """What a context has changed of a model, its configurations and its optimizer."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    once(model)  # PEFT notes here that it has been
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_B" in name)
+    try:
+        with untouched(model, optimizer):
+            once(model)
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
 def the_reference() -> dict[str, bool]:
     """In the context the adapter is off and nothing of it trainable; afterwards it is on."""
     model = policy()
@@ -150,6 +174,8 @@ def observe() -> dict[str, Any]:
         "clipping": clipping(),
         "switched within": switched_within(),
         "reference": the_reference(),
+        "unfrozen within": unfrozen_within(),
+        "touched": {make.__name__: touched(make) for make in (policy, on_a_first_stage, with_a_head)},
     }
 
 

@@ -14,6 +14,7 @@ import json
 import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import peft
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlhf_patches
+from rlhf_patches.testing import untouched
 from tests.harness import small
 
 NAME = "peft-lora-merge-drift"
@@ -270,6 +272,35 @@ def a_broken_adapter() -> dict[str, Any]:
     return {**found, "raised": raised}
 
 
+def without_memory(when: str) -> dict[str, Any]:
+    """torch's own error where a copy is made."""
+    from rlhf_patches.patches.peft import base_weights
+
+    def raises(*_: Any) -> Any:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    model = policy()
+    with trial(model) as found:
+        with mock.patch.object(base_weights, "_Kept", raises) if when == "merging" else contextlib.nullcontext():
+            model.merge_adapter()
+        with mock.patch.object(base_weights, "_merged", raises) if when == "unmerging" else contextlib.nullcontext():
+            model.unmerge_adapter()
+    return found
+
+
+def touched() -> str | None:
+    """What a merge and an unmerge have changed of a model and an optimizer, but for values."""
+    model = policy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        with untouched(model, optimizer):
+            model.merge_adapter()
+            model.unmerge_adapter()
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
 def observe() -> dict[str, Any]:
     modern = int(peft.__version__.split(".")[1]) >= 16
     found = {
@@ -283,6 +314,8 @@ def observe() -> dict[str, Any]:
         "copied while merged": a_copy_of_a_merged_model(),
         "merged for good": merged_for_good(),
         "broken": a_broken_adapter(),
+        **{f"no memory, {when}": without_memory(when) for when in ("merging", "unmerging")},
+        "touched": touched(),
     }
     if modern:
         found["DoRA"] = once(use_dora=True)

@@ -13,6 +13,7 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 
+from rlhf_patches.testing import untouched
 from tests.harness import small, states
 
 NAME = "peft-save-adapter-prefix"
@@ -62,12 +63,40 @@ def observe_one(config: Any, adapter: str) -> dict[str, Any]:
     }
 
 
+class OnlyKeys:
+    """A state dict with no more than keys and values, which is all that PEFT asks for."""
+
+    def __init__(self, values: dict[str, torch.Tensor]) -> None:
+        self.values = values
+
+    def __iter__(self) -> Any:
+        return iter(self.values)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.values[key]
+
+
+def given() -> dict[str, Any]:
+    """What is saved from a given state dict, and what has become of that and of the model."""
+    model = model_with(lora(), *ADAPTERS)
+    gathered = model.state_dict()
+    said = None
+    try:
+        with untouched(model, gathered, contents=True):
+            found = get_peft_model_state_dict(model, gathered, adapter_name="policy")
+    except AssertionError as error:
+        said = str(error)
+    other = get_peft_model_state_dict(model, OnlyKeys(gathered), adapter_name="policy")
+    return {"touched": said, "a dictionary": sorted(found), "a mapping": sorted(other)}
+
+
 def observe() -> dict[str, Any]:
     configs = {"LoRA": lora(), "with a head": lora(modules_to_save=["head"])}
     ia3 = IA3Config(target_modules=["up", "down"], feedforward_modules=["down"])
     return {
         **{name: {each: observe_one(config, each) for each in ADAPTERS} for name, config in configs.items()},
         "only one": sorted(saved(model_with(lora(bias="all"), "policy"), "policy")),
+        **given(),
         "IA3": sorted(saved(model_with(ia3, *ADAPTERS), "policy")),
     }
 

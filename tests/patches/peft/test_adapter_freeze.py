@@ -10,6 +10,23 @@ import pytest
 
 from tests.harness.warm import peft
 
+HELD = {
+    "least reach": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
+    "hands off": (
+        "test_with_it_the_policy_has_the_gradients_that_it_has_alone",
+        "test_what_a_tuner_made_for_the_new_one_beforehand_is_left_as_released",
+    ),
+    "whatever worked": (
+        "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
+        "test_a_reference_called_as_a_layer_hides_nothing",
+        "test_one_that_fails_half_way_changes_nothing",
+    ),
+    "no new wait": "because it reads and writes requires_grad of this process's parameters; no lock, no collective",
+    "as trainable as they were": "test_with_it_the_policy_has_the_gradients_that_it_has_alone",
+    "is left as the release has it": "test_what_a_tuner_made_for_the_new_one_beforehand_is_left_as_released",
+    "Not touched: the first adapter": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
+    "called `set_adapter` or": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
+}
 WORKER = "tests.patches.peft.adapter_freeze_ranks"
 #: Of the largest gradient. float32 against float64 showed as up to 5e-7.
 TOLERANCE = 1e-5

@@ -10,6 +10,14 @@ import pytest
 from tests.harness.logs import diagnosed
 from tests.harness.warm import peft
 
+HELD = {
+    "least reach": "test_where_nothing_is_gathered_nothing_changes",
+    "hands off": "test_with_it_gradients_are_those_of_the_whole_model",
+    "whatever worked": ("test_where_nothing_is_gathered_nothing_changes", "test_set_adapter_on_views_raises_as_before"),
+    "no new wait": "because it exchanges what one rank's modules show while PEFT switches them; no lock, no collective",
+    "Views are left as they are": "test_with_it_gradients_are_those_of_the_whole_model",
+    "`set_adapter`, called by itself on views, raises as before": "test_set_adapter_on_views_raises_as_before",
+}
 WORKER = "tests.patches.peft.disable_adapter_fsdp_ranks"
 WRONG = ("second", "within")
 #: Of the largest gradient: float32 against float64.
@@ -51,6 +59,12 @@ def test_parameters_behind_views_do_not_stay_frozen(reports):
 def test_where_nothing_is_gathered_nothing_changes(reports):
     for report in reports:
         assert report["after"]["first"] == report["before"]["first"] == report["reverted"]["first"]
+
+
+def test_set_adapter_on_views_raises_as_before(reports):
+    for report in reports:
+        for state in ("before", "after", "reverted"):
+            assert "you can only change requires_grad flags of leaf variables" in report[state]["set on views"]
 
 
 def test_the_release_that_repaired_it_is_left_alone(run_ranks):

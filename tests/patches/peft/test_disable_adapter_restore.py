@@ -9,6 +9,22 @@ import pytest
 
 from tests.harness.warm import peft
 
+HELD = {
+    "least reach": ("test_where_nothing_was_wrong_nothing_changes", "test_what_is_unfrozen_within_stays_so"),
+    "hands off": "test_the_model_and_its_optimizer_are_untouched",
+    "whatever worked": (
+        "test_an_adapter_that_is_switched_to_within_is_the_trainable_one",
+        "test_within_the_adapter_is_off",
+        "test_what_is_unfrozen_within_stays_so",
+    ),
+    "no new wait": "because it reads and writes requires_grad of this process's parameters; no lock, no collective",
+    "`enable_adapter_layers`, called by itself, is not changed": "because it is not what is wrapped",
+    "Left as released": (
+        "test_an_adapter_that_is_switched_to_within_is_the_trainable_one",
+        "test_where_nothing_was_wrong_nothing_changes",
+    ),
+    "a run without frozen parts is as it was": "test_where_nothing_was_wrong_nothing_changes",
+}
 WORKER = "tests.patches.peft.disable_adapter_restore_ranks"
 WAYS = ("once", "nested", "overlapping", "raising")
 FROZEN = ("on_a_first_stage", "in_part_by_hand", "in_inference_mode", "with_a_head")
@@ -51,3 +67,16 @@ def test_an_adapter_that_is_switched_to_within_is_the_trainable_one(found):
 def test_within_the_adapter_is_off(found):
     for state in ("before", "after", "reverted"):
         assert found[state]["reference"] == {"off within": True, "trainable within": False, "on afterwards": True}
+
+
+def test_what_is_unfrozen_within_stays_so(found):
+    """A layer of the base model, which PEFT does not switch here."""
+    for state in ("before", "after", "reverted"):
+        assert found[state]["unfrozen within"] == ["base_model.model.up.base_layer.weight"]
+
+
+def test_the_model_and_its_optimizer_are_untouched(found):
+    """Without it only flags are; with it nothing is."""
+    for model, said in found["before"]["touched"].items():
+        assert all(".requires_grad has changed: False before" in line for line in said.splitlines()), model
+    assert set(found["after"]["touched"].values()) == {None}

@@ -10,6 +10,22 @@ import pytest
 
 from tests.harness.warm import peft
 
+HELD = {
+    "least reach": ("test_merged_for_good_nothing_is_copied", "test_where_it_is_not_certain_PEFT_unmerges_as_ever"),
+    "hands off": "test_the_model_is_untouched_but_for_the_merged_weights",
+    "whatever worked": (
+        "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
+        "test_after_a_merge_that_failed_the_next_is_undone_exactly",
+        "test_without_memory_for_a_copy_PEFT_unmerges",
+        "test_by_trl",
+    ),
+    "no new wait": "because a copy that fails leaves it to PEFT; no lock, no collective",
+    "base weights in bf16 or fp16 are the same, bit for bit": "test_with_it_they_are_the_same_bit_for_bit",
+    "must be the present weight, bit for bit": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
+    "PEFT's own way is taken": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
+    "`merge_and_unload` makes no copy": "test_merged_for_good_nothing_is_copied",
+    "The merged weights, which vLLM gets, are what they were": "test_merged_weights_are_as_right_as_before",
+}
 WORKER = "tests.patches.peft.lora_merge_drift_ranks"
 EXACT = ("bfloat16", "float16", "safe merge", "two adapters", "transposed")
 #: Relative to what is added: the product is rounded at most once, and the sum once, each by half a unit at most.
@@ -72,6 +88,19 @@ def test_after_a_merge_that_failed_the_next_is_undone_exactly(found):
     assert "NaNs detected" in found["after"]["broken"]["raised"] == found["before"]["broken"]["raised"]
     assert not found["before"]["broken"]["same"]
     assert found["after"]["broken"]["same"]
+
+
+def test_without_memory_for_a_copy_PEFT_unmerges(found):
+    """On the host when it is merged, on the device when it is unmerged."""
+    for when in ("merging", "unmerging"):
+        observed = found["after"][f"no memory, {when}"]
+        assert observed["digest"] == found["before"][f"no memory, {when}"]["digest"]
+        assert observed["ways"] == {"unmerged exactly": 0, "unmerged by PEFT": 2}
+
+
+def test_the_model_is_untouched_but_for_the_merged_weights(found):
+    for state in ("before", "after", "reverted"):
+        assert found[state]["touched"] is None
 
 
 def test_by_trl(found):

@@ -9,6 +9,16 @@ import pytest
 
 from tests.harness.warm import peft
 
+HELD = {
+    "least reach": "test_a_single_adapter_and_other_methods_are_as_ever",
+    "hands off": "test_the_model_and_a_given_state_dict_are_untouched",
+    "whatever worked": (
+        "test_with_it_the_file_has_this_adapter_alone",
+        "test_a_single_adapter_and_other_methods_are_as_ever",
+    ),
+    "no new wait": "because it filters a dictionary, and asks for the state dict where PEFT would, as often; no lock",
+    "are left as released": "test_a_single_adapter_and_other_methods_are_as_ever",
+}
 WORKER = "tests.patches.peft.save_adapter_prefix_ranks"
 KINDS = ("LoRA", "with a head")
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -46,3 +56,9 @@ def test_with_it_the_file_has_this_adapter_alone(found, kind, adapter):
 def test_a_single_adapter_and_other_methods_are_as_ever(found, case):
     assert found["after"][case] == found["before"][case]
     assert found["after"][case]
+
+
+def test_the_model_and_a_given_state_dict_are_untouched(found):
+    """And another mapping than a dictionary is taken."""
+    assert found["after"]["touched"] is None
+    assert found["after"]["a mapping"] == found["after"]["a dictionary"] != []
