@@ -176,7 +176,7 @@ LISTED = (
     ), None),
     Listed('trl-dpo-second-eos', 'rlhf_patches.patches.trl.dpo_second_eos:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.14.0,<0.27.2', modules=('trl.trainer.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
-    ), 'Since TRL 0.14.0 at the latest, DPO on conversations had one token more in each answer. With the patch log-probabilities\nand rewards of answers in the log are without it. A model that was trained with it may be trained on.'),
+    ), "Since TRL 0.14.0 at the latest, DPO on conversations had one token more in each answer. With the patch log-probabilities\nand rewards of answers in the log are without it. A model that was trained with it may be trained on. A chat template\nthat writes no end after the assistant's answer had its one end from the trainer, and has none with the patch, as with\nTRL 0.27.2: let the template write it, or switch this patch off."),
     Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`\nother than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold multiplied by S / A, and with SGD its learning\nrate by A / S; Adam sees the factor in clipping and in its epsilon only.'),

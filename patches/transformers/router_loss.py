@@ -96,6 +96,6 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _author(model: Any) -> str:
-    """The package that has the model's forward."""
+    """The package that has the model's forward, around which accelerate puts mixed precision."""
     forward: Any = getattr(model, "forward", None)
-    return str(getattr(inspect.unwrap(forward), "__module__", "")).partition(".")[0]  # accelerate wraps it for precision
+    return str(getattr(inspect.unwrap(forward), "__module__", "")).partition(".")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -20,28 +21,43 @@ def conversational(rows: Any) -> bool:
     return first is not None and bool(is_conversational(first))
 
 
+_rendered = ContextVar("rendered", default=False)
+
+
 def of_chats(tokenize: Callable[..., dict[str, Any]], is_chat: bool) -> Callable[..., dict[str, Any]]:
-    """The function that is mapped over the rows; rows of chats are told to it.
+    """The function that is mapped over the rows; the trainer's own is told that they are chats.
 
     Args:
-        tokenize: the trainer's ``tokenize_row`` or ``process_row``, or a subclass's.
+        tokenize: the trainer's ``tokenize_row`` or ``process_row``, or a subclass's, which ends answers as it likes.
         is_chat: whether a chat template has been applied.
     """
-    return partial(_of_a_chat, tokenize) if is_chat else tokenize
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    own = is_chat and any(tokenize is getattr(DPOTrainer, name, None) for name in ("tokenize_row", "process_row"))
+    return partial(_of_a_chat, tokenize) if own else tokenize
 
 
-def _of_a_chat(tokenize: Callable[..., dict[str, Any]], features: dict[str, Any], **options: Any) -> dict[str, Any]:
-    return tokenize(features, **{**options, "add_special_tokens": None})
+def _of_a_chat(tokenize: Callable[..., dict[str, Any]], *row: Any, **options: Any) -> dict[str, Any]:
+    before = _rendered.set(True)
+    try:
+        return tokenize(*row, **options)
+    finally:
+        _rendered.reset(before)
+
+
+def rendered() -> bool:
+    """Whether the answers at hand have been rendered with a chat template."""
+    return _rendered.get()
 
 
 def _without_second(function: str) -> tuple[Rewrite, ...]:
-    """``None`` for add_special_tokens says that a chat template has been there; it is false, as upstream's False is."""
     return tuple(
         Rewrite(
             target=f"{_TRAINER}.{function}",
             pattern=f"{ids} = {ids} + {_EOS}",
-            replacement=f"{ids} = {ids} + ([] if add_special_tokens is None else {_EOS})",
+            replacement=f"{ids} = {ids} + ([] if $RENDERED() else {_EOS})",
             alongside=("if add_special_tokens:\n    $$$",),
+            uses={"RENDERED": f"{__name__}:{rendered.__name__}"},
         )
         for ids in ("chosen_input_ids", "rejected_input_ids")
     )
@@ -59,11 +75,13 @@ The trainer renders conversations with the chat template, which has the end in i
 to every answer, rendered or not.""",
     repair="""\
 Where the first row of the dataset is a conversation nothing is appended, as in 0.27.2; answers in plain text end as
-before. A template that writes no end leaves an answer without one, as in 0.27.2. Releases before 0.14.0 are left
-alone.""",
+before, and so do those of a subclass with a `tokenize_row` or `process_row` of its own. A template that writes no end
+leaves an answer without one, as in 0.27.2. Not repaired: releases before 0.14.0.""",
     changes_numbers="""\
 Since TRL 0.14.0 at the latest, DPO on conversations had one token more in each answer. With the patch log-probabilities
-and rewards of answers in the log are without it. A model that was trained with it may be trained on.""",
+and rewards of answers in the log are without it. A model that was trained with it may be trained on. A chat template
+that writes no end after the assistant's answer had its one end from the trainer, and has none with the patch, as with
+TRL 0.27.2: let the template write it, or switch this patch off.""",
     references=(
         "https://github.com/huggingface/trl/pull/4908",
         "https://github.com/huggingface/trl/issues/4481",

@@ -24,12 +24,37 @@ def means(pending: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, float]]:
     """Each metric that a rank has logged, by name, with the mean of all that was logged.
 
     Args:
-        pending: this rank's values by metric, numbers or tensors of one element.
+        pending: this rank's values by metric: numbers, or arrays and tensors of any shape, which count as their mean.
+
+    Raises:
+        TypeError: a rank has logged what is no number. On every rank, and once all have said what they have.
     """
-    ranks = _gathered({name: (float(sum(values)), len(values)) for name, values in pending.items()})
+    ranks = _gathered({name: _mean(values) for name, values in pending.items()})
     for name in _names(ranks):
-        sums, counts = zip(*(mine[name] for mine in ranks if name in mine), strict=True)
-        yield name, sum(sums) / sum(counts)
+        for rank, mine in enumerate(ranks):
+            if isinstance(mine.get(name), str):
+                raise TypeError(f"log_metric({name!r}, ...) on rank {rank}: expected numbers; {mine[name]}")
+        found, counts = zip(*(mine[name] for mine in ranks if name in mine), strict=True)
+        yield name, sum(mean * count for mean, count in zip(found, counts, strict=True)) / sum(counts)
+
+
+def _mean(values: Sequence[Any]) -> tuple[float, int] | str:
+    """Of one rank's values, and how many these are; or what is wrong: the other ranks are waiting for this one."""
+    try:
+        return sum(map(_number, values)) / len(values), len(values)
+    except Exception as error:  # whatever a user's object raises
+        return f"{type(error).__name__}: {error}"
+
+
+def _number(value: Any) -> float:
+    """In float64."""
+    import numpy
+    import torch
+
+    value = 0 + value  # as TRL begins: no text, and no None
+    if not isinstance(value, torch.Tensor):
+        value = torch.from_numpy(numpy.array(value, dtype=numpy.float64))
+    return float(value.detach().cpu().double().mean())
 
 
 def _gathered(mine: Any) -> list[Any]:
@@ -41,7 +66,7 @@ def _gathered(mine: Any) -> list[Any]:
 
 
 def _names(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted(set().union(*ranks))
+    return sorted(set().union(*ranks), key=str)
 
 
 def _changes(trainer: str) -> tuple[Rewrite, ...]:
@@ -89,8 +114,9 @@ names enters fewer collectives than the others, and with other names the collect
     repair="""\
 Names and values are gathered together, once for columns and once for metrics, whatever was logged. A metric is the mean
 of all that was logged on any rank; TRL's is the mean of the ranks' means, which differs where ranks have logged
-different numbers of values. In a column, ranks that have not logged it have None for each of their samples. So does
-TRL 1.14.0.""",
+different numbers of values. A vector counts as its mean, and what is no number is a `TypeError` on every rank. In a
+column, ranks that have not logged it have None for each of their samples. So does TRL 1.14.0, which takes no
+vectors.""",
     references=(
         "https://github.com/huggingface/trl/issues/7310",
         "https://github.com/huggingface/trl/pull/7311",

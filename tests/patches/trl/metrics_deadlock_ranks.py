@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import trl
 
@@ -28,9 +29,30 @@ LOGS: dict[str, list[tuple[dict[str, list[Any]], list[str]]]] = {
     "the same": [({"both": [1.0, 2.0]}, ["a"]), ({"both": [5.0, 7.0]}, ["a"])],
     "on one rank": [({}, []), ({"one": [3.0, 5.0]}, ["b"])],
     "different numbers": [({"both": [1.0, 2.0, 4.5]}, []), ({"both": [5.0], "one": [torch.tensor(2.0)]}, [])],
+    "vectors": [
+        ({"both": [np.array([0.0, 1.0])], "one": [torch.ones(2, dtype=torch.bfloat16)]}, []),
+        ({"both": [np.array([2.0, 5.0])], "one": [torch.tensor([2.0, 4.0], dtype=torch.bfloat16)]}, []),
+    ],
+    "arrays of one": [({"both": [np.array([1.0])]}, []), ({"both": [np.array([3.0])]}, [])],
+    "vectors on one rank": [
+        ({}, []),
+        (
+            {
+                "one": [
+                    np.array([1.0, 3.0]),
+                    torch.tensor([0.0, 1.0], requires_grad=True),
+                    np.arange(4)[::-1],
+                    np.float16(3.0),
+                    True,
+                ]
+            },
+            [],
+        ),
+    ],
     "nothing": [({}, []), ({}, [])],
 }
-WITHOUT_STALLING = ("as many, but others", "the same")
+VECTORS = ("vectors", "arrays of one", "vectors on one rank")
+WITHOUT_STALLING = ("as many, but others", "the same", "vectors", "arrays of one")
 
 
 def reward(case: str) -> Any:
@@ -56,6 +78,21 @@ def trained(kind: str, case: str, out: Path) -> dict[str, Any]:
         "metrics": {name: logged[name] for name in ("both", "one", "zero") if name in logged},
         "columns": {name: list(values) for name, values in trainer._logs["extra"].items()},
     }
+
+
+def no_number(kind: str, out: Path) -> str:
+    """Patched, where rank 1 logs a text: what each rank raises."""
+
+    def worded(completions: list[str], log_metric: Any, **kwargs: Any) -> list[float]:
+        if RANK:
+            log_metric("one", "three")
+        return [0.0 for _ in completions]
+
+    try:
+        trl_on_cpu.rollouts(kind, out, [worded]).train()
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def stalled(kind: str, out: Path) -> dict[str, Any]:
@@ -85,11 +122,12 @@ def main() -> None:
 
     found: dict[str, Any] = {"version": trl.__version__}
     if options.released:
-        found["released"] = observe(*LOGS)
+        found["released"] = observe(*(case for case in LOGS if case not in VECTORS))  # it takes numbers only
     else:
         found["before"] = observe(*WITHOUT_STALLING)
         found["status"] = rlhf_patches.apply(only=NAME)[NAME].status.value
         found["after"] = observe(*LOGS)
+        found["no number"] = no_number("GRPO", options.out)
         rlhf_patches.revert()
         found["reverted"] = observe(*WITHOUT_STALLING)
         found["stalled"] = stalled("GRPO", options.out)

@@ -10,6 +10,12 @@ import pytest
 from tests.harness.side_by_side import folder
 from tests.harness.warm import TORCH, TRL, Level
 
+HELD = {
+    "least reach": "because only asking the other ranks tells whether they have logged the same; one process asks none",
+    "hands off": "test_where_all_ranks_log_the_same_names_nothing_changes",
+    "whatever worked": "test_what_worked_without_it_has_the_same_mean",
+    "no new wait": ("test_every_rank_has_what_any_has_logged", "test_what_is_no_number_is_an_error_on_every_rank"),
+}
 WORKER = "tests.patches.trl.metrics_deadlock_ranks"
 BOTH = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 
@@ -22,6 +28,9 @@ EXPECTED = {
     "the same": {"metrics": {"both": (1 + 2 + 5 + 7) / 4}, "columns": {"a": ["00", "01", "10", "11"]}},
     "on one rank": {"metrics": {"one": (3 + 5) / 2}, "columns": {"b": [None, None, "10", "11"]}},
     "different numbers": {"metrics": {"both": (1 + 2 + 4.5 + 5) / 4, "one": 2.0}, "columns": {}},
+    "vectors": {"metrics": {"both": (0.5 + 3.5) / 2, "one": (1 + 3) / 2}, "columns": {}},
+    "arrays of one": {"metrics": {"both": 2.0}, "columns": {}},
+    "vectors on one rank": {"metrics": {"one": (2 + 0.5 + 1.5 + 3 + 1) / 5}, "columns": {}},
     "nothing": {"metrics": {}, "columns": {}},
 }
 
@@ -68,9 +77,26 @@ def test_where_all_ranks_log_the_same_names_nothing_changes(reports, kind):
         assert before == after == reverted
 
 
+@BOTH
+@pytest.mark.parametrize("case", ["vectors", "arrays of one"])
+def test_what_worked_without_it_has_the_same_mean(reports, kind, case):
+    """Vectors on every rank, in half precision too."""
+    for report in reports:
+        before, after, reverted = (report[state][case][kind] for state in ("before", "after", "reverted"))
+        assert before == after == reverted == EXPECTED[case]
+
+
+def test_what_is_no_number_is_an_error_on_every_rank(reports):
+    """After the collective: no rank waits for another."""
+    for report in reports:
+        assert report["no number"].startswith("log_metric('one', ...) on rank 1: expected numbers; TypeError: ")
+
+
 @pytest.mark.exhaustive
 def test_the_same_as_1_14(run_ranks):
     """The release that repairs it."""
     for report in run_ranks(WORKER, "--released", levels=TRL):
         assert report["version"] == "1.14.2"
-        assert report["released"] == {case: {"GRPO": one, "RLOO": one} for case, one in EXPECTED.items()}
+        assert len(report["released"]) == 5
+        for case, found in report["released"].items():
+            assert found == {"GRPO": EXPECTED[case], "RLOO": EXPECTED[case]}

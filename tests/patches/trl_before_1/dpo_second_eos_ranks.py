@@ -11,6 +11,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from trl import DPOConfig, DPOTrainer
 
+from rlhf_patches.testing import untouched
 from tests.harness import states, trl_on_cpu
 
 NAME = "trl-dpo-second-eos"
@@ -27,22 +28,54 @@ def chat(row: dict[str, str]) -> dict[str, Any]:
     return {name: [{"role": roles[name], "content": text.strip()}] for name, text in row.items()}
 
 
-def prepared(rows: Any, out: Path, **settings: Any) -> dict[str, list[list[str]]]:
-    """The words of each answer that is trained on."""
+class OfItsOwn(DPOTrainer):
+    """With a function that hands the option on to the tokenizer, and asks whether it is False."""
+
+    @staticmethod
+    def tokenize_row(features: Any, processing_class: Any, *_: Any, add_special_tokens: bool = True, **__: Any) -> Any:
+        if add_special_tokens is not False:
+            raise ValueError(f"add_special_tokens is {add_special_tokens!r}, expected False")
+        return {
+            f"{name}_input_ids": processing_class(features[name], add_special_tokens=add_special_tokens)["input_ids"]
+            for name in ("prompt", "chosen", "rejected")
+        }
+
+
+class OnTop(DPOTrainer):
+    """With a function that takes the trainer's second end away."""
+
+    @staticmethod
+    def tokenize_row(features: Any, *args: Any, **kwargs: Any) -> Any:
+        row = DPOTrainer.tokenize_row(features, *args, **kwargs)
+        return {**row, **{name: row[name][:-1] for name in ("chosen_input_ids", "rejected_input_ids")}}
+
+
+def prepared(
+    rows: Any, out: Path, kind: type[DPOTrainer] = DPOTrainer, template: str = TEMPLATE, **settings: Any
+) -> dict[str, Any]:
+    """The words of each answer that is trained on, and what happened to the tokenizer, the rows and the arguments."""
     tokenizer = trl_on_cpu.tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    trainer = DPOTrainer(
-        model=trl_on_cpu.model(),
-        ref_model=trl_on_cpu.model(),
-        args=DPOConfig(
-            str(out / "trainer"), bf16=False, use_cpu=True, report_to=[], max_steps=1, save_strategy="no", **settings
-        ),
-        train_dataset=rows,
-        processing_class=tokenizer,
-    )
+    tokenizer.chat_template = template
+    settings = {"report_to": [], "max_steps": 1, "save_strategy": "no", **settings}
+    arguments = DPOConfig(str(out / "trainer"), bf16=False, use_cpu=True, **settings)
+    model, reference, touched = trl_on_cpu.model(), trl_on_cpu.model(), ""
+    try:
+        with untouched(tokenizer, rows, arguments):
+            trainer = kind(
+                model=model,
+                ref_model=reference,
+                args=arguments,
+                train_dataset=rows,
+                processing_class=tokenizer,
+            )
+    except AssertionError as error:
+        touched = str(error)
     return {
-        name: [tokenizer.convert_ids_to_tokens(row[f"{name}_input_ids"]) for row in trainer.train_dataset]
-        for name in ("prompt", "chosen", "rejected")
+        "touched": touched,
+        **{
+            name: [tokenizer.convert_ids_to_tokens(row[f"{name}_input_ids"]) for row in trainer.train_dataset]
+            for name in ("prompt", "chosen", "rejected")
+        },
     }
 
 
@@ -52,6 +85,10 @@ def observe(out: Path) -> dict[str, Any]:
         "chat": prepared(Dataset.from_list(chats), out),
         "chat, streamed": prepared(IterableDataset.from_generator(lambda: iter(chats)), out),
         "chat, cut": prepared(Dataset.from_list(chats), out, max_completion_length=2),
+        "chat, two processes": prepared(Dataset.from_list(chats * 2), out, dataset_num_proc=2),
+        "chat, by a subclass": prepared(Dataset.from_list(chats), out, OfItsOwn),
+        "chat, by a subclass on top": prepared(Dataset.from_list(chats), out, OnTop),
+        "chat, no end": prepared(Dataset.from_list(chats), out, template=TEMPLATE.replace(" <eos>", "")),
         "plain": prepared(Dataset.from_list(PLAIN), out),
     }
 

@@ -6,6 +6,15 @@ import pytest
 
 from tests.harness.warm import beside
 
+HELD = {
+    "least reach": "test_prompts_and_plain_text_are_the_same",
+    "hands off": "test_tokenizer_and_data_set_are_as_they_were",
+    "whatever worked": "test_a_subclass_has_what_it_had",
+    "no new wait": "because it takes no lock and enters no collective",
+    "as before": ("test_prompts_and_plain_text_are_the_same", "test_a_subclass_has_what_it_had"),
+    "before, and so do": "test_a_subclass_has_what_it_had",
+    "without one, as in": "test_a_template_without_an_end_leaves_none",
+}
 WORKER = "tests.patches.trl_before_1.dpo_second_eos_ranks"
 ENDED_BY_THE_TEMPLATE = {"chosen": [["w3", "<eos>"]], "rejected": [["w4", "w5", "<eos>"]]}
 CUT = {"chosen": [["w3", "<eos>"]], "rejected": [["w4", "w5"]]}
@@ -43,3 +52,29 @@ def test_prompts_and_plain_text_are_the_same(report):
         assert report[state]["plain"] == report["before"]["plain"]
         assert report[state]["chat"]["prompt"] == report["before"]["chat"]["prompt"]
     assert answers(report["after"]["plain"]) == ENDED_BY_THE_TEMPLATE
+
+
+@pytest.mark.parametrize("case", ["chat", "chat, streamed", "plain"])
+def test_tokenizer_and_data_set_are_as_they_were(report, case):
+    """But for what the trainer does to them itself."""
+    assert report["after"][case]["touched"] == report["before"][case]["touched"]
+    assert len(report["before"][case]["touched"].splitlines()) < 10, "not all that differs would be listed"
+
+
+def test_rows_of_two_processes_are_told_too(report):
+    assert answers(report["after"]["chat, two processes"]) == {
+        name: rows * 2 for name, rows in ENDED_BY_THE_TEMPLATE.items()
+    }
+
+
+@pytest.mark.parametrize("case", ["chat, by a subclass", "chat, by a subclass on top"])
+def test_a_subclass_has_what_it_had(report, case):
+    """Its own function got ``add_special_tokens=None``, which a tokenizer does not take and which is not False."""
+    assert report["after"][case] == report["before"][case] == report["reverted"][case]
+    assert answers(report["after"][case]) == ENDED_BY_THE_TEMPLATE
+
+
+def test_a_template_without_an_end_leaves_none(report):
+    """As the page says."""
+    assert answers(report["before"]["chat, no end"]) == ENDED_BY_THE_TEMPLATE
+    assert answers(report["after"]["chat, no end"]) == {"chosen": [["w3"]], "rejected": [["w4", "w5"]]}
