@@ -110,7 +110,8 @@ def _lines(code: CodeType) -> list[int | None]:
 
 
 def _positions(code: CodeType) -> Iterator[tuple[int | None, int | None, int | None, int | None]]:
-    yield from code.co_positions()  # type: ignore[attr-defined]
+    from_3_11: Any = code
+    yield from from_3_11.co_positions()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _positions(constant)
