@@ -230,6 +230,8 @@ def _locked(packages: Iterable[Mapping[str, Any]], place: str) -> Iterator[Pin]:
         origin = (of_uv or of_poetry).strip()
         notes = (f"from {origin}" if origin else "", f"where {marker}" if marker else "")
         version = package.get("version")
+        if not isinstance(version, (str, type(None))):
+            raise TypeError(f"the version of {package['name']!r:.100} is {version!r:.100}")
         note = "; ".join(filter(None, notes)) or ("" if version else "no version is locked")
         yield Pin(canonicalize_name(package["name"]), version, place, note)
 

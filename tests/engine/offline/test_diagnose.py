@@ -249,7 +249,7 @@ def test_memory_is_bounded_as_a_whole(trace):
 @pytest.mark.parametrize(
     "line",
     [
-        "E (pid=" + "1" * 65_000,
+        "(pid=" + "1" * 65_000,
         "(" + "pid=1" * 13_000,
         "E [" + "1" * 65_000,
         "[" + "a" * 65_000 + "E",
@@ -267,9 +267,9 @@ def test_memory_is_bounded_as_a_whole(trace):
     ids=lambda line: ascii(line[:12]),
 )
 def test_no_line_takes_more_time_than_it_is_long(line):
-    """The square of 65,000 is minutes: of one line there are many."""
+    """The square of 65,000 is seconds, and a log has many lines: before there was a bound this did not end."""
     begin = "Traceback (most recent call last):\n"
-    assert [one for one, sure in diagnosed(begin + f"{line}\n" * 40) if sure] == []
+    assert [one for one, sure in diagnosed(begin + f"{line}\n" * 400) if sure] == []
 
 
 def test_a_line_without_an_end(said, tmp_path):
