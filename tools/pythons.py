@@ -77,7 +77,8 @@ def archive() -> str:
     for file in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
         if file.suffix in (".list", ".sources") and file.is_file():
             # "URIs: X" or "deb [options] X suite components"; debian-security has no such suites.
-            found = re.search(r"^(?:URIs:|deb\s)[^#\n]*?(\w+://\S+/debian)/?(?:\s|$)", file.read_text(), re.MULTILINE)
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found = re.search(r"^(?:URIs:|deb\s)[^#\n]*?(\w+://\S+/debian)/?(?:\s|$)", text, re.MULTILINE)
             if found:
                 return found[1]
     raise Impossible("no file in /etc/apt names an archive of Debian")
