@@ -13,19 +13,15 @@ _LOAD = "accelerate.utils.fsdp_utils:fsdp2_load_full_state_dict"
 def by_name(full: Mapping[str, Any], sharded: Mapping[str, Any]) -> Iterator[tuple[tuple[str, Any], Any]]:
     """The pairs that rank 0 goes over, in the order in which the other ranks expect the tensors.
 
+    Without a tensor for one of the names they are accelerate's own, by position: the other ranks are at the first
+    broadcast already, so nothing may be raised here.
+
     Args:
         full: names and whole tensors, on rank 0.
         sharded: names and DTensors of the sharded model, alike on all ranks.
-
-    Raises:
-        KeyError: a parameter has no tensor; raised before the first pair, so that no rank has received any.
     """
-    missing = [name for name in sharded if name not in full]
-    if missing:
-        raise KeyError(
-            f"rank 0 has no tensor for {len(missing)} of the sharded model's {len(sharded)} parameters: {missing}; "
-            "expected one for each name: load the same model on all ranks"
-        )
+    if not all(name in full for name in sharded):
+        return zip(full.items(), sharded.values(), strict=False)
     return (((name, full[name]), one) for name, one in sharded.items())
 
 
@@ -42,8 +38,8 @@ On rank 0 `fsdp2_load_full_state_dict` goes over the state of the whole model an
 the other ranks over the sharded one's. bitsandbytes writes its entries only for weights that are not sharded, so from
 the first of them on rank 0 broadcasts what the others do not expect.""",
     repair="""\
-Rank 0 goes over the sharded model's names as the other ranks do, and takes the tensor of that name, as in 1.14.0. A
-parameter that it has no tensor for is an error before anything is sent.""",
+Rank 0 goes over the sharded model's names as the other ranks do, and takes the tensor of that name, as in 1.14.0. Where
+it has no tensor for one of them, it does what accelerate does.""",
     references=("https://github.com/huggingface/accelerate/pull/3982",),
     variants=(
         Variant(

@@ -21,7 +21,7 @@ def upcast(accelerator: Any, model: Any) -> None:
     named = list(model.named_parameters())
     if accelerator.mixed_precision == "no" or any(type(one).__name__ == "Params4bit" for _, one in named):
         return
-    cast = [name for name, one in named if one.requires_grad and str(one.dtype) != "torch.float32"]
+    cast = [name for name, one in named if one.requires_grad and one.is_floating_point() and one.element_size() < 4]
     for name, one in named:
         if name in cast:
             one.data = one.data.float()  # writes: this is the repair
@@ -45,9 +45,9 @@ parameters are upcast to fp32, and they stay bfloat16, and the optimizer's state
 gives the loop's variable another tensor, and the model none. 1.12.0 called `model.to(torch.float32)`.""",
     repair="""\
 Parameters that require a gradient are cast before the model is sharded, as in 1.14.0, and before its state is kept for
-`cpu_ram_efficient_loading`. Frozen ones keep their type, and so does a model with 4-bit parameters. The loop after
-`fully_shard` finds nothing to do then, so the warning comes from the patch. Parameters, gradients and the optimizer's
-state take the memory that they take in 1.12.0 and 1.14.0: twice that of bfloat16.""",
+`cpu_ram_efficient_loading`. Frozen ones keep their type, and so do float64 and a model with 4-bit parameters. The loop
+after `fully_shard` finds nothing to do then, so the warning comes from the patch. Parameters, gradients and the
+optimizer's state take the memory that they take in 1.12.0 and 1.14.0: twice that of bfloat16.""",
     changes_numbers="""\
 accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small
 learning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory

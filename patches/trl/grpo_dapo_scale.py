@@ -43,7 +43,9 @@ rate by A / S; Adam sees the factor in clipping and in its epsilon only.""",
                     pattern="normalizer = $TOKENS / self.accelerator.num_processes",
                     replacement=(
                         "normalizer = $TOKENS / self.accelerator.num_processes * ("
-                        "self.current_gradient_accumulation_steps / self.args.steps_per_generation"
+                        # Outside train() it is not there, and upstream does not ask for it.
+                        "getattr(self, 'current_gradient_accumulation_steps', self.args.steps_per_generation)"
+                        " / self.args.steps_per_generation"
                         " if self.model.training else 1.0)"
                     ),
                     alongside=('inputs["num_items_in_batch"]',),

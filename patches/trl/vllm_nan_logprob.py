@@ -12,9 +12,9 @@ _NAN = float("nan")
 
 
 def with_nan(completions: Sequence[Sequence[float | None]] | None) -> list[list[float]] | None:
-    """Each completion's log-probabilities, with NaN for None; None where vLLM has returned none at all."""
-    if completions is None:
-        return None
+    """Each completion's log-probabilities, with NaN for None; what vLLM has returned where there is no None in it."""
+    if completions is None or not any(one is None for completion in completions for one in completion):
+        return completions  # type: ignore[return-value]
     return [[_NAN if one is None else one for one in completion] for completion in completions]
 
 

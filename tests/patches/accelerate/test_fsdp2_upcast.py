@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from rlhf_patches.patches.accelerate import fsdp2_upcast
+from rlhf_patches.testing import untouched
 from tests.harness.warm import beside
 
+HELD = {
+    "least reach": ("test_what_is_float32_or_has_no_mixed_precision_is_the_same", "test_only_low_precision_is_cast"),
+    "hands off": "test_only_low_precision_is_cast",
+    "whatever worked": ("test_only_low_precision_is_cast", "test_a_model_with_4_bit_parameters_is_left_alone"),
+    "no new wait": "because it casts this rank's parameters: no lock, no collective",
+}
 WORKER = "tests.patches.accelerate.fsdp2_upcast_ranks"
 WRONG = ("whole", "efficient loading", "first layer frozen", "tied")
 RIGHT = ("float32", "no mixed precision")
@@ -84,3 +91,20 @@ def test_a_model_with_4_bit_parameters_is_left_alone():
     del model.extra
     fsdp2_upcast.upcast(accelerator, model)
     assert model.weight.dtype == torch.float32
+
+
+def test_only_low_precision_is_cast():
+    """float64, complex and frozen parameters stay what they are, and each parameter the object that it is."""
+    model = torch.nn.Module()
+    kinds = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64)
+    for number, kind in enumerate(kinds):
+        model.register_parameter(f"trained{number}", torch.nn.Parameter(torch.ones(2, dtype=kind)))
+    model.frozen = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16), requires_grad=False)
+    accelerator = types.SimpleNamespace(mixed_precision="bf16", is_main_process=False)
+    cast = ("model.trained0", "model.trained1")
+    with untouched(model, accelerator, changes=cast):
+        before = list(model.parameters())
+        fsdp2_upcast.upcast(accelerator, model)
+    assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
+    full = torch.float32
+    assert [one.dtype for one in before] == [full, full, full, torch.float64, torch.complex64, torch.bfloat16]

@@ -103,6 +103,8 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     trainer.compute_loss = recording
     trainer.train()
     right = by_the_formula(trainer.model, batches, trainer.args.steps_per_generation, settings.get("loss_type", "dapo"))
+    untrained = trl_on_cpu.rollouts("GRPO", out, [of_some_words], **settings)
+    untrained.model.train()
     found = torch.cat([(total / seen.steps).flatten() for total in seen.sums.values()])
     expected = torch.cat([right[name].flatten() for name in seen.sums])
     trainer.eval_dataset = trainer.train_dataset
@@ -115,6 +117,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
         "error": float((found - expected).norm() / expected.norm()),
         "gradient": [float(value).hex() for value in found[:50]],
         "norms": [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry],
+        "outside train()": float(untrained.compute_loss(untrained.model, batches[0])) if "grpo" not in case else None,
         "evaluated": trainer.evaluate()["eval_loss"],
     }
 

@@ -15,6 +15,14 @@ from tests.harness.logs import diagnosed
 from tests.harness.side_by_side import folder
 from tests.harness.warm import TORCH, TRL, Level
 
+HELD = {
+    "least reach": "test_without_zero3_everything_is_bit_for_bit_as_before",
+    "hands off": ("test_reverted_it_is_the_original_again", "test_nothing_is_gathered_that_is_available"),
+    "whatever worked": ("test_a_head_that_deepspeed_discovers_trains_as_before", "test_unusual_passes"),
+    "no new wait": ("test_the_same_collectives_on_every_rank", "test_exceptions_come_through"),
+    "bit for bit": "test_every_number_is_that_of_the_unpatched_function_on_a_whole_head",
+}
+"""Of `trl-chunked-nll-zero3` and `trl-chunked-divergence-zero3`."""
 WORKER = "tests.patches.trl.chunked_nll_zero3_ranks"
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 RANKS = (0, 1)

@@ -7,6 +7,13 @@ import pytest
 from tests.harness.side_by_side import folder
 from tests.harness.warm import TORCH, TRL, Level
 
+HELD = {
+    "least reach": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
+    "hands off": "because it multiplies a number of upstream's, read from the trainer and its arguments",
+    "whatever worked": ("test_a_loss_outside_train_is_trl_s_own", "test_evaluation_is_the_same"),
+    "no new wait": "because it computes on one rank's numbers; no lock, no collective",
+    "bit for bit": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
+}
 WORKER = "tests.patches.trl.grpo_dapo_scale_ranks"
 FACTORS = {"4 and 2": 2 / 4, "1 and 4": 4 / 1, "4 and 2, cispo": 2 / 4}
 """Optimizer step's by generation's micro-batches: how much too large it is."""
@@ -49,6 +56,12 @@ def test_equal_numbers_were_right(report):
 @pytest.mark.parametrize("case", [*FACTORS, *SAME])
 def test_evaluation_is_the_same(report, case):
     assert report["after"][case]["evaluated"] == report["before"][case]["evaluated"]
+
+
+@pytest.mark.parametrize("case", FACTORS)
+def test_a_loss_outside_train_is_trl_s_own(report, case):
+    """Where nothing has told how many micro-batches an optimizer step has."""
+    assert report["after"][case]["outside train()"] == report["before"][case]["outside train()"] != 0
 
 
 def test_reverted_it_is_trl_s_own_again(report):

@@ -7,14 +7,32 @@ vllm_nan_logprob_ranks.py has the answers, and the reference in float64. The mod
 from __future__ import annotations
 
 import itertools
+import math
 
+import numpy as np
 import pytest
+import torch
 
+from rlhf_patches.patches.trl import vllm_nan_logprob
 from tests.harness.logs import diagnosed
 from tests.harness.side_by_side import folder
 from tests.harness.warm import TORCH, TRL, Level
 from tests.patches.trl import vllm_nan_logprob_cases as cases
 
+HELD = {
+    "least reach": (
+        "test_lists_without_none_are_the_very_objects_of_vllm",
+        "test_where_all_tokens_have_one_nothing_changes",
+    ),
+    "hands off": "test_lists_without_none_are_the_very_objects_of_vllm",
+    "whatever worked": (
+        "test_lists_without_none_are_the_very_objects_of_vllm",
+        "test_where_all_tokens_have_one_nothing_changes",
+    ),
+    "no new wait": "because it computes on one rank's tensors; no lock, no collective",
+    "Left alone": "because no function of these is a target",
+    "keep the very numbers": "test_where_all_tokens_have_one_nothing_changes",
+}
 NAME = "trl-vllm-nan-logprob"
 WORKER = "tests.patches.trl.vllm_nan_logprob_ranks"
 UNSCORED = [name for name in cases.UNSCORED if name != "none"]
@@ -93,3 +111,11 @@ def test_the_same_as_a_release_without_the_bug(report, run_ranks, mode, unscored
     found, ours = (one[f"{mode}, {unscored}"] for one in (theirs["released"], report["after"]))
     check(found)
     assert (found["ratios"], found["loss"]) == (ours["ratios"], ours["loss"])
+
+
+def test_lists_without_none_are_the_very_objects_of_vllm():
+    for given in (None, [], [[]], [[-0.5, -1.0], [-2.0]], [np.array([-0.5]), torch.tensor([-1.0])]):
+        assert vllm_nan_logprob.with_nan(given) is given
+    found = vllm_nan_logprob.with_nan([[None, -1.0], [-2.0]])
+    assert math.isnan(found[0][0])
+    assert found[0][1:] + found[1] == [-1.0, -2.0]
