@@ -226,8 +226,8 @@ def exhaustive(session: nox.Session) -> None:
 @session(**SHARED, tags=["test"])
 def frameworks(session: nox.Session) -> None:
     """The patches on the real frameworks, newest releases."""
-    with_torch = "tests/engine/engine/test_functions_torch.py"
-    pytest(session, *NOT_BY_TRL, with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
+    with_torch = ("tests/engine/engine/test_functions_torch.py", "tests/engine/test_untouched_torch.py")
+    pytest(session, *NOT_BY_TRL, *with_torch, *REAL, *NOT_EXHAUSTIVE, python=PYTHON)
 
 
 def engine(session: nox.Session) -> None:

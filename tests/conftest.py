@@ -47,6 +47,7 @@ NEEDS = {
     "record/test_survey.py": ("pypi_simple", "releases"),
     "record/test_survey_command.py": ("pypi_simple", "releases"),
     "engine/engine/test_functions_torch.py": ("torch", "frameworks"),
+    "engine/test_untouched_torch.py": ("torch", "frameworks"),
     "lint": ("importlinter", "lint"),
     "site": ("zensical", "site"),
 }

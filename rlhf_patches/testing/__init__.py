@@ -7,19 +7,20 @@
         patch = PATCH
 
 Where rlhf-patches is installed, pytest has the fixture ``apply_patch``: ``apply_patch(PATCH)``, or its name, applies it
-until the test ends. Without pytest there is `applied`.
+until the test ends. Without pytest there is `applied`. `untouched` holds a call to leaving what a user has as it was.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .hands_off import untouched
 from .in_process import applied
 
 if TYPE_CHECKING:
     from .contract import PatchContract
 
-__all__ = ["PatchContract", "applied"]
+__all__ = ["PatchContract", "applied", "untouched"]
 
 
 def __getattr__(name: str) -> object:
