@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,17 +14,26 @@ def leaving_them_off(wrapped: Callable[..., Any], peft: Any, args: Any, kwargs: 
     """Around ``PEFT.disable_adapter``: layers whose adapter was off before are off afterwards."""
     (model,) = args
     off = [
-        layer
-        for chunk in (model if isinstance(model, list) else [model])
-        for layer in chunk.modules()
+        layer.disable_adapter_layers
+        for layer in _layers(model)
         if getattr(layer, "_adapter_enabled", None) is False
+        and callable(getattr(layer, "disable_adapter_layers", None))
     ]
     try:
         with contextmanager(wrapped)(*args, **kwargs) as nothing:
             yield nothing
     finally:
-        for layer in off:
-            layer.disable_adapter_layers()
+        for switch_off in off:
+            switch_off()
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """Every module of a model; or of several, in lists or dictionaries, which the release walks through too."""
+    if hasattr(model, "modules"):
+        yield from model.modules()
+    elif isinstance(model, Iterable):
+        for each in model.values() if isinstance(model, Mapping) else model:
+            yield from _layers(each)
 
 
 PATCH = Patch(

@@ -9,6 +9,7 @@ import torch
 from megatron.core import parallel_state
 
 from ..vocab_parallel.logprob import minus_cross_entropy
+from ..vocab_parallel.shared import can_take
 
 
 def around_cross_entropy(
@@ -50,9 +51,9 @@ def _loss(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
-    if target.shape != logits.shape[:-1]:
-        return wrapped(*args, **kwargs)  # Megatron's broadcasts
+    if not can_take(logits, target):
+        return wrapped(*args, **kwargs)  # Megatron's broadcasts, for one
     if group is None:
         group = parallel_state.get_tensor_model_parallel_group()
     log_probs, _ = minus_cross_entropy(logits, target, group)
-    return -log_probs
+    return 0.0 - log_probs  # of a token that is certain 0.0, as Megatron's, and not -0.0

@@ -28,11 +28,12 @@ no collective and writes into the logits only if it can prove that nothing else 
 logits' dtype. Losses are upstream's bit for bit on one and two ranks, and within the rounding of float32 elsewhere.
 
 Until backward it is the logits that are saved: code that changes them in between gets autograd's error, where
-Megatron's own softmax of bfloat16 logits would not have noticed.
+Megatron's own softmax of bfloat16 logits would not have noticed; and a wrong gradient where it changes them behind
+autograd's back (`logits.data.add_(1)`).
 
 Label smoothing stays Megatron's computation, on a copy: `.float()` becomes a call that always copies, for whoever calls
-`VocabParallelCrossEntropy` directly, too. So does a target that has another shape than the losses. Within a region of
-torch.compile the loss is a break of the graph.""",
+`VocabParallelCrossEntropy` directly, too. So do a target that has another shape than the losses, and logits that are
+integers. Within a region of torch.compile Megatron's own code is traced, with that copy.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/1594",),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
     variants=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace, Variant
+from rlhf_patches import Guard, Patch, Variant, Wrap
 
 _MODULE = "nemo_rl.distributed.model_utils"
 _UPSTREAM = "rlhf_patches.patches.vocab_parallel.upstream"
@@ -37,31 +37,31 @@ states, for soft targets, and `ChunkedDistributedEntropy`.""",
         Variant(
             Guard("nemo-rl", ">=0.4.0,<=0.7.0"),
             (
-                Replace(
+                Wrap(
                     target=f"{_MODULE}:DistributedLogprob.forward",
-                    implementation=f"{_UPSTREAM}:distributed_forward",
+                    implementation=f"{_UPSTREAM}:around_forward",
                     fingerprints={
                         "d6bb726a08a79a1e": "0.4.0 to 0.7.0",
                         "f0466427600fa81c": "main: no softmax where inference_only",
                     },
                 ),
-                Replace(
+                Wrap(
                     target=f"{_MODULE}:DistributedLogprob.backward",
-                    implementation=f"{_UPSTREAM}:backward",
+                    implementation=f"{_UPSTREAM}:around_backward",
                     fingerprints={
                         "e197385d8b4ffc07": "0.4.0 to 0.7.0, main",
                     },
                 ),
-                Replace(
+                Wrap(
                     target=f"{_MODULE}:ChunkedDistributedLogprob.forward",
-                    implementation=f"{_UPSTREAM}:chunked_forward",
+                    implementation=f"{_UPSTREAM}:around_chunked_forward",
                     fingerprints={
                         "48a3487a0e970457": "0.4.0 to 0.7.0, main",
                     },
                 ),
-                Replace(
+                Wrap(
                     target=f"{_MODULE}:ChunkedDistributedLogprob.backward",
-                    implementation=f"{_UPSTREAM}:backward",
+                    implementation=f"{_UPSTREAM}:around_backward",
                     fingerprints={
                         "a5b2410bc49023b8": "0.4.0, 0.5.0: every chunk's gradient is kept",
                         "4733bab6e4d5d0f9": "0.6.0: one fp32 tensor",

@@ -38,7 +38,7 @@ def along_with_entropy(function: Any) -> Callable[..., torch.Tensor]:
 
     def apply(logits: torch.Tensor, target: torch.Tensor, start: int, end: int, *arguments: Any) -> torch.Tensor:
         *chunk_size, group, inference_only = arguments
-        if inference_only:
+        if inference_only or not upstream.can_take(logits, target, start, end):
             return upstreams(logits, target, start, end, *arguments)
         size = chunk_size[0] if chunk_size else None
         return token_logprobs(logits, target, start, end, group, chunk_size=size, with_entropy=True)
@@ -53,16 +53,12 @@ def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: 
     upstream's function has to go on. Its own fingerprint is not known then; that of the chunked backward stayed until
     after the entropy was repaired (no commit of SkyRL has the one without the other).
     """
+    if torch.compiler.is_compiling():  # and not the questions below, which break its graph
+        return wrapped(*args, **kwargs)
     writes_into_logits = matched(LOGPROB, logprob_backward.CHUNKED_BACKWARD) == logprob_backward.OF_0_1_AND_0_2
     if writes_into_logits and not in_force(ENTROPY):
         return wrapped(*args, **kwargs)
-    return upstream.distributed_forward(*args, **kwargs)
-
-
-def around_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``DistributedLogprob.backward``: the one that belongs to the forward, whatever is in force by now."""
-    ctx, *_ = args
-    return upstream.backward(*args) if upstream.is_ours(ctx) else wrapped(*args, **kwargs)
+    return upstream.around_forward(wrapped, instance, args, kwargs)
 
 
 # ------------------------------------------------------------------------------------- entropies

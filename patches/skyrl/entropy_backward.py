@@ -13,9 +13,9 @@ _BOTH = (
         implementation="rlhf_patches.patches.vocab_parallel.megatron:entropy_forward",
         fingerprints={"ac0e650017ca5c17": "0.1.0 to 0.4.0"},
     ),
-    Replace(
+    Wrap(
         target=f"{_MODULE}:_VocabParallelEntropy.backward",
-        implementation="rlhf_patches.patches.vocab_parallel.upstream:entropy_backward",
+        implementation="rlhf_patches.patches.vocab_parallel.upstream:around_entropy_backward",
         fingerprints={
             "9627b662e0314739": "0.1.0, 0.2.0: writes into the logits",
             "47c60982d7680560": "0.3.0, 0.4.0",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +14,7 @@ from megatron.core.transformer.module import Float16Module
 
 from rlhf_patches import in_force
 
+from ..vocab_parallel import counters
 from ..vocab_parallel.entropy import token_entropy
 from . import calls
 
@@ -23,9 +22,6 @@ CHUNK_BYTES = 128 << 20
 """Memory for the float32 logits of one chunk. SkyRL's functions hold about four tensors of that size at once: 512 MiB,
 which is what SkyRL 0.4.0 allows itself for the entropies of a chunk."""
 
-_lock = threading.Lock()
-# A forked child must not inherit it while another thread of the parent holds it.
-os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 _done: Counter[str] = Counter()
 
 
@@ -43,7 +39,7 @@ def in_its_dtype(model: Any, temperature: float, config: Any = None) -> Callable
         reason = "the temperature is not 1"
     elif reason is None and getattr(config, "use_entropy_loss", False) and not calls.has_joint_backward():
         reason = "the entropy is part of the loss, and has a gradient of its own"
-    with _lock:
+    with counters.locked():
         _done["logits in the model's dtype" if reason is None else f"logits in fp32 because {reason}"] += 1
     return model if reason else functools.partial(model, fp32_output=False)
 
@@ -86,7 +82,7 @@ def tokens_per_chunk(config: Any, logits: torch.Tensor) -> int | None:
         size: int | None = config.logprobs_chunk_size
     except AttributeError:
         rows, _, columns = logits.shape
-        return max(1, CHUNK_BYTES // int(4 * rows * columns))
+        return max(1, CHUNK_BYTES // max(1, int(4 * rows * columns)))
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         raise ValueError(
             f"logprobs_chunk_size is {size!r}: expected a number of tokens, 1 or more, or None (no chunks)"
@@ -120,5 +116,5 @@ def entropy(function: Callable[..., torch.Tensor], logits: torch.Tensor, config:
 
 def observed() -> dict[str, int]:
     """How many micro-batches had logits in the model's dtype so far, and how many not, and why."""
-    with _lock:
+    with counters.locked():
         return dict(_done)

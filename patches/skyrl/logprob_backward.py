@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace, Rewrite, Variant, Wrap
+from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.model_utils"
 _UPSTREAM = "rlhf_patches.patches.vocab_parallel.upstream"
@@ -53,21 +53,21 @@ logits.""",
                 ),
                 Wrap(
                     target=f"{_MODULE}:DistributedLogprob.backward",
-                    implementation=f"{_CALLS}:around_backward",
+                    implementation=f"{_UPSTREAM}:around_backward",
                     fingerprints={
                         "e197385d8b4ffc07": "0.1.0 to 0.4.0",
                     },
                 ),
-                Replace(
+                Wrap(
                     target=f"{_MODULE}:ChunkedDistributedLogprob.forward",
-                    implementation=f"{_UPSTREAM}:chunked_forward",
+                    implementation=f"{_UPSTREAM}:around_chunked_forward",
                     fingerprints={
                         "48a3487a0e970457": "0.1.0 to 0.4.0",
                     },
                 ),
-                Replace(
+                Wrap(
                     target=CHUNKED_BACKWARD,
-                    implementation=f"{_UPSTREAM}:backward",
+                    implementation=f"{_UPSTREAM}:around_backward",
                     fingerprints={
                         OF_0_1_AND_0_2: "0.1.0, 0.2.0: every chunk's gradient is kept, one-hot rows",
                         "e2b5ce51e151e079": "0.3.0: the same, without one-hot rows",

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+logger = logging.getLogger("rlhf_patches")
 
-def one_of_each_data_parallel_rank(statuses: Sequence[Any], actor_infos: Sequence[Any]) -> list[Any]:
+
+def one_of_each_data_parallel_rank(statuses: Sequence[Any], actor_infos: Sequence[Any]) -> Sequence[Any]:
     """What the collecting actor of each data-parallel rank has returned, in the order of data-parallel ranks.
+
+    All statuses, as released, where there is a data-parallel rank of which none or several actors collect.
 
     Args:
         statuses: one of each actor.
         actor_infos: the actors' ``ActorInfo`` in the same order, of which ``rank`` is read: ``is_collection_dp_rank()``
             is true of one actor in each data-parallel rank.
-
-    Raises:
-        RuntimeError: there is a data-parallel rank of which none or several actors collect.
     """
     collecting = [
         (info.rank.dp, status)
@@ -26,13 +29,21 @@ def one_of_each_data_parallel_rank(statuses: Sequence[Any], actor_infos: Sequenc
     ]
     found, expected = sorted(dp for dp, _ in collecting), list(range(actor_infos[0].rank.dp_size))
     if found != expected:
-        raise RuntimeError(
-            f"actors with tp=0, sp=0 and the last pp have data-parallel ranks {found}, expected each of {expected} "
-            "once: the outputs of the loss function cannot be put in order. Mesh ranks: "
-            f"{[str(info.rank) for info in actor_infos]}"
-        )
+        _cannot_be_put_in_order(str(found), str(expected), str([str(info.rank) for info in actor_infos]))
+        return statuses
     of_rank = dict(collecting)
     return [of_rank[dp] for dp in expected]
+
+
+@functools.cache
+def _cannot_be_put_in_order(found: str, expected: str, ranks: str) -> None:
+    logger.warning(
+        "actors with tp=0, sp=0 and the last pp have data-parallel ranks %s, expected each of %s once: the outputs of "
+        "the loss function come as released, from every actor. Mesh ranks: %s",
+        found,
+        expected,
+        ranks,
+    )
 
 
 PATCH = Patch(
@@ -50,8 +61,9 @@ of the batch. Of six samples on two data-parallel ranks with a tensor-parallel s
 six. With pipeline parallelism alone these are the right ones, as Megatron numbers its ranks.""",
     repair="""\
 Only the actor that SkyRL collects from in `forward` (`MeshRank.is_collection_dp_rank`: first tensor-, context- and
-sequence-parallel rank, last pipeline stage) contributes, in the order of data-parallel ranks, as in 0.3.0. A mesh in
-which some data-parallel rank has no such actor, or two, is an error. Metrics are those of the first actor, as before.
+sequence-parallel rank, last pipeline stage) contributes, in the order of data-parallel ranks, as in 0.3.0. Of a mesh
+in which some data-parallel rank has no such actor, or two, outputs are as released, with a warning. Metrics are those
+of the first actor, as before.
 
 Left alone: `forward_backward_from_staged`. It returns the first actor's status, and so the `loss_fn_outputs` of one
 data-parallel rank, none of them twice; SkyRL's trainer, which alone calls it, throws them away.""",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+logger = logging.getLogger("rlhf_patches")
 
 
 def in_order_of_samples(outputs: Sequence[Sequence[Any]], iterator: Any) -> list[Any]:
@@ -18,12 +22,13 @@ def in_order_of_samples(outputs: Sequence[Sequence[Any]], iterator: Any) -> list
         iterator: SkyRL's `TokenBasedBatchIterator`, whose `_microbatches` are the samples of each micro-batch; or
             another, or None, of micro-batches in the order of samples.
 
-    Raises:
-        RuntimeError: a sample has no output.
+    Returns:
+        As released, micro-batch by micro-batch, where they are in the order of samples, or a sample has no output.
     """
+    one_after_another = [output for micro_batch in outputs for output in micro_batch]
     packed: list[list[int]] | None = getattr(iterator, "_microbatches", None)
     if packed is None or not any(outputs):
-        return [output for micro_batch in outputs for output in micro_batch]
+        return one_after_another
     of_sample = {
         sample: output
         for samples, micro_batch in zip(packed, outputs, strict=False)
@@ -31,12 +36,21 @@ def in_order_of_samples(outputs: Sequence[Sequence[Any]], iterator: Any) -> list
     }
     expected = sum(map(len, packed))
     if len(of_sample) != expected:
-        raise RuntimeError(
-            f"the loss function has outputs of {len(of_sample)} samples, expected {expected}: micro-batches of "
-            f"{[len(samples) for samples in packed]} samples have {[len(found) for found in outputs]} outputs, which "
-            "cannot be put in order. RLHF_PATCHES_DISABLE=skyrl-loss-outputs-packed leaves them as they come"
-        )
+        sizes = [len(samples) for samples in packed], [len(found) for found in outputs]
+        _cannot_be_put_in_order(f"{len(of_sample)} samples, expected {expected}", *map(str, sizes))
+        return one_after_another
     return [of_sample[sample] for sample in range(expected)]
+
+
+@functools.cache
+def _cannot_be_put_in_order(samples: str, packed: str, found: str) -> None:
+    logger.warning(
+        "the loss function has outputs of %s: micro-batches of %s samples have %s outputs, which cannot be put in "
+        "order, and stay as they come",
+        samples,
+        packed,
+        found,
+    )
 
 
 _WORKERS = "skyrl.backends.skyrl_train.workers"
@@ -78,7 +92,8 @@ data-parallel rank runs because another has more; these shift all samples of the
 right: loss and gradients do not depend on the order.""",
     repair="""\
 Outputs are collected by micro-batch, and put in order by the indices that the iterator packed; padding is dropped, as
-in 0.4.0. Without `max_tokens_per_microbatch` they are what they were. A sample without an output is an error.""",
+in 0.4.0. Without `max_tokens_per_microbatch` they are what they were. Where a sample has no output, they stay as they
+come, with a warning.""",
     references=(
         "https://github.com/NovaSky-AI/SkyRL/issues/1865",
         "https://github.com/NovaSky-AI/SkyRL/pull/1882",

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+from typing import Any
+
 from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+logger = logging.getLogger("rlhf_patches")
+
+
+def bound(args: Any) -> float | None:
+    """``--eps-clip-c``; None where there is none, or one that slime's function refuses in the middle of a step."""
+    asked: float | None = getattr(args, "eps_clip_c", None)
+    if asked is None or asked > 1.0:
+        return asked
+    _ignored(asked)
+    return None
+
+
+@functools.cache
+def _ignored(asked: float) -> None:
+    logger.warning("--eps-clip-c %s is ignored, as slime has always done: expected a number above 1, or none", asked)
 
 
 def _forward(alongside: str) -> tuple[Rewrite]:
@@ -12,7 +32,8 @@ def _forward(alongside: str) -> tuple[Rewrite]:
             target="slime.backends.megatron_utils.loss:policy_loss_function",
             pattern=f"{call})",
             alongside=(alongside,),
-            replacement=f"{call}, args.eps_clip_c)",
+            replacement=f"{call}, $BOUND(args))",
+            uses={"BOUND": f"{__name__}:{bound.__name__}"},
         ),
     )
 
@@ -27,7 +48,8 @@ sampled (a large ratio) dominate the loss and its gradient, which is what dual-c
     repair="""\
 It is passed on. Where the advantage A is negative, the loss of a token is at most -c A: the objective is
 max(min(r A, clip(r, 1 - eps, 1 + eps_high) A), c A), equation 5 of arXiv 1912.09729, with a gradient of 0 beyond r = c.
-Without the option nothing changes. A c of 1 or less is an error, as slime's function has it.
+Without the option nothing changes. A c of 1 or less, which slime's function refuses with an error, is ignored as
+released, with a warning.
 
 Left alone: the FSDP backend of 0.2.0 to 0.2.2, which has the same call. main has been repaired since, and calls itself
 0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1, and is not needed.""",

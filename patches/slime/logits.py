@@ -8,6 +8,7 @@ import torch
 
 from ..vocab_parallel.entropy import token_entropy
 from ..vocab_parallel.logprob import minus_cross_entropy
+from ..vocab_parallel.shared import can_take
 
 _Both = tuple[torch.Tensor, "torch.Tensor | None"]
 
@@ -51,7 +52,7 @@ def in_chunks(
 def around_masked(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Both:
     """Around ``calculate_log_probs_and_entropy`` since 0.3.1, which computes itself what top-p has left over."""
     logits, tokens, tp_group, with_entropy, _, keep_mask, with_entropy_grad = args
-    if keep_mask is not None:
+    if keep_mask is not None or not can_take(logits, tokens):
         masked: _Both = wrapped(*args, **kwargs)
         return masked
     log_probs, entropy = whole(logits, tokens, tp_group, with_entropy)

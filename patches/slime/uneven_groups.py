@@ -10,7 +10,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 def mean(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
     """What is taken off the rewards ``[rows, columns]``, which has their shape or broadcasts to it."""
-    groups = _uneven_groups(samples, args)
+    groups = _uneven_groups(rewards, samples, args)
     if groups is None:
         return rewards.mean(dim=-1, keepdim=True)
     return _by_group(rewards, groups, lambda own: own.mean())
@@ -18,7 +18,7 @@ def mean(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
 
 def std(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
     """What the centred rewards are divided by; 0 for a prompt with one sample, whose centred reward is 0."""
-    groups = _uneven_groups(samples, args)
+    groups = _uneven_groups(rewards, samples, args)
     if groups is None:
         return rewards.std(dim=-1, keepdim=True)
     return _by_group(rewards, groups, lambda own: own.std() if len(own) > 1 else own.new_zeros(()))
@@ -32,11 +32,13 @@ def _by_group(rewards: Any, groups: list[list[int]], statistic: Callable[[Any], 
     return result.view_as(rewards)
 
 
-def _uneven_groups(samples: Sequence[Any], args: Any) -> list[list[int]] | None:
+def _uneven_groups(rewards: Any, samples: Sequence[Any], args: Any) -> list[list[int]] | None:
     """Positions of each prompt's samples; None where slime's rows are what there is to go by."""
+    if rewards.numel() != len(samples):  # several rewards of a sample
+        return None
     groups: dict[Any, list[int]] = {}
     for position, sample in enumerate(samples):
-        groups.setdefault(sample.group_index, []).append(position)
+        groups.setdefault(getattr(sample, "group_index", None), []).append(position)
     if None in groups:
         return None
     each, prompts = args.n_samples_per_prompt, args.rollout_batch_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from megatron.core import parallel_state
 from torch.distributed.nn import functional
 
 from ..vocab_parallel.logprob import minus_cross_entropy
+from ..vocab_parallel.shared import can_take
 
 _IGNORED = -100
 
@@ -22,23 +24,36 @@ def sum_over_ranks(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     return summed
 
 
-def logps_and_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, compute_entropy: bool = False, entropy_chunk_size: int = 512
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``compute_logps_and_entropy_from_logits``: both in one pass over the logits, which stay as they are.
+_Both = tuple[torch.Tensor, "torch.Tensor | None"]
 
-    Args:
-        logits: ``[B, S, V / TP]`` or, packed, ``[1, T, V / TP]``.
-        labels: ``[B, S]`` or ``[1, T]``, shifted already; -100 where there is nothing to predict.
-        compute_entropy: whether to return entropies.
-        entropy_chunk_size: ms-swift's tokens per chunk; not used, blocks are sized by bytes, which changes no result.
+
+def where_the_vocabulary_is_split(
+    wrapped: Callable[..., _Both], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _Both:
+    """Around ``compute_logps_and_entropy_from_logits`` of 3.12.1 to 4.5.2, which is right on one rank."""
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return wrapped(*args, **kwargs)
+    return logps_and_entropy(wrapped, instance, args, kwargs)
+
+
+def logps_and_entropy(
+    wrapped: Callable[..., _Both], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _Both:
+    """Around ``compute_logps_and_entropy_from_logits``: both in one pass over the logits, which stay as they are.
+
+    ``args``, of which the last is not used, since blocks are sized by bytes, which changes no result:
+
+    - logits: ``[B, S, V / TP]`` or, packed, ``[1, T, V / TP]``.
+    - labels: ``[B, S]`` or ``[1, T]``, shifted already; -100 where there is nothing to predict.
+    - whether to return entropies.
+    - ms-swift's tokens per chunk of entropies.
 
     Returns:
         Log-probabilities, float32, 0 where the label is -100; entropies in nats, in the logits' dtype, or None.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit together.
     """
+    logits, labels, compute_entropy, _ = args
+    if not can_take(logits, labels):
+        return wrapped(*args, **kwargs)
     ignored = labels == _IGNORED
     log_probs, entropy = minus_cross_entropy(
         logits,
@@ -46,4 +61,5 @@ def logps_and_entropy(
         parallel_state.get_tensor_model_parallel_group(),
         with_entropy=compute_entropy,
     )
-    return log_probs.masked_fill(ignored, 0.0), None if entropy is None else entropy.to(logits.dtype)
+    # A product, as ms-swift has it: NaN stays NaN.
+    return log_probs * ~ignored, None if entropy is None else entropy.to(logits.dtype)

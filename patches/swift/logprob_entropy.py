@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace, Variant
+from rlhf_patches import Guard, Patch, Variant, Wrap
 
 PATCH = Patch(
     name="swift-logprob-entropy",
@@ -22,8 +22,9 @@ Both are computed in one pass over the logits: two collectives forward, none bac
 (which float32 logits without entropies did not need before either, at the price of their contents).
 The gradient is written over the logits if nothing else can ever look at them again, or else into one tensor of the
 logits' dtype. [Why that is exact, and when it is refused](../logprob-in-place.md); [where results
-differ](../logprob-in-place.md#where-results-are-not-upstreams). 3.12.1 to 4.5.2 get the same from
-`swift-vocab-parallel-logprob-gradient`. GKD's divergence is left alone: it takes 512 tokens at a time.""",
+differ](../logprob-in-place.md#where-results-are-not-upstreams). 3.12.1 to 4.5.2 get the same on
+two tensor-parallel ranks or more from `swift-vocab-parallel-logprob-gradient`. GKD's divergence is left alone: it takes
+512 tokens at a time.""",
     references=(
         "https://github.com/modelscope/ms-swift/pull/9947",
         "https://github.com/NVIDIA/Megatron-LM/issues/1594",
@@ -32,7 +33,7 @@ differ](../logprob-in-place.md#where-results-are-not-upstreams). 3.12.1 to 4.5.2
         Variant(
             Guard("ms-swift", ">=4.5.3,<=4.6.0"),
             (
-                Replace(
+                Wrap(
                     target="swift.megatron.trainers.vocab_parallel_utils:compute_logps_and_entropy_from_logits",
                     implementation=f"{__package__}.logits:logps_and_entropy",
                     fingerprints={"ada6e80039a61548": "4.5.3, 4.6.0"},

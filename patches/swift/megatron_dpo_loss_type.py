@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-_NAME = "swift-megatron-dpo-loss-type"
-# What ms-swift's and TRL's dpo_loss want beside log-probabilities, and the Megatron trainer does not have.
-_OUT_OF_REACH = {
-    "bco_pair": "a running mean of rewards over all ranks",
-    "discopop": "--discopop_tau",
-    "sft": "the loss of the chosen answers as a loss of its own; --rpo_alpha adds it to a DPO loss",
-}
+logger = logging.getLogger("rlhf_patches")
 
 
 def loss_as_asked_for(
@@ -31,36 +27,45 @@ def loss_as_asked_for(
 
     Returns:
         Losses, chosen rewards and rejected rewards, ``[pairs]`` each.
-
-    Raises:
-        ValueError: a loss that cannot be computed here.
     """
     inner = trainer.dummy_dpo_trainer
     loss_type = inner.loss_type
-    if loss_type in _OUT_OF_REACH:
-        raise ValueError(
-            f"--loss_type {loss_type}: ms-swift's Megatron DPO cannot compute it, because it takes "
-            f"{_OUT_OF_REACH[loss_type]}. Choose another one; or, with RLHF_PATCHES_DISABLE={_NAME}, the run "
-            "minimises the sigmoid loss, as it would have without this patch."
-        )
+    # TRL's, before 0.20, reads it from the trainer.
+    named = "loss_type" in inspect.signature(inner.dpo_loss).parameters
+    wanted = sequence_logps
     if loss_type == "ipo":
         # What sums the log-probabilities counts the tokens: packed sequences and context-parallel ranks included.
         sequences = 2 * len(sequence_logps[0])
-        named = "num_samples" in inspect.signature(trainer.get_logps).parameters
+        counted = "num_samples" in inspect.signature(trainer.get_logps).parameters
         ones = losses.new_full(losses.shape, -1.0).float()
-        tokens = trainer.get_logps(ones, labels, packed_seq_params, **({"num_samples": sequences} if named else {}))
+        tokens = trainer.get_logps(ones, labels, packed_seq_params, **({"num_samples": sequences} if counted else {}))
         chosen, rejected = tokens.clamp(min=1).chunk(2)
-        sequence_logps = tuple(
-            logps / count for logps, count in zip(sequence_logps, (chosen, rejected) * 2, strict=True)
-        )
-    # TRL's, before 0.20, reads it from the trainer.
-    named = "loss_type" in inspect.signature(inner.dpo_loss).parameters
-    result: tuple[Any, Any, Any] = inner.dpo_loss(*sequence_logps, **({"loss_type": loss_type} if named else {}))
-    return result
+        wanted = tuple(logps / count for logps, count in zip(sequence_logps, (chosen, rejected) * 2, strict=True))
+    if named and loss_type != "sigmoid":
+        try:
+            asked_for: tuple[Any, Any, Any] = inner.dpo_loss(*wanted, loss_type=loss_type)
+        except (AttributeError, TypeError, ValueError) as error:
+            # Other pipeline stages are waiting for this one: as released, and not an error here.
+            _out_of_reach(str(loss_type), f"{type(error).__name__}: {error}")
+            wanted = sequence_logps
+        else:
+            return asked_for
+    released: tuple[Any, Any, Any] = inner.dpo_loss(*wanted)
+    return released
+
+
+@functools.cache
+def _out_of_reach(loss_type: str, why: str) -> None:
+    logger.warning(
+        "--loss_type %s: ms-swift's Megatron DPO cannot compute it (%s), and minimises the sigmoid loss, as it has "
+        "always done: choose another one",
+        loss_type,
+        why,
+    )
 
 
 PATCH = Patch(
-    name=_NAME,
+    name="swift-megatron-dpo-loss-type",
     summary="Megatron DPO minimises the loss that `--loss_type` names",
     symptom="""\
 DPO with Megatron (`megatron rlhf --rlhf_type dpo`) and `--loss_type hinge`, `ipo` or any other: the run is the same as
@@ -79,7 +84,9 @@ What is minimised then, with `h` the difference of the log-ratios of the chosen 
 `(h - 1 / (2 beta))^2` (Azar et al. 2023, [arXiv 2310.12036](https://arxiv.org/abs/2310.12036), eq. 17, with `h`
 averaged over tokens as ms-swift's trainer without Megatron and TRL do); and so on for the others.
 
-`bco_pair`, `discopop` and `sft` need what this trainer does not have. With them the run stops in its first step.""",
+`bco_pair` (a running mean of rewards), `discopop` (`--discopop_tau`) and `sft` (a loss of its own; `--rpo_alpha` adds
+one) need what this trainer does not have. With them, and with a name that `dpo_loss` does not know, the run minimises
+`sigmoid` as released, and a warning says so.""",
     changes_numbers="""\
 Megatron DPO has minimised the sigmoid loss whatever `--loss_type` said, since ms-swift 3.7.0. A run with another loss
 was a run with `sigmoid`: its checkpoint is DPO's, and a `beta` or learning rate that was tuned with it belongs to that

@@ -70,15 +70,15 @@ def _reference_pass(models: list[Module], own: Any, in_eval_mode: Callable[[Any]
         own: the release's context manager.
         in_eval_mode: which models have to be in eval mode, given what the release's context yields.
     """
-    with _lock:
+    with _turn():
         shared = _open.setdefault(tuple(map(id, models)), _Shared(models))
     this = object()
     try:
-        with _lock:
+        with _turn():
             yielded = shared.enter(this, own, in_eval_mode)
         yield yielded
     finally:
-        with _lock:
+        with _turn():
             shared.leave(this)
 
 
@@ -119,9 +119,23 @@ class _Shared:
                     _set_training(module, training)
 
 
+PATIENCE = 60.0
+"""Seconds. Whoever holds the lock so long is stuck in a release's own context, and other ranks wait for this one."""
+
 _lock = threading.RLock()  # of one thread more than once: the garbage collector may close an abandoned context anywhere
 # Weakly: it is the passes that are open which hold what they share.
 _open: weakref.WeakValueDictionary[tuple[int, ...], _Shared] = weakref.WeakValueDictionary()
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    lock = _lock
+    held = lock.acquire(timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
 
 
 def _renew_lock() -> None:
@@ -208,7 +222,8 @@ class _Adapters:
                 layer.set_adapter(active)  # writes: this is the repair
                 layer.enable_adapters(not disabled)  # writes: this is the repair
         for tuner, active in zip(self.tuners, state.of_tuners, strict=True):
-            tuner.active_adapter = active
+            if tuner.active_adapter != active:
+                tuner.active_adapter = active
 
     def restore(self) -> None:
         """Let all be as it was, and trainable what was: PEFT makes every parameter of an active adapter trainable."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Replace, Rewrite, Variant
+from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
 
 _MODULE = "swift.megatron.trainers.vocab_parallel_utils"
 _LOGITS = f"{__package__}.logits"
@@ -57,7 +57,9 @@ differ](../logprob-in-place.md#where-results-are-not-upstreams).
 
 `vocab_parallel_log_softmax`, which GKD calls, sums over ranks with a gradient, as 4.5.3 does, and takes the maximum
 without one. Entropies and divergences are summed as before: what follows them is the same on all ranks, so each rank's
-own part of the gradient is what it needs.""",
+own part of the gradient is what it needs.
+
+Without tensor parallelism ms-swift's own functions run.""",
     changes_numbers="""\
 the gradient of GRPO and GKD under tensor parallelism was wrong, by about half of its norm on two ranks, while losses
 and log-probabilities were right: GKD since ms-swift 3.12.0, GRPO since 3.12.1 with entropies and since 4.0.3 always.
@@ -77,9 +79,9 @@ parallelism, DPO, KTO and SFT were right.""",
             Guard("ms-swift", ">=3.12.1,<4.5.3"),
             (
                 *_log_softmax(f"{_MODULE}:vocab_parallel_log_softmax"),
-                Replace(
+                Wrap(
                     target=f"{_MODULE}:compute_logps_and_entropy_from_logits",
-                    implementation=f"{_LOGITS}:logps_and_entropy",
+                    implementation=f"{_LOGITS}:where_the_vocabulary_is_split",
                     fingerprints={"bf7a6f8568ec8ba2": "3.12.1 to 4.5.2"},
                 ),
             ),

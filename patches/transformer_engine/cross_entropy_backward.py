@@ -21,7 +21,7 @@ def scale(gradient: Any, grad_output: Any, kernel: Any = None) -> None:
         grad_output: float32, of the losses: ``[B, S]`` or ``[S, B]`` as the gradient has it, or one element.
         kernel: the kernel that has computed the gradient; None for one that divides only those of a mean.
     """
-    if grad_output.numel() > 1:
+    if grad_output.numel() != 1:  # or none: a micro-batch without tokens
         factor = grad_output.reshape(*gradient.shape[:-1], 1)
         if kernel is not None and "reduce_loss" not in kernel.arg_names:
             # 2.2.0 to 2.4.0: it has not been told which, and has divided by the number of tokens.

@@ -21,6 +21,9 @@ import torch
 
 logger = logging.getLogger("rlhf_patches")
 
+PATIENCE = 60.0
+"""Seconds for the measurement, which takes milliseconds. Without it backward is out of place."""
+
 # Reasons, as they appear in reports.
 LEAF = "the logits are a leaf"
 SUBCLASS = "the logits are a tensor subclass"
@@ -200,8 +203,11 @@ def _lowest_counts() -> tuple[tuple[int, ...], tuple[int, ...]] | None:
             found.append(None)
 
     # In a thread of its own, where none of the caller's modes, and none of its hooks on saved tensors, are in force.
-    thread = threading.Thread(target=calibrate)
-    thread.start()
-    thread.join()
-    lowest: tuple[tuple[int, ...], tuple[int, ...]] | None = found[0]
+    thread = threading.Thread(target=calibrate, daemon=True)
+    try:
+        thread.start()
+        thread.join(PATIENCE)
+    except RuntimeError:  # no more threads, or the interpreter is shutting down
+        logger.debug("reference counts could not be calibrated", exc_info=True)
+    lowest: tuple[tuple[int, ...], tuple[int, ...]] | None = found[0] if found else None
     return lowest

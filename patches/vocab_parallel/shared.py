@@ -18,11 +18,21 @@ import torch
 
 def check_logits(logits: torch.Tensor) -> None:
     """Raise ValueError, which names the shape, unless these can be logits of a part of the vocabulary."""
-    if logits.dim() < 2 or not logits.shape[-1] or not logits.dtype.is_floating_point:
+    if not logits.dim() or not logits.shape[-1] or not logits.dtype.is_floating_point:
         raise ValueError(
             f"logits have shape {list(logits.shape)} and dtype {logits.dtype}: expected floating-point numbers "
             "[..., V / TP], such as [B, S, V / TP] or [T, V / TP], with at least one column"
         )
+
+
+def can_take(logits: torch.Tensor, target: torch.Tensor | None = None) -> bool:
+    """Whether what goes around upstream's functions may compute these itself; upstream's take more than ours do.
+
+    Nothing within a region that torch.compile traces: ours would break its graph, or end a ``fullgraph=True``.
+    """
+    if torch.compiler.is_compiling() or not logits.is_floating_point():
+        return False
+    return logits.dim() > 0 and (target is None or target.shape == logits.shape[:-1])
 
 
 def reduction_group(group: Any) -> Any:

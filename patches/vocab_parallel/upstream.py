@@ -14,24 +14,44 @@ from . import logprob, shared
 from .softmax import VocabParallelLogprobEntropy
 
 
-@torch.compiler.disable
-def distributed_forward(
-    ctx: Any,
-    vocab_parallel_logits: torch.Tensor,
-    target: torch.Tensor,
-    vocab_start_index: int,
-    vocab_end_index: int,
-    group: Any,
-    inference_only: bool = False,
-) -> torch.Tensor:
-    """``DistributedLogprob.forward``."""
-    return chunked_forward(
-        ctx, vocab_parallel_logits, target, vocab_start_index, vocab_end_index, None, group, inference_only
-    )
+def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Around ``DistributedLogprob.forward``."""
+    ctx, logits, target, start, end, group, inference_only = args
+    if not can_take(logits, target, start, end):
+        return _upstreams(wrapped, args, kwargs)
+    return _forward(ctx, logits, target, start, end, None, group, inference_only)
+
+
+def around_chunked_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Around ``ChunkedDistributedLogprob.forward``."""
+    _, logits, target, start, end, *_ = args
+    return _forward(*args) if can_take(logits, target, start, end) else _upstreams(wrapped, args, kwargs)
+
+
+def around_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``backward`` of both: the one that belongs to the forward, whatever is in force by now."""
+    ctx, *_ = args
+    return backward(*args) if is_ours(ctx) else wrapped(*args, **kwargs)
+
+
+def around_entropy_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``_VocabParallelEntropy.backward``: the same."""
+    ctx, *_ = args
+    return entropy_backward(*args) if is_ours(ctx) else wrapped(*args, **kwargs)
+
+
+def can_take(logits: torch.Tensor, target: torch.Tensor, start: int, end: int) -> bool:
+    """Whether ours computes these log-probabilities; upstream's take targets of fewer tokens, and wider ranges."""
+    return shared.can_take(logits, target) and bool(0 < end - start <= logits.shape[-1])
+
+
+def _upstreams(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    log_probs: torch.Tensor = wrapped(*args, **kwargs)
+    return log_probs
 
 
 @torch.compiler.disable
-def chunked_forward(
+def _forward(
     ctx: Any,
     vocab_parallel_logits: torch.Tensor,
     target: torch.Tensor,
@@ -41,7 +61,6 @@ def chunked_forward(
     tp_group: Any,
     inference_only: bool = False,
 ) -> torch.Tensor:
-    """``ChunkedDistributedLogprob.forward``."""
     local = logprob.local_target(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, chunk_size)
     log_probs, _ = VocabParallelLogprobEntropy.forward(
         _Unsaved() if inference_only else ctx, vocab_parallel_logits, local, shared.reduction_group(tp_group), False

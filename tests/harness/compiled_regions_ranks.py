@@ -1,7 +1,8 @@
 """A framework's functions within a region that torch.compile compiles, in a process and a rank of its own.
 
 ``--out FOLDER skyrl|nemo-rl|megatron-core``: reports a line for each case, and "ok" if the compiled function and the
-one that is not have the same result and gradient. TORCHDYNAMO_DISABLE, which other tests set, must not be set here.
+one that is not have the same result and gradient; and of ``fullgraph=True`` the outcomes before and after.
+TORCHDYNAMO_DISABLE, which other tests set, must not be set here.
 """
 
 from __future__ import annotations
@@ -38,16 +39,13 @@ def skyrl() -> Any:
     return skyrl_on_cpu.model_utils()
 
 
-def megatron_core(group: Any, target: torch.Tensor) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+def megatron_core(target: torch.Tensor) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Not the fused one, which compiles its parts itself, for which there is no compiler here."""
     from megatron.core import parallel_state
-    from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
     parallel_state.initialize_model_parallel()
-    return {
-        "plain": lambda logits: vocab_parallel_cross_entropy(logits, target),
-        "fused": lambda logits: fused_vocab_parallel_cross_entropy(logits, target, group),
-    }
+    return {"plain": lambda logits: vocab_parallel_cross_entropy(logits, target)}
 
 
 def log_probs(framework: str, group: Any, target: torch.Tensor) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
@@ -70,35 +68,47 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("framework", choices=PATCHES)
     options = parser.parse_args()
-    (options.out / "rank0.json").write_text(json.dumps({"cases": cases(options.framework)}))
-
-
-def cases(framework: str) -> list[str]:
-    lines = []
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    rlhf_patches.apply(only=f"{framework}-*")
     torch.manual_seed(0)
     group, values, target = torch.distributed.group.WORLD, torch.randn(B, S, V), torch.randint(V, (B, S))
     target[0, 0] = -100
-    functions = megatron_core(group, target) if framework == "megatron-core" else log_probs(framework, group, target)
+    framework = options.framework
+    functions = megatron_core(target) if framework == "megatron-core" else log_probs(framework, group, target)
+    # The others compile something themselves, for which there is no compiler here.
+    whole = {name: function for name, function in functions.items() if name in ("plain", "chunked", "whole")}
+    released = cases(whole, values, backend="eager", fullgraph=True)
+    rlhf_patches.apply(only=f"{framework}-*")
     assert rlhf_patches.report()[PATCHES[framework]].status.value == "applied"
+    patched = cases(whole, values, backend="eager", fullgraph=True)
+    report = {
+        "cases": [f"{name}: {found}" for name, found in cases(functions, values, backend="aot_eager").items()],
+        "whole graph": {name: [released[name], patched[name]] for name in whole},
+    }
+    (options.out / "rank0.json").write_text(json.dumps(report))
+
+
+def cases(
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]], values: torch.Tensor, **how: Any
+) -> dict[str, str]:
+    outcomes = {}
+    torch.compiler.reset()
     for name, function in functions.items():
 
         def loss(leaf: torch.Tensor, function: Any = function) -> torch.Tensor:
             return function(leaf * 2).square().sum()
 
         found = []
-        for run in (loss, torch.compile(loss, backend="aot_eager")):
+        for run in (loss, torch.compile(loss, **how)):
             leaf = values.clone().requires_grad_()
             try:
                 result = run(leaf)
                 result.backward()
                 found.append((result.detach(), leaf.grad))
             except Exception as error:
-                lines.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+                outcomes[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 break
         else:
             same = all(torch.allclose(one, other) for one, other in zip(*found, strict=True))
-            lines.append(f"{name}: {'ok' if same else 'another result'}")
-    return lines
+            outcomes[name] = "ok" if same else "another result"
+    return outcomes

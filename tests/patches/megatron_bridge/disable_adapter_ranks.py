@@ -18,6 +18,7 @@ absent_packages.install()
 import torch
 from megatron.bridge.peft.lora import LoRA
 
+from rlhf_patches.testing import untouched
 from tests.harness import small, states
 
 NAME = "megatron-bridge-disable-adapter"
@@ -77,6 +78,21 @@ def one_layer_off() -> list[bool]:
     return [model.up._adapter_enabled, model.down._adapter_enabled]
 
 
+def what_else_the_release_takes() -> dict[str, Any]:
+    """Models in a dictionary; a layer of somebody's own that has the flag, and nothing to switch it with."""
+    lora, models = policy(2)
+    named = dict(zip("ab", models, strict=True))
+    lora.disable_adapter_layers(models[1])
+    with lora.disable_adapter(named):
+        within = far_from_base(models[0])
+    lora, (model,) = policy()
+    model.foreign = torch.nn.Identity()
+    model.foreign._adapter_enabled = False
+    with untouched(model), lora.disable_adapter(model=model):
+        pass
+    return {"within": within, "after": [far_from_base(each) for each in models]}
+
+
 def observe() -> dict[str, Any]:
     trials: dict[str, Callable[[], Any]] = {
         "inner": after_an_inner_context,
@@ -84,6 +100,7 @@ def observe() -> dict[str, Any]:
         "two chunks": lambda: after_an_inner_context(chunks=2),
         "off before": off_before,
         "one layer off": one_layer_off,
+        "what else": what_else_the_release_takes,
     }
     return {name: trial() for name, trial in trials.items()}
 

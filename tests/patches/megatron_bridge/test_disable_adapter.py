@@ -9,6 +9,13 @@ from tests.harness.warm import trainer
 WORKER = "tests.patches.megatron_bridge.disable_adapter_ranks"
 #: float32 against float64, of the largest value; seen: 3e-7. An adapter shows as more than 1.
 TOLERANCE = 1e-5
+HELD = {
+    "least reach": "test_with_it_the_outer_context_has_the_base_model_to_its_end",
+    "hands off": "test_what_else_the_release_takes",  # within `untouched`
+    "whatever worked": "test_what_else_the_release_takes",
+    "no new wait": "because it reads flags and switches layers off; no lock, no collective",
+    "on, as released": "test_what_was_off_before_stays_off",
+}
 INNER = ("inner", "inner raises", "two chunks")
 
 
@@ -38,3 +45,13 @@ def test_what_was_off_before_stays_off(found):
     assert found["after"]["off before"]["after"] < TOLERANCE
     assert found["before"]["one layer off"] == found["reverted"]["one layer off"] == [True, True]
     assert found["after"]["one layer off"] == [False, True]
+
+
+def test_what_else_the_release_takes(found):
+    """A dictionary of models, one of which is off; and a layer that cannot be switched."""
+    for state in ("before", "after", "reverted"):
+        observed = found[state]["what else"]
+        assert observed["within"] < TOLERANCE
+        on, off = observed["after"]
+        assert on > 0.5
+        assert (off < TOLERANCE) == (state == "after")

@@ -156,15 +156,26 @@ def the_first_step() -> Case:
     return {"shares": found.data_ptr() == logits.data_ptr(), "dtype": str(found.dtype)}
 
 
-def other_shape() -> Case:
-    """Targets ``[T]`` of logits ``[1, T, V / TP]``, which Megatron broadcasts."""
+def others() -> Case:
+    """What Megatron takes besides, such as targets ``[T]`` of logits ``[1, T, V / TP]``, which it broadcasts."""
     generator = torch.Generator().manual_seed(7)
     ranks = parallel_state.get_tensor_model_parallel_world_size()
-    logits, target = (
-        torch.randn(1, S, SHARD, generator=generator),
-        torch.randint(ranks * SHARD, (S,), generator=generator),
-    )
-    return {"losses": losses_of("plain", logits, target).flatten().tolist()}
+    values = torch.randn(1, S, SHARD, generator=generator)
+    target = torch.randint(ranks * SHARD, (S,), generator=generator)
+    certain = torch.full((1, SHARD), -1e9)
+    certain[0, 0] = 0.0 if parallel_state.get_tensor_model_parallel_rank() == 0 else -1e9
+    losses = {
+        "other shape": losses_of("plain", values.clone(), target),
+        "integers": losses_of("plain", (values[0] * 4).long(), target),
+        "one token": losses_of("plain", values[0, 0].clone(), target[0]),
+        "int32 targets": losses_of("plain", values[0].clone(), target.int()),
+        "float64": losses_of("plain", values[0].double(), target),
+        "by name": vocab_parallel_cross_entropy(target=target, vocab_parallel_logits=values[0].clone()),
+        "certain": losses_of("plain", certain, torch.zeros(1, dtype=torch.long)),
+    }
+    with torch.inference_mode():
+        losses["inference mode"] = losses_of("plain", values[0].clone(), target)
+    return {name: [loss.hex() for loss in found.flatten().tolist()] for name, found in losses.items()}
 
 
 # ------------------------------------------------------------------------------------- memory, training
@@ -273,7 +284,7 @@ def main() -> None:
             for part, (cases, function) in PARTS.items()
             if part in options.parts and (part == "functions" or state != "reverted")
         }
-        states[state]["first step"], states[state]["other shape"] = the_first_step(), other_shape()
+        states[state]["first step"], states[state]["others"] = the_first_step(), others()
     if "training" in options.parts:
         pairs = (states[state].pop("training") for state in ("before", "after"))
         report["training"] = {name: compared(*both) for name, both in _zipped(*pairs)}

@@ -11,6 +11,17 @@ import pytest
 
 from tests.harness.training_checks import assert_failure, assert_same_training
 
+HELD = {
+    "least reach": "because the question is within the assertion that only overlapped gradient reduction reaches",
+    "hands off": "because it looks at config.no_sync_func, and assigns nothing",
+    "whatever worked": (
+        "test_a_custom_no_sync_func_is_still_rejected",
+        "test_actor_and_critic_on_one_config_reduce_their_own_gradients",
+    ),
+    "no new wait": "because it says yes where an assertion failed, and takes no lock",
+    "as before": "test_a_custom_no_sync_func_is_still_rejected",
+}
+
 MESSAGE = "When overlap_grad_reduce is True, config.no_sync_func must be None"
 ENTRIES = {
     "swift": "tests.harness.framework_entries:install_swift",

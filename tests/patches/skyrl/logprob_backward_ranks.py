@@ -288,24 +288,47 @@ def context_parallel() -> dict[str, Any]:
         return in_every_state({"whole": {}, "chunked": {"chunk_size": 5}}, run, "skyrl-*")
 
 
-def errors() -> dict[str, Any]:
-    """What wrong arguments are told, with the patches."""
-    rlhf_patches.apply(only="skyrl-*")
+def whatever_worked() -> dict[str, Any]:
+    """What SkyRL's functions take, or refuse, beyond what ours compute; and a backward that cannot be."""
     module, group = skyrl_on_cpu.model_utils(), parallel_state.get_tensor_model_parallel_group()
-    logits, target = torch.zeros(B, S, SHARD), torch.zeros(B, S - 1, dtype=torch.long)
+    generator = torch.Generator().manual_seed(9)
+    values = torch.randn(B, S, SHARD, generator=generator)
+    target = torch.randint(torch.distributed.get_world_size() * SHARD, (B, S), generator=generator)
+    start = torch.distributed.get_rank() * SHARD
+    part = (start, start + SHARD)
     apply, chunked = module.DistributedLogprob.apply, module.ChunkedDistributedLogprob.apply
+
+    def backward_of_inference_only() -> None:
+        apply(values.clone().requires_grad_() * 1, target, *part, group, True).sum().backward()
+
+    def changed_before_backward() -> torch.Tensor:
+        logits = values.clone().requires_grad_() * 1
+        log_probs = chunked(logits, target, *part, CHUNK, group)
+        with torch.no_grad():
+            logits.div_(2)
+        log_probs.sum().backward()
+        return log_probs.detach()
+
     calls: dict[str, Callable[[], Any]] = {
-        "target of another shape": lambda: apply(logits, target, 0, SHARD, group),
-        "chunk of no tokens": lambda: chunked(logits, torch.zeros(B, S).long(), 0, SHARD, 0, group),
-        "too wide a range": lambda: apply(logits, torch.zeros(B, S).long(), 0, SHARD + 1, group),
-        "a row": lambda: module.vocab_parallel_entropy(torch.zeros(SHARD)),
+        "fewer targets": lambda: apply(values, target[:, :-1], *part, group),
+        "fewer targets, chunked": lambda: chunked(values, target[:, :-1], *part, CHUNK, group, True),
+        "integers": lambda: apply((values * 4).long(), target, *part, group),
+        "integers, chunked": lambda: chunked((values * 4).long(), target, *part, CHUNK, group),
+        "a wider range": lambda: apply(values, target, start, start + SHARD + 1, group),
+        "a wider range, chunked": lambda: chunked(values, target, start, start + SHARD + 1, CHUNK, group),
+        "int32 targets": lambda: chunked(values, target.int(), *part, CHUNK, group),
+        "float64": lambda: apply(values.double(), target, *part, group),
+        "one token's entropy": lambda: module.vocab_parallel_entropy(values[0, 0].clone()),
+        "chunk of no tokens": lambda: chunked(values, target, *part, 0, group),
+        "backward of inference_only": backward_of_inference_only,
+        "changed before backward": changed_before_backward,
     }
-    found = {name: failure(run)[1] for name, run in calls.items()}
-    logits.requires_grad_()
-    inference = apply(logits * 1, torch.zeros(B, S).long(), 0, SHARD, group, True)
-    found["backward of inference_only"] = failure(lambda: inference.sum().backward())[1]
-    rlhf_patches.revert()
-    return found
+
+    def run(case: Case) -> Case:
+        found, error = failure(calls[case["call"]])
+        return {"result": found, "failed": error}
+
+    return in_every_state({name: {"call": name} for name in calls}, run, "skyrl-*")
 
 
 def fused() -> dict[str, Any]:
@@ -407,7 +430,7 @@ PARTS = {
         functions_without_the_entropy_patch,
         chunked_entropy,
         context_parallel,
-        errors,
+        whatever_worked,
         fused,
         without_group,
         across,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import os
 import random
 from pathlib import Path
@@ -80,10 +81,7 @@ def make_dispatch(module: Any, group: Any) -> Any:
 
 def run(dispatch: Any, samples: int) -> dict[str, Any]:
     """Which samples come back, in their order, and whose metrics."""
-    try:
-        status = dispatch.forward_backward("policy", make_batch(samples), loss_fn="cross_entropy")
-    except RuntimeError as error:
-        return {"failed": str(error)}
+    status = dispatch.forward_backward("policy", make_batch(samples), loss_fn="cross_entropy")
     if not isinstance(status, dict):  # 0.3.0
         status = {**status.metrics, "loss_fn_outputs": status.loss_fn_outputs}
     outputs = status.pop("loss_fn_outputs")
@@ -160,7 +158,15 @@ def of_tinker(module: Any) -> dict[str, Any]:
 def without_a_collecting_rank(module: Any) -> dict[str, Any]:
     """A mesh of which no rank is the last pipeline stage."""
     mesh = [{**place, "pp_size": 2} for place in make_mesh(2, 1, 2, 1)]
-    return run(make_dispatch(module, without_actors(module, mesh)), 6)
+    found, said = {}, []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("rlhf_patches").addHandler(handler)
+    for state in ("after", "again", "before"):
+        if state == "before":
+            rlhf_patches.revert()
+        found[state] = run(make_dispatch(module, without_actors(module, mesh)), 6)
+    return {**found, "said": [line for line in said if "MeshRank" in line]}
 
 
 def main() -> None:

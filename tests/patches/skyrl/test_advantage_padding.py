@@ -9,6 +9,14 @@ import pytest
 
 from tests.harness.warm import skyrl_trainer
 
+HELD = {
+    "least reach": "because the line is one that only advantage_batch_normalize reaches",
+    "hands off": "because it replaces a mean by another; what is assigned to the batch is what SkyRL assigns",
+    "whatever worked": "test_with_grpo_the_length_of_the_padding_makes_no_difference",
+    "no new wait": "because it runs in the trainer's process; no lock, no collective",
+    "are as they were": "because the line is one that only that setting reaches",
+}
+
 NAME = "skyrl-advantage-padding"
 CASES = ["grpo, 9", "grpo, 30", "gae, 9", "gae, 30"]
 # Sums of 21 float32 numbers of size 1 and less, divided by 21.

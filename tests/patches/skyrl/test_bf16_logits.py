@@ -12,6 +12,15 @@ from tests.harness.look_alikes import checked_copy
 from tests.harness.side_by_side import folder
 from tests.harness.warm import TORCH, Level
 
+HELD = {
+    "least reach": "test_where_the_logits_stay_in_bfloat16",
+    "hands off": "because it calls the model with a keyword, and looks at the wrappers' signatures",
+    "whatever worked": ("test_which_models", "test_a_megatron_core_without_fp32_output", "test_chunk_sizes"),
+    "no new wait": "because its one lock is vocab_parallel's, which is waited for with a bound (test_numbers.py)",
+    "as before": "test_log_probabilities_and_entropies_are_those_of_fp32_logits",
+    "as it was": "test_where_the_logits_stay_in_bfloat16",
+}
+
 PATCH = "skyrl-bf16-logits"
 COMBINATIONS = ("alone", "with log-probabilities", "with entropies", "with all")
 KEPT = "logits in the model's dtype"

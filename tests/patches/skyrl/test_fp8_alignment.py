@@ -14,6 +14,18 @@ import pytest
 from tests.harness.look_alikes import doctor_row
 from tests.harness.side_by_side import folder
 
+HELD = {
+    "least reach": "test_without_fp8_and_reverted_nothing_changes",
+    "hands off": "because it pads copies of the batch, and reads the model's config",
+    "whatever worked": (
+        "test_without_fp8_training_is_the_same_bit_for_bit",
+        "test_skyrl_gets_back_exactly_what_it_put_in",
+    ),
+    "no new wait": "test_a_later_pipeline_stage_has_the_layout_of_the_first",
+    "as before": "test_padding_changes_no_token",
+    "unchanged": "test_without_fp8_and_reverted_nothing_changes",
+}
+
 MODULE = "skyrl/backends/skyrl_train/workers/megatron/megatron_model_wrapper.py"
 # What TransformerEngine's pages ask of the tokens on a rank. The last two have none: the largest of the others.
 ON_A_RANK = {"delayed": 16, "tensorwise": 16, "mxfp8": 32, "blockwise": 128, "custom": 128, "of the future": 128}

@@ -9,18 +9,29 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import look_alikes, side_by_side
-from tests.harness.warm import MEGATRON, Level, skyrl
+from tests.harness.warm import MEGATRON, TORCH, Level
 
 RELEASES = ("0.2", pytest.param("0.3", marks=pytest.mark.exhaustive), "0.4")
 PARTS = (
-    *("statuses", "errors", "fused", "without_group", "across"),
+    *("statuses", "whatever_worked", "fused", "without_group", "across"),
     *("functions", "functions_without_the_entropy_patch", "context_parallel"),
 )
 WORKER = "logprob_backward_ranks"
 IN_PLACE = {"backward in place": 1}
-HELD = {"backward out of place because something else holds the logits": 1}
+HELD = {
+    "least reach": "test_with_the_entropy_patch_disabled_nothing_gets_worse",
+    "hands off": "because tensors are all it gets; those that somebody holds stay: test_ownership.py",
+    "whatever worked": ("test_whatever_skyrls_functions_take", "test_within_torch_compile"),
+    "no new wait": "because each call has one all-reduce of maxima and one of sums, on every rank of the group",
+    "bit for bit": "test_log_probabilities_are_the_same_bit_for_bit",
+}
+OUT_OF_PLACE = {"backward out of place because something else holds the logits": 1}
 MUTATED = "has been modified by an inplace operation"
 MODULE = "skyrl/backends/skyrl_train/distributed/megatron/model_utils.py"
+
+
+# Not on top of megatron-core, whose import leaves Dynamo unable to trace an all_reduce.
+COMPILED = (*TORCH, Level("tests.harness.loading:torch", str(side_by_side.folder("skyrl-0.4"))))
 
 
 def parts_of(release):
@@ -123,12 +134,12 @@ def test_two_collectives_forward_and_none_backward(reports):
 def test_in_place_with_skyrls_own_functions(reports):
     for name, _, after in pairs(reports):
         if name.startswith("held"):
-            assert after["observed"] == HELD
+            assert after["observed"] == OUT_OF_PLACE
             assert after["held_unchanged"], name
         elif name.startswith("inference"):
             assert after["observed"] == {}
         elif ("loss" in name and "class" in name) or name == "entropy-first":
-            assert after["observed"] == IN_PLACE | HELD, "two autograd functions: the second is alone with the logits"
+            assert after["observed"] == IN_PLACE | OUT_OF_PLACE, "two functions: the second has the logits alone"
         else:
             assert after["observed"] == IN_PLACE, name
 
@@ -166,14 +177,17 @@ def test_with_the_entropy_patch_disabled_nothing_gets_worse(reports, release):
         assert after["observed"] == ({} if release == "0.2" else IN_PLACE), name
 
 
-def test_errors_name_shapes(reports):
-    for report in reports:
-        errors = report["errors"]
-        assert "[2, 23] and the logits have [2, 24, 64]" in errors["target of another shape"]
-        assert "chunk_size is 0" in errors["chunk of no tokens"]
-        assert "64 columns ([2, 24, 64])" in errors["too wide a range"]
-        assert "[64]" in errors["a row"]
-        assert "not enough values to unpack" in errors["backward of inference_only"]
+def test_whatever_skyrls_functions_take(reports):
+    """Fewer targets than tokens, integers for logits, and others that ours do not compute; errors stay errors."""
+    worked = set()
+    for name, before, after in pairs(reports, "whatever_worked"):
+        assert (before["failed"] is None) == (after["failed"] is None), (name, after["failed"])
+        if before["failed"] is None:
+            worked.add(name)
+            assert after["distance_of_result"] <= 2e-6, name
+    assert {name for report in reports for name in report["whatever_worked"]["before"]} - worked == {
+        *("chunk of no tokens", "backward of inference_only", "changed before backward"),
+    }
 
 
 def test_the_function_without_logits_agrees(reports, release):
@@ -199,9 +213,7 @@ def test_a_graph_of_one_state_is_not_computed_by_the_other(reports):
     """Loudly, but for `DistributedLogprob`, where the original is at hand."""
     for report in reports:
         failed = {name for name, error in report["across"].items() if error}
-        assert failed == {f"{name}, then {what}" for name in ("chunked", "entropy") for what in ("apply", "revert")} | {
-            "whole, then revert"
-        }
+        assert failed == {f"{name}, then revert" for name in ("whole", "chunked", "entropy")}
 
 
 def test_the_chunked_entropy_of_0_4(skyrl_ranks):
@@ -223,9 +235,10 @@ def test_the_chunked_entropy_of_0_4(skyrl_ranks):
 
 
 def test_within_torch_compile(run_ranks):
-    """Dynamo takes none of our functions apart."""
-    (found,) = run_ranks("tests.harness.compiled_regions_ranks", "skyrl", levels=skyrl("0.4"), ranks=1)
+    """Dynamo takes none of our functions apart; SkyRL's own it makes one graph of, as released."""
+    (found,) = run_ranks("tests.harness.compiled_regions_ranks", "skyrl", levels=COMPILED, ranks=1)
     assert found["cases"] == ["chunked: ok", "whole: ok", "entropy: ok", "callers: ok"]
+    assert found["whole graph"] == {"chunked": ["ok", "ok"], "whole": ["ok", "ok"]}
 
 
 def test_disabled_they_stay_away(skyrl_ranks):

@@ -7,9 +7,11 @@ comes from a fused cross entropy that rounds it to bfloat16, so 2**-8 of the lar
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from rlhf_patches.patches.slime import eps_clip_c
 from tests.harness import slime_clone
 from tests.harness.slime_clone import with_clone
 from tests.harness.warm import MEGATRON, Level
@@ -18,6 +20,16 @@ from tests.patches.slime.test_logprob_entropy import FILES
 # Tag and what its metadata say.
 RUNS = {"v0.1.0": "0.0.1", "v0.3.1": "0.3.1"}
 MORE = {"v0.2.0": "0.2.0", "v0.2.4": "0.2.3", "v0.3.0": "0.3.0"}
+HELD = {
+    "least reach": "test_the_bound_is_the_one_that_was_asked_for",  # no bound included
+    "hands off": "because it reads one argument",
+    "whatever worked": "test_a_bound_that_slime_refuses_is_ignored_as_released",
+    # An error would be one of the last pipeline stage alone.
+    "no new wait": "test_a_bound_that_slime_refuses_is_ignored_as_released",
+    "nothing changes": "test_the_bound_is_the_one_that_was_asked_for",
+    "ignored as": "test_a_bound_that_slime_refuses_is_ignored_as_released",
+    "to go on as before": "because that is what the option left out does: test_unpatched_there_is_none",
+}
 BOUNDS = ("no bound", "3", "1.5")
 LOSS = 1e-5
 
@@ -72,3 +84,14 @@ def test_main_has_it_already(run):
     assert report["status"] == "refused"
     for state, bound in itertools.product(("before", "after"), BOUNDS):
         check(report[state][bound], bound, "HEAD")
+
+
+def test_a_bound_that_slime_refuses_is_ignored_as_released(caplog):
+    """In words, once; arguments without the option have none."""
+    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.5)) == 1.5
+    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=None)) is eps_clip_c.bound(SimpleNamespace()) is None
+    assert caplog.messages == []
+    eps_clip_c._ignored.cache_clear()
+    assert [eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.0)) for _ in range(2)] == [None, None]
+    (said,) = caplog.messages
+    assert said.startswith("--eps-clip-c 1.0 is ignored")

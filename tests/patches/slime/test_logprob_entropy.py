@@ -12,6 +12,14 @@ from tests.harness import slime_clone
 from tests.harness.slime_clone import with_clone
 from tests.harness.warm import MEGATRON, Level
 
+HELD = {
+    "least reach": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
+    "hands off": "because tensors are all it gets; those that somebody holds stay: vocab_parallel/test_ownership.py",
+    "whatever worked": ("test_functions", "test_what_is_put_in"),
+    "no new wait": "because every rank makes one all-reduce of maxima and one of sums; no lock is held",
+    "Left alone": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
+}
+
 FILES = ("slime/utils/ppo_utils.py", *(f"slime/backends/megatron_utils/{name}.py" for name in ("loss", "cp_utils")))
 # Tag and what its metadata say, number of ranks, and of those, how many for context parallelism.
 RUNS = {

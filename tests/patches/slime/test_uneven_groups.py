@@ -16,6 +16,14 @@ from tests.harness.slime_clone import with_clone
 from tests.harness.warm import TORCH, Level
 from tests.patches.slime.uneven_groups_cases import CASES, ESTIMATORS, PER_PROMPT, REPAIRED
 
+HELD = {
+    "least reach": "test_the_rest_is_as_released",
+    "hands off": "because it reads samples and arguments, and makes new tensors",
+    "whatever worked": ("test_the_rest_is_as_released", "test_samples_without_a_group_or_with_several_rewards"),
+    "no new wait": "because it runs in the actor that has all rewards; no collective, no lock",
+    "bit for bit": "test_the_rest_is_as_released",
+    "as released": "test_the_rest_is_as_released",
+}
 WORKER = "tests.patches.slime.uneven_groups_ranks"
 FILES = ("slime/ray/rollout.py", "slime/utils/types.py")
 RUNS = {"v0.3.1": "0.3.1"}
@@ -113,3 +121,19 @@ def test_what_is_put_in_for_the_statistics(name):
     else:
         rows = rewards - rewards.mean(-1, keepdim=True)
         assert found == (rows / (rows.std(-1, keepdim=True) + 1e-6)).flatten().tolist()
+
+
+def test_samples_without_a_group_or_with_several_rewards():
+    """A class of somebody's own, and rewards that are lists: slime's rows, bit for bit."""
+    torch = pytest.importorskip("torch")
+
+    from types import SimpleNamespace
+
+    from rlhf_patches.patches.slime import uneven_groups as ours
+
+    args = SimpleNamespace(n_samples_per_prompt=2, rollout_batch_size=2)
+    several = torch.tensor([[1.0, 2.0, 4.0], [3.0, 5.0, 9.0]])
+    samples = [SimpleNamespace(group_index=0), SimpleNamespace(group_index=1)]
+    for rewards, of in ((several, samples), (several.view(1, -1), [SimpleNamespace()] * 6)):
+        assert torch.equal(ours.mean(rewards, of, args), rewards.mean(-1, keepdim=True))
+        assert torch.equal(ours.std(rewards, of, args), rewards.std(-1, keepdim=True))

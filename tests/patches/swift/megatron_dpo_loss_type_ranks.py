@@ -8,6 +8,7 @@ would load a model. The yardstick are the published formulas in float64, of the 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ FORMULAS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     # Wu et al. 2024, arXiv 2405.00675, the hard labels' form
     "sppo_hard": lambda good, bad: (good - 1 / (2 * BETA)) ** 2 + (bad + 1 / (2 * BETA)) ** 2,
 }
-OUT_OF_REACH = ("bco_pair", "discopop", "sft")
+OUT_OF_REACH = ("bco_pair", "discopop", "sft", "hinged")
 
 
 def as_published(loss_type: str, policy: torch.Tensor, reference: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
@@ -161,11 +162,16 @@ PARTS: dict[str, Callable[[str], dict[str, float]]] = {"step": step, "packed": p
 
 def observe(parts: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {part: {loss_type: PARTS[part](loss_type) for loss_type in FORMULAS} for part in parts}
-    for loss_type in OUT_OF_REACH:
-        try:
-            found[loss_type] = packed(loss_type)["value"]
-        except ValueError as error:
-            found[loss_type] = str(error)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("rlhf_patches").addHandler(handler)
+    try:
+        for loss_type in OUT_OF_REACH:
+            values = [packed(loss_type)["value"] for _ in range(2)]
+            found[loss_type] = {"values": values, "said": [line for line in said if f" {loss_type}:" in line]}
+    finally:
+        logging.getLogger("rlhf_patches").removeHandler(handler)
     return found
 
 

@@ -9,6 +9,18 @@ import pytest
 
 from tests.harness.warm import swift
 
+HELD = {
+    "least reach": "test_in_evaluation_nothing_divides_and_nothing_is_multiplied",
+    "hands off": "because it multiplies a loss, and reads four attributes of the trainer",
+    "whatever worked": (
+        "test_in_evaluation_nothing_divides_and_nothing_is_multiplied",
+        "test_a_loss_that_is_a_mean_of_its_micro_batch_keeps_its_weight",
+    ),
+    "no new wait": "because it is one product on this rank's loss; no lock, no collective",
+    "as before": "test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches",
+    "do not change": "test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches",
+}
+
 WORKER = "tests.patches.swift.grpo_loss_scale_ranks"
 STEPS = 3
 # float32 through two layers, against float64 from the same weights; seen: up to 1e-6.

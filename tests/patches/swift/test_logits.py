@@ -17,6 +17,17 @@ EPS = 2**-23
 VALUES, ROUNDING = 30 * 4 * EPS, 16 * EPS
 # A gradient that is rounded to bfloat16 once; an entropy below 4 in bfloat16: half a unit of each.
 BFLOAT16, ENTROPY_IN_BFLOAT16 = 2**-8, 2**-7
+HELD = {
+    "least reach": "test_where_the_vocabulary_is_whole_ms_swifts_own_function_runs",
+    "hands off": ("test_the_gradient_of_log_probabilities", "test_one_pass_leaves_the_logits_as_they_are"),
+    "whatever worked": (
+        "test_where_the_vocabulary_is_whole_ms_swifts_own_function_runs",
+        "test_the_gradient_of_log_probabilities",
+    ),
+    "no new wait": "because every rank makes two all-reduces, or ms-swift's own; no lock is held",
+    "leaves the logits as they are": "test_one_pass_leaves_the_logits_as_they_are",
+    "leave them as they are": "test_one_pass_leaves_the_logits_as_they_are",
+}
 exhaustive = pytest.mark.exhaustive
 each_number_of_ranks = pytest.mark.parametrize(
     "ranks", [2, *(pytest.param(ranks, marks=exhaustive) for ranks in (1, 4))]
@@ -58,7 +69,7 @@ def check_function(report, ranks):
     assert report["functions"]["reverted"] == report["functions"]["released"]
 
 
-@each_number_of_ranks
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=exhaustive)])
 def test_the_gradient_of_log_probabilities(observe, ranks):
     for report in observe(ranks, "functions"):
         check_function(report, ranks)
@@ -68,6 +79,14 @@ def test_the_gradient_of_log_probabilities(observe, ranks):
                 assert (before["gradient"] > 0.05) is (ranks > 1), name
             if "bfloat16" not in name:
                 assert before["log-probabilities"] <= VALUES, "the loss shows nothing"
+
+
+def test_where_the_vocabulary_is_whole_ms_swifts_own_function_runs(observe):
+    """It is right there: the same numbers, in the same dtypes, from the same memory."""
+    (report,) = observe(1, "functions")
+    functions = report["functions"]
+    assert functions["patched"] == functions["released"] == functions["reverted"]
+    assert all(found["observed"] == {} for found in functions["patched"].values())
 
 
 def test_the_gradient_of_gkds_divergence(observe):

@@ -13,7 +13,14 @@ WORKER = "tests.patches.swift.megatron_dpo_loss_type_ranks"
 # float32 through a layer and sums over tokens, which nearly cancel out, against float64; seen: up to 1e-6.
 ROUNDING = 1e-5
 OTHERS = ("hinge", "ipo", "apo_zero", "sppo_hard")
-OUT_OF_REACH = ("bco_pair", "discopop", "sft")
+OUT_OF_REACH = ("bco_pair", "discopop", "sft", "hinged")
+
+HELD = {
+    "least reach": "test_a_training_step_minimises_the_loss_that_was_asked_for",
+    "hands off": "because it calls the trainer's dpo_loss and get_logps, and assigns nothing",
+    "whatever worked": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
+    "no new wait": ("test_what_this_trainer_cannot_compute_stays_sigmoid_in_words", "test_on_context_parallel_ranks"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +62,14 @@ def test_on_context_parallel_ranks(observe):
 
 
 @pytest.mark.parametrize("loss_type", OUT_OF_REACH)
-def test_what_this_trainer_cannot_compute_is_refused_in_words(observe, loss_type):
+def test_what_this_trainer_cannot_compute_stays_sigmoid_in_words(observe, loss_type):
+    """On the last pipeline stage alone: an error there would leave the other stages waiting."""
     (report,) = observe("step", "packed")
-    assert report["before"][loss_type] == report["before"]["packed"]["sigmoid"]["value"], "sigmoid, without a word"
-    said = report["after"][loss_type]
-    assert said.startswith(f"--loss_type {loss_type}: ")
-    assert "RLHF_PATCHES_DISABLE=swift-megatron-dpo-loss-type" in said
+    sigmoid = report["before"]["packed"]["sigmoid"]["value"]
+    assert report["before"][loss_type] == {"values": [sigmoid] * 2, "said": []}, "sigmoid, without a word"
+    assert report["after"][loss_type]["values"] == [sigmoid] * 2
+    (said,) = report["after"][loss_type]["said"]
+    assert "sigmoid" in said
 
 
 @pytest.mark.exhaustive

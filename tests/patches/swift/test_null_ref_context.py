@@ -5,10 +5,14 @@ What is observed is in null_ref_context_ranks.py: as released, patched and rever
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
+from types import SimpleNamespace
 
 import pytest
 
+from rlhf_patches.testing import untouched
 from tests.harness import look_alikes
 from tests.harness.warm import swift
 
@@ -27,6 +31,14 @@ TRANSFORMERS = {
         "swift-3.12",
         "swift-null-ref-context-hf",
     ),
+}
+HELD = {
+    "least reach": "test_every_module_of_the_reference_is_in_eval_mode_and_no_other_is_touched",
+    "hands off": "test_a_turn_is_waited_for_with_a_bound",  # within `untouched`
+    "whatever worked": ("test_grpo_chooses_the_batch_size_as_released", "test_contexts_may_overlap"),
+    "no new wait": "test_a_turn_is_waited_for_with_a_bound",
+    "nothing changes": "test_every_module_of_the_reference_is_in_eval_mode_and_no_other_is_touched",
+    "leaves modes and adapters as they were": "test_contexts_may_overlap",
 }
 # float32 against float64 through two layers; seen: 4e-7. Dropout moves the values by 2e-2 and more.
 ROUNDING = 1e-5
@@ -188,3 +200,35 @@ def test_disabled_it_is_not_applied(run_ranks, disabled, status):
     (found,) = run_ranks("tests.harness.keeping_away_ranks", *arguments, levels=levels, ranks=1, **settings)
     assert found["status"] == status
     assert found["as written"] == [status == "disabled"]
+
+
+def test_a_turn_is_waited_for_with_a_bound(monkeypatch):
+    """Another thread is stuck while it enters: this one's pass begins and ends, and leaves nothing behind."""
+    torch = pytest.importorskip("torch")
+    from rlhf_patches.patches.swift import reference_pass
+
+    monkeypatch.setattr(reference_pass, "PATIENCE", 0.01)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    taken, free = threading.Event(), threading.Event()
+
+    def stuck():
+        with reference_pass._turn():
+            taken.set()
+            free.wait(60)
+
+    def released():
+        yield
+
+    thread = threading.Thread(target=stuck)
+    thread.start()
+    try:
+        assert taken.wait(60)
+        with untouched(model):
+            with contextlib.contextmanager(reference_pass.of_transformers)(
+                released, SimpleNamespace(model=model), (), {}
+            ):
+                assert not model[1].training
+            assert model[1].training
+    finally:
+        free.set()
+        thread.join(60)

@@ -9,6 +9,14 @@ import pytest
 
 from tests.harness.warm import swift
 
+HELD = {
+    "least reach": "test_where_the_ranks_divide_the_data_nothing_changes",
+    "hands off": "because all it keeps is the data set's size, on the sampler that the trainer has made for itself",
+    "whatever worked": "test_where_the_ranks_divide_the_data_nothing_changes",
+    "no new wait": "test_every_sample_is_drawn_and_ranks_draw_alike",
+    "nothing changes": "test_where_the_ranks_divide_the_data_nothing_changes",
+}
+
 RANKS = 3
 KEPT = [f"{size}, {order}, kept" for size in (1, 6, 10, 11) for order in ("shuffled", "in order")]
 DROPPED = [each.replace("kept", "dropped") for each in KEPT]

@@ -138,6 +138,13 @@ def captured() -> dict[str, Any]:
     return found
 
 
+def without_tokens() -> list[int]:
+    """The gradient's shape where a micro-batch has no token."""
+    kernels = importlib.import_module("transformer_engine.pytorch.triton.cross_entropy")
+    gradient = torch.empty(0, BATCH, VOCABULARY)
+    return list(kernels.cross_entropy_backward(gradient, torch.empty(0, BATCH)).shape)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -156,9 +163,11 @@ def main() -> None:
     }
     report: dict[str, Any] = {"version": importlib.metadata.version("transformer-engine")}
     report["before"] = {name: run(case, group) for name, case in cases.items()}
+    report["without tokens"] = [without_tokens()]
     rlhf_patches.apply(only=PATCH)
     report["row"] = rlhf_patches.report()[PATCH].to_dict()
     report["after"] = {name: run(case, group) for name, case in cases.items()}
+    report["without tokens"].append(without_tokens())
     if "is_cg_capturable" in inspect.signature(kernels.cross_entropy_backward).parameters:
         report["captured"] = captured() if report["row"]["status"] == "applied" else None
     rlhf_patches.revert()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
-from rlhf_patches.patches.vocab_parallel import counters, softmax
+from rlhf_patches.patches.vocab_parallel import counters, ownership, softmax
 from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
 from rlhf_patches.patches.vocab_parallel.logprob import minus_cross_entropy, token_logprobs
 from tests.harness.token_reference import made, reference
@@ -74,7 +76,7 @@ def test_scales_and_dtypes(dtype, scale, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 7, 8, 21, 1000])
-@pytest.mark.parametrize("shape", [(3, 7), (1, 21), (21,), (2, 2, 3), (1, 1)])
+@pytest.mark.parametrize("shape", [(3, 7), (1, 21), (21,), (2, 2, 3), (1, 1), ()])
 def test_blocks_and_shapes_change_nothing(shape, blocks, monkeypatch):
     """One token per block, ragged last ones, one block for all: what a token gives does not depend on it."""
     values, target = torch.randn(*shape, V) * 5, torch.randint(0, V, shape)
@@ -277,7 +279,6 @@ def test_under_autocast():
 
 
 ARGUMENTS = {
-    "one dimension": ({"logits": torch.zeros(5), "target": torch.zeros((), dtype=torch.long)}, r"shape \[5\]"),
     "no columns": ({"logits": torch.zeros(2, 3, 0)}, r"shape \[2, 3, 0\].*at least one column"),
     "integers": ({"logits": torch.zeros(2, 3, 5, dtype=torch.long)}, r"dtype torch.int64: expected floating-point"),
     "other tokens": ({"target": torch.zeros(2, 4, dtype=torch.long)}, r"\[2, 4\].*\[2, 3, 5\].*one target.*\[2, 3\]"),
@@ -310,7 +311,63 @@ def test_bad_arguments_of_the_cross_entropy():
 
 
 def test_bad_arguments_of_the_entropy():
-    with pytest.raises(ValueError, match=r"shape \[5\]"):
-        token_entropy(torch.zeros(5))
+    with pytest.raises(ValueError, match=r"shape \[\]"):
+        token_entropy(torch.zeros(()))
     with pytest.raises(ValueError, match="chunk_size is -1"):
         token_entropy(torch.zeros(2, 5), chunk_size=-1)
+
+
+# ------------------------------------------------------------------------------------- what must not wait
+
+
+def held_by_another_thread():
+    """The counters' lock, for good; what sets it free."""
+    taken, free = threading.Event(), threading.Event()
+
+    def hold():
+        with counters.locked():
+            taken.set()
+            free.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(60)
+    return lambda: (free.set(), thread.join(60))
+
+
+def test_counting_waits_for_nobody_for_long(monkeypatch):
+    """Backward counts, and a report asks: within a signal's handler, too, that has interrupted the counting."""
+    monkeypatch.setattr(counters, "PATIENCE", 0.01)
+    release = held_by_another_thread()
+    try:
+        counters.count("it is a test")
+        assert counters.observed() == {"backward out of place because it is a test": 1}
+    finally:
+        release()
+    with counters.locked(), counters.locked():
+        counters.count(None)
+
+
+@pytest.mark.parametrize("failing", ["never ends", "no thread"])
+def test_a_measurement_that_does_not_end_leaves_backward_out_of_place(monkeypatch, failing):
+    """Within a rank's backward, other ranks waiting."""
+    free = threading.Event()
+    if failing == "never ends":
+        monkeypatch.setattr(ownership, "PATIENCE", 0.01)
+        monkeypatch.setattr(ownership, "_calibrate", lambda: free.wait(60))
+    else:
+
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+    ownership._lowest_counts.cache_clear()
+    try:
+        leaf = torch.randn(3, 5, requires_grad=True)
+        token_logprobs(leaf * 1, torch.tensor([0, 1, 2]), 0, 5).sum().backward()
+        wanted = torch.nn.functional.one_hot(torch.tensor([0, 1, 2]), 5) - leaf.detach().softmax(-1)
+        torch.testing.assert_close(leaf.grad, wanted)
+        assert counters.observed() == {f"backward out of place because {ownership.UNPROVEN}": 1}
+    finally:
+        free.set()
+        ownership._lowest_counts.cache_clear()

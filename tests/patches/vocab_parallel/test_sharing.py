@@ -276,8 +276,14 @@ def test_results_of_the_functions_may_be_changed_in_place(problem, name):
     """Those that stand in for SkyRL's and NeMo-RL's: what they return is no view."""
     target = problem.target
     forward, backward = {
-        "distributed": (lambda *of: upstream.distributed_forward(*of, target, 0, V, None), upstream.backward),
-        "chunked": (lambda *of: upstream.chunked_forward(*of, target, 0, V, 2, None), upstream.backward),
+        "distributed": (
+            lambda *of: upstream.around_forward(None, None, (*of, target, 0, V, None, False), {}),
+            upstream.backward,
+        ),
+        "chunked": (
+            lambda *of: upstream.around_chunked_forward(None, None, (*of, target, 0, V, 2, None, False), {}),
+            upstream.backward,
+        ),
         "entropy": (lambda *of: upstream.entropy_forward(*of, None), lambda *of: (upstream.entropy_backward(*of),)),
     }[name]
 
