@@ -128,7 +128,7 @@ def disturbed(times: int = 300) -> dict[str, int]:
 
 def with_a_pool() -> dict[str, Any]:
     """A function that maps a parse over threads of its own; a longer limit than it needs, if nothing waits for ever."""
-    parsed = []
+    parsed: list[str] = []
 
     def work() -> None:
         with ThreadPoolExecutor(2) as pool:

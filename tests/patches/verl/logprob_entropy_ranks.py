@@ -170,7 +170,7 @@ def of_inputs() -> dict[str, Any]:
     module, rank = functions(), torch.distributed.get_rank()
     ranks = torch.distributed.get_world_size()
     generator = torch.Generator().manual_seed(7)
-    found = {}
+    found: dict[str, Any] = {}
     for shape, dtype, of_label in itertools.product(
         ((6,), (0,), (2, 0), (3, 4), (1, 1)), ("float32", "bfloat16", "float16", "float64"), ("int64", "int32")
     ):

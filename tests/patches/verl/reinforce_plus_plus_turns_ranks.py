@@ -53,7 +53,7 @@ def exactly(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def observe() -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, case in CASES.items():
         rewards, mask = inputs(case)
         try:
