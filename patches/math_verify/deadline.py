@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from math_verify.errors import TimeoutException
 
-one_at_a_time = threading.RLock()
-
-
-# The thread that had it is not in a forked child.
-os.register_at_fork(after_in_child=lambda: globals().update(one_at_a_time=threading.RLock()))
+GRACE = 1.0
+"""Seconds after which a function whose time is over counts as stuck: in a sleep, a lock or a long call of C code."""
 
 
 def around_timeout(wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -33,39 +32,87 @@ def around_timeout(wrapped: Callable[..., Any], _instance: Any, args: tuple[Any,
         def limited(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is threading.main_thread():
                 return with_alarm(*args, **kwargs)
-            with one_at_a_time:
-                deadline = Deadline(seconds)
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    deadline.end()
+            if getattr(_this_thread, "limited", False):  # by an outer function, with the turn or without
+                return within(seconds, function, *args, **kwargs)
+            turn, taken = _turn, _turn.take(seconds)
+            _this_thread.limited = True
+            try:
+                return within(seconds, function, *args, **kwargs)
+            finally:
+                _this_thread.limited = False
+                if taken:
+                    turn.give_back()
 
         return limited
 
     return decorate_for_any_thread
 
 
+def within(seconds: float, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call it, and raise ``TimeoutException`` in it once the seconds are over."""
+    deadline = Deadline(seconds)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        deadline.over = True  # first, and without a call: an outer function's exception may arrive at any
+        deadline.end()
+
+
+class Turn:
+    """One thread at a time, as far as that does not take for ever."""
+
+    def __init__(self) -> None:
+        self._lock, self._ends = threading.Lock(), math.inf
+
+    def take(self, seconds: float) -> bool:
+        """Wait for it, no longer than the seconds, nor for who is stuck; whether it was given."""
+        patience = time.monotonic() + seconds
+        while True:
+            left = min(patience, self._ends + GRACE) - time.monotonic()
+            if self._lock.acquire(timeout=min(max(left, 0.0), 0.05)):
+                self._ends = time.monotonic() + seconds
+                return True
+            if left <= 0:
+                return False
+
+    def give_back(self) -> None:
+        """After `take` has given it."""
+        self._ends = math.inf  # before the next one says when it ends
+        self._lock.release()
+
+
+_turn = Turn()
+_this_thread = threading.local()
+
+
+# The thread that had it is not in a forked child.
+os.register_at_fork(after_in_child=lambda: globals().update(_turn=Turn()))
+
+
 class Deadline:
     """Raises ``TimeoutException`` in the thread that makes it, once its seconds are over, unless ended before."""
 
     def __init__(self, seconds: float) -> None:
-        self._thread = ctypes.c_ulong(threading.get_ident())
-        self._lock, self._over = threading.Lock(), False
+        self.over = False
+        self._thread, self._raised = ctypes.c_ulong(threading.get_ident()), False
+        self._lock = threading.Lock()
         self._timer = threading.Timer(seconds, self._expire)
         self._timer.daemon = True
         self._timer.start()
 
     def _expire(self) -> None:
         with self._lock:
-            if not self._over:
+            if not self.over:
+                self._raised = True
                 _raise_in(self._thread, ctypes.py_object(TimeoutException))
 
     def end(self) -> None:
-        """Nothing is raised from here on, but perhaps here."""
+        """Once it is over: nothing is raised from here on, but perhaps here."""
         self._timer.cancel()
-        with self._lock:
-            self._over = True
-        _raise_in(self._thread, None)  # what was raised, and has not arrived
+        if self._lock.acquire(timeout=GRACE):  # a forked child has no timer that would release it
+            self._lock.release()
+        if self._raised:  # else what has not arrived is an outer function's
+            _raise_in(self._thread, None)
 
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc

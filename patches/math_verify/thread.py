@@ -24,11 +24,15 @@ timeout where it is not on the main thread, so an answer that takes for ever sto
 ([verl had that](https://github.com/verl-project/verl/pull/5839), and took it back).""",
     repair="""\
 Off the main thread a timer takes the place of the alarm: when the seconds are over, it raises in that very thread the
-exception that the alarm would raise. So the timeouts hold as they do on the main thread, with the same results, and,
-like an alarm, between two steps of Python code, not within one long call of C code. Only one thread of a process
-computes at a time. That costs nothing, since Python runs one at a time anyway; but each computation has its seconds to
-itself, and sympy and mpmath, which share a precision between threads, are not entered twice. On the main thread nothing
-changes.
+exception that the alarm would raise. It arrives between two steps of Python code: what Math-Verify computes ends in
+time, with the results of the main thread. An alarm also interrupts a sleep, a lock, or input and output, in a function
+of your own under `timeout`; the timer's exception comes when these are over. Neither interrupts a long call of C code.
+
+One thread of a process computes at a time. That costs nothing, since Python runs one at a time anyway; but each
+computation has its seconds to itself, and sympy and mpmath, which share a precision between threads, are not entered
+twice. No thread waits for its turn longer than for the seconds that it has itself, nor for one that is a second past
+its own: then it computes beside the others. So answers that never end hold others up once, however many they are, and a
+function under `timeout` may wait for threads that call Math-Verify. On the main thread nothing changes.
 
 All frameworks that call Math-Verify are repaired by this, wherever the reward function comes from. Where a timeout is
 switched off (`parsing_timeout=None`), it stays so. Math-Verify before 0.6.1 is left alone.""",

@@ -45,7 +45,8 @@ _SEQUENCE = _rewrite(
 )
 # Not p and q, which the statistic is of: where both are 1, as half precision rounds 1 - 1e-6, it is NaN.
 _DIVERGENCE = _rewrite(
-    "masked_mean(stat, action_mask, dim=-1)", "masked_mean($SELECTED(action_mask, stat), action_mask, dim=-1)"
+    "masked_mean(stat, action_mask, dim=-1).unsqueeze(-1)",
+    "masked_mean($SELECTED(action_mask, stat), action_mask, dim=-1).unsqueeze(-1)",
 )
 
 # The corrections for the mismatch with vLLM were added one by one.

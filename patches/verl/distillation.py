@@ -18,13 +18,14 @@ def largest(values: torch.Tensor) -> Union[torch.Tensor, float]:
     return values.max() if values.numel() else -math.inf
 
 
-def average(values: torch.Tensor) -> Union[float, list[float]]:
-    """As a metric of verl's: a number, or the list of none where there are no values."""
-    return values.float().mean().item() if values.numel() else []
-
-
 def with_numbers_of_the_mini_batch(config: Any, data: Any) -> Any:
-    """An actor's configuration, once it has what ``agg_loss`` averages over; ``ppo_loss`` puts the same there."""
-    numbers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}
+    """An actor's configuration, once it has what ``agg_loss`` averages over; ``ppo_loss`` puts the same there.
+
+    As it is where a trainer does not set all of them, as ``ppo_loss`` needs.
+    """
+    try:
+        numbers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}
+    except KeyError:
+        return config
     config.global_batch_info.update(numbers, loss_scale_factor=config.loss_scale_factor)
     return config

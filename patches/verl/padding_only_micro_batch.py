@@ -26,8 +26,8 @@ def _average(pattern: str, values: str) -> Rewrite:
     return Rewrite(
         target=f"{_MODULE}:compute_forward_kl_topk",
         pattern=pattern,
-        replacement=f"$AVERAGE({values})",
-        uses={"AVERAGE": f"{_OURS}:average"},
+        # verl's metrics are numbers, or lists of them.
+        replacement=f"({pattern} if {values}.numel() else [])",
     )
 
 
@@ -37,7 +37,7 @@ _METRICS = (
     *_extremes("compute_forward_kl_topk", "teacher_mass"),
     _average("student_mass.mean().item()", "student_mass"),
     _average("teacher_mass.mean().item()", "teacher_mass"),
-    _average("(valid_overlap_count.float().mean() / k).item()", "valid_overlap_count / k"),
+    _average("(valid_overlap_count.float().mean() / k).item()", "valid_overlap_count"),
 )
 
 PATCH = Patch(
@@ -54,13 +54,13 @@ is no least one of none. Leaving the metric out would stop the run later: `Metri
 each rank.""",
     repair="""\
 Such a micro-batch has infinity as its least value and minus infinity as its largest, so that every rank has as many
-values and the step's own least and largest are those of the tokens that count. It adds nothing to the averages of
-the probability masses and of the overlap, which else were NaN for the whole step. Loss and gradient are as they were: 0
-for this micro-batch.
+values and the step's own least and largest are those of the tokens that count. It adds nothing to the averages of the
+probability masses and of the overlap, which else were NaN for the whole step. Loss and gradient of the others are as
+they were; its own are 0.
 
 0.8.0 averages the loss over the global mini-batch by numbers that the micro-batch before has left in the configuration:
 the first one of a process has none, and without a token its loss would be NaN. There each micro-batch gets its own
-mini-batch's numbers, as in 0.9.0.
+mini-batch's numbers, as in 0.9.0, where the trainer sets all that `ppo_loss` reads.
 
 Left alone: `distillation/abs_loss`, of the losses that estimate a KL divergence from one sample, is NaN in such a step.
 If no token of any micro-batch counts, infinities are logged.""",

@@ -13,6 +13,22 @@ RIGHT = [1, 1, 1, 0, 0, 1]
 """By hand: 2/4 is 0.5; 3; {1, 2}; 1/3 is not 0.5; no answer; the root of 8."""
 THREADED = "doesn't support threaded environment due to usage of signal.alarm()"
 
+HELD = {
+    "least reach": "test_the_main_thread_finds_the_same_as_before",
+    "hands off": "because it returns a function in place of another, and holds no object of the user's",
+    "whatever worked": ("test_the_main_thread_finds_the_same_as_before", "test_a_limit_within_a_limit"),
+    "no new wait": (
+        "test_nobody_waits_for_a_turn_longer_than_its_own_seconds",
+        "test_a_function_that_waits_for_threads_of_its_own_ends",
+    ),
+    "it stays so": "test_what_is_switched_off_stays_so",
+    "before 0.6.1 is left alone": "because its range begins there, which the contract holds it to",
+    "nothing changes": "test_the_main_thread_finds_the_same_as_before",
+    "with the results of the main thread": "test_with_it_a_thread_finds_what_the_main_thread_does",
+    "a sleep, a lock": "test_a_lock_is_not_interrupted_in_a_thread",
+    "hold others up once": "test_nobody_waits_for_a_turn_longer_than_its_own_seconds",
+}
+
 
 @pytest.fixture(scope="module")
 def report(run_ranks):
@@ -64,6 +80,34 @@ def test_a_timeout_that_comes_late_disturbs_nothing_else(report):
 
 def test_one_thread_at_a_time_so_that_each_has_its_seconds(report):
     assert report["after"]["at once"] == {"most": 1, "found": [0, 1, 2, 3]}
+
+
+def test_a_function_that_waits_for_threads_of_its_own_ends(report):
+    """They wait for its turn until its time is over; what they find is right."""
+    found = report["after"]["with a pool"]
+    assert found["expired"]
+    assert len(found["parsed"]) in (0, len(RIGHT))
+
+
+def test_a_lock_is_not_interrupted_in_a_thread(report):
+    """As the page says: an alarm interrupts it, and the timer is late."""
+    assert report["after"]["waiting"] == {"main": True, "thread": False}
+
+
+def test_nobody_waits_for_a_turn_longer_than_its_own_seconds(report):
+    found = report["after"]["never ending"]
+    assert found["ended"] == ["TimeoutException"] * 3
+    assert found["most"] > 1, "the second and the third waited for a second each, not for one another"
+
+
+def test_a_limit_within_a_limit(report):
+    assert report["after"]["nested"] == {"inner": "inner, and on", "outer": "outer", "neither": "1.5 x, and on"}
+
+
+def test_what_is_switched_off_stays_so(report):
+    """The function itself, without a thread or a turn."""
+    for state in ("before", "after", "reverted"):
+        assert report[state]["switched off"] == [True, True]
 
 
 def test_reverted_it_is_math_verify_s_own_again(report):

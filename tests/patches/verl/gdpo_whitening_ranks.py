@@ -72,6 +72,14 @@ def observe() -> dict[str, Any]:
             "deviation": of_responses.std().item() if rows > 1 else None,
             "returns": torch.equal(advantages, returns),
         }
+        masks_of_types = [counted.bool(), counted.float()] if name == "lengths" else []
+        found[name]["types"] = [
+            torch.equal(
+                estimate("gdpo", torch.zeros(rows, LENGTH), of_type, groups, (tensors, others), **settings)[0],
+                advantages,
+            )
+            for of_type in masks_of_types
+        ]
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +165,40 @@ def run(case: Case) -> Case:
     return report
 
 
+def of_inputs() -> dict[str, Any]:
+    """Shapes and types beyond those of the cases: what comes out, of which dtype; or what is raised."""
+    module, rank = functions(), torch.distributed.get_rank()
+    ranks = torch.distributed.get_world_size()
+    generator = torch.Generator().manual_seed(7)
+    found: dict[str, Any] = {}
+    for shape, dtype, of_label in itertools.product(
+        ((6,), (0,), (2, 0), (3, 4), (1, 1)), ("float32", "bfloat16", "float16", "float64"), ("int64", "int32")
+    ):
+        whole = (torch.randn(*shape, ranks * SHARD, generator=generator) * 4).to(getattr(torch, dtype))
+        part = whole[..., rank * SHARD : (rank + 1) * SHARD]  # not contiguous
+        label = torch.randint(ranks * SHARD, shape, generator=generator).to(getattr(torch, of_label))
+        exact = torch.log_softmax(whole.double(), -1)
+        wanted = {
+            "log_probs": exact.gather(-1, label.long()[..., None])[..., 0],
+            "entropy": -(exact.exp() * exact).sum(-1),
+        }
+        for name, call in {
+            "log_probs": lambda given, label=label: module.vocab_parallel_log_probs_from_logits(given, label),
+            "entropy": module.vocab_parallel_entropy,
+        }.items():
+            given = part.clone(memory_format=torch.preserve_format).requires_grad_()
+            case = f"{name}, {shape}, {dtype}, {of_label}"
+            try:
+                out = call(given * 1.0)
+                out.sum().backward()
+            except Exception as error:
+                found[case] = type(error).__name__
+                continue
+            distance = (out - wanted[name]).abs().max().item() if out.numel() else 0.0
+            found[case] = [str(out.dtype), list(out.shape), str(given.grad.dtype), distance]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -172,8 +207,10 @@ def main() -> None:
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=torch.distributed.get_world_size())
     cases = {name: case for name, case in CASES.items() if not (is_old() and name in ONLY_NEW)}
+    inputs = {"before": of_inputs()}
     report: dict[str, Any] = shared.in_every_state(cases, run, PATCH)
     rlhf_patches.apply(only=PATCH)
+    report["inputs"] = inputs | {"after": of_inputs()}
     report["row"] = rlhf_patches.report()[PATCH].to_dict()
     (options.out / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(report))
 

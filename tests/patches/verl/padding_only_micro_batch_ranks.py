@@ -133,6 +133,30 @@ def exactly(name: str, mode: str) -> dict[str, Any]:
     return found
 
 
+def by_itself(dtype: torch.dtype) -> list[str]:
+    """``distillation_loss`` alone, of data without the numbers of a mini-batch: all that it returns, and the config."""
+    from tensordict import TensorDict
+    from verl.workers.config import ActorConfig
+
+    losses = importlib.import_module("verl.trainer.distillation.losses")
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=2)
+    settings = {"loss_mode": "forward_kl_topk", "use_policy_gradient": False, "loss_max_clamp": None, "topk": TOPK}
+    distillation = SimpleNamespace(distillation_loss=SimpleNamespace(**settings))
+    values = micro_batch((3, 6), 1)
+    mask = values.pop("mask")
+    outputs = {
+        name: (value.to(dtype) if value.is_floating_point() else value).flatten() for name, value in values.items()
+    }
+    ids = torch.ones(2, PROMPT + RESPONSE, dtype=torch.long)
+    rows = {"prompts": ids[:, :PROMPT], "responses": ids[:, PROMPT:], "attention_mask": ids, "response_mask": mask}
+    try:
+        loss, metrics = losses.distillation_loss(config, distillation, outputs, TensorDict(rows, batch_size=2))
+    except KeyError as error:
+        return [f"KeyError: {error}"]
+    of_metrics = {name: getattr(value, "values", value) for name, value in metrics.items()}
+    return [f"{loss.dtype} {loss.item()}", str(of_metrics), str(config.global_batch_info)]
+
+
 def observe() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for case, (name, mode) in CASES.items():
@@ -140,7 +164,8 @@ def observe() -> dict[str, Any]:
             found[case] = {"found": step(name, mode), "exact": exactly(name, mode)}
         except RuntimeError:
             found[case] = {"failed": traceback.format_exc()}
-    return found
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)
+    return found | {"by itself": {str(dtype): by_itself(dtype) for dtype in dtypes}}
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from tests.patches.verl.advantages import LENGTH, at_the_end, differences, estim
 # Each letter is a token: a (counts), o (a tool's answer, does not count), . (padding).
 ONE_TURN = ("aaaaaaaaaaaa", "aaaaa.......", "aaa.........", "aaaaaaaa....")
 TURNS = ("aaooaa......", "aaaoaaoooaaa", "aooooooooooa", "aaaaaaa.....")
+ENDS = ("aaooaaoo....", "aaaoaaoooaaa", "aooooooooooo", "aaaaaaa.....")
 CASES: dict[str, dict[str, Any]] = {
     "one turn": {"rows": ONE_TURN},
     "one turn, discounted": {"rows": ONE_TURN, "gamma": 0.9},
@@ -20,8 +21,11 @@ CASES: dict[str, dict[str, Any]] = {
     "turns, penalties": {"rows": TURNS, "penalties": True},
     "turns, penalties, discounted": {"rows": TURNS, "penalties": True, "gamma": 0.9},
     "turns, mask of booleans": {"rows": TURNS, "dtype": torch.bool},
-    "ends with an answer": {"rows": ("aaooaaoo....", *TURNS[1:])},
+    "turns, mask of floats": {"rows": TURNS, "dtype": torch.float32, "gamma": 0.9},
+    "ends with an answer": {"rows": ENDS},
+    "ends with an answer, discounted": {"rows": ENDS, "gamma": 0.9, "penalties": True},
 }
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def inputs(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,15 +53,32 @@ def exactly(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def observe() -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, case in CASES.items():
         rewards, mask = inputs(case)
-        advantages, returns = estimate("reinforce_plus_plus", rewards, mask, gamma=case.get("gamma", 1.0))
+        try:
+            advantages, returns = estimate("reinforce_plus_plus", rewards, mask, gamma=case.get("gamma", 1.0))
+        except RuntimeError as error:  # 0.9 subtracts the mask from 1
+            found[name] = {"failed": str(error)}
+            continue
         exact = exactly(case)
         found[name] = {
             "advantages": differences(advantages, exact[0]),
             "returns": differences(returns * mask, exact[1]),
         }
+    found["types"] = of_types()
+    return found
+
+
+def of_types() -> dict[str, Any]:
+    """Of rewards in each dtype, where the bug is not: the results, to the last bit."""
+    found = {}
+    for name in ("one turn", "one turn, discounted", "turns, penalties, discounted"):
+        case = {"penalties": True, **CASES[name]}
+        for dtype in DTYPES:
+            rewards, mask = inputs(case)
+            results = estimate("reinforce_plus_plus", rewards.to(dtype), mask, gamma=case.get("gamma", 1.0))
+            found[f"{name}, {dtype}"] = [str(result.dtype) + str(result.tolist()) for result in results]
     return found
 
 

@@ -36,13 +36,28 @@ def exactly(groups: str) -> torch.Tensor:
 
 def observe() -> dict[str, Any]:
     _, rewards, mask = inputs()
-    return {
+    found: dict[str, Any] = {
         estimator: {
             name: differences(estimate(estimator, rewards, mask, list(groups))[0], exactly(groups))
             for name, groups in CASES.items()
         }
         for estimator in ("rloo", "rloo_vectorized")
     }
+    return found | {"types": of_types()}
+
+
+def of_types() -> dict[str, list[str]]:
+    """Of responses that have others, in each dtype of rewards and mask: the advantages, to the last bit."""
+    _, rewards, mask = inputs()
+    found = {}
+    for name in ("groups", "one alone"):
+        groups = list(CASES[name])
+        rows = [row for row, group in enumerate(groups) if groups.count(group) > 1]
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            for of_mask in (torch.long, torch.bool, torch.float32):
+                advantages, _ = estimate("rloo_vectorized", rewards.to(dtype), mask.to(of_mask), groups)
+                found[f"{name}, {dtype}, {of_mask}"] = [str(advantages.dtype), str(advantages[rows].tolist())]
+    return found
 
 
 def main() -> None:

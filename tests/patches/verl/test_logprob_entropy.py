@@ -13,7 +13,7 @@ from tests.harness.warm import verl
 
 WORKER = "tests.patches.verl.logprob_entropy_ranks"
 IN_PLACE = {"backward in place": 1}
-HELD = {"backward out of place because something else holds the logits": 1}
+OUT_OF_PLACE = {"backward out of place because something else holds the logits": 1}
 MUTATED = "has been modified by an inplace operation"
 RUNS = {"0.9": (None, 2)}
 MORE = {
@@ -22,6 +22,20 @@ MORE = {
     "0.9 on four ranks": (None, 4),
     "0.3": ("0.3", 2),
     "0.1 on four ranks": ("0.1", 4),
+}
+
+
+HELD = {
+    "least reach": "because the bug, a copy and a softmax of the logits, is in every call of what it replaces",
+    "hands off": ("test_the_logits_are_untouched", "test_who_reads_the_logits_in_between"),
+    "whatever worked": (
+        "test_dtypes_are_the_same",
+        "test_targets_that_no_rank_has_are_verls",
+        "test_labels_and_shapes",
+    ),
+    "no new wait": "test_two_collectives_forward_and_none_backward",
+    "finds them untouched": "test_who_reads_the_logits_in_between",
+    "the logits stay as they are": "test_the_logits_are_untouched",
 }
 
 
@@ -97,6 +111,19 @@ def test_targets_that_no_rank_has_are_verls(reports):
             assert before["error_of_gradient"] <= 4 * 2**-23, "and their gradient is not 0"
 
 
+def test_labels_and_shapes(reports):
+    """What verl takes is taken, of every type and also of no token at all; with the dtypes that it has."""
+    for report in reports:
+        before, after = report["inputs"]["before"], report["inputs"]["after"]
+        assert len(before) == 80
+        taken = {name for name, found in before.items() if isinstance(found, list)}
+        assert len(taken) > 30
+        for name in taken:
+            assert isinstance(after[name], list), (name, after[name])
+            assert after[name][:3] == before[name][:3], name
+            assert after[name][3] <= max(2 * before[name][3], 2**-20), name
+
+
 def test_two_collectives_forward_and_none_backward(reports, old):
     for name, before, after in pairs(reports):
         if len(reports) == 1:
@@ -115,7 +142,7 @@ def test_in_place(reports):
         if name == "inference":
             assert after["observed"] == {}
         else:
-            assert after["observed"] == (HELD if name == "held" else IN_PLACE), name
+            assert after["observed"] == (OUT_OF_PLACE if name == "held" else IN_PLACE), name
 
 
 def test_memory(reports):

@@ -8,6 +8,13 @@ from tests.patches.verl import rloo_singletons_ranks
 
 WORKER = rloo_singletons_ranks.__name__
 CASES = rloo_singletons_ranks.CASES
+HELD = {
+    "least reach": "test_responses_with_others_have_the_same_bits",
+    "hands off": "because it computes a new tensor of the rewards",
+    "whatever worked": "test_responses_with_others_have_the_same_bits",
+    "no new wait": "because it computes on one process's tensors; no lock, no collective",
+    "bit for bit": "test_responses_with_others_have_the_same_bits",
+}
 # float32 against float64, numbers up to 3: seen up to 2e-7.
 TOLERANCE = 1e-6
 
@@ -33,6 +40,12 @@ def test_with_it_both_estimators_are_the_definition(report, case):
         assert report["after"][estimator][case]["error"] < TOLERANCE
         if case == "groups" or estimator == "rloo":
             assert report["after"][estimator][case] == report["before"][estimator][case]
+
+
+def test_responses_with_others_have_the_same_bits(report):
+    """In each type, with the sign of a zero."""
+    assert len(report["after"]["types"]) == 24
+    assert report["after"]["types"] == report["before"]["types"]
 
 
 def test_reverted_it_is_verls_again(report):
