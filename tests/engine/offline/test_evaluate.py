@@ -169,9 +169,7 @@ def test_an_index_with_an_sdist_only_runs_nothing_of_it(tmp_path, index, monkeyp
     with tarfile.open(index / "slime-0.1.0.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "setup.py", "slime-0.1.0/setup.py")
     monkeypatch.setenv("PIP_NO_BINARY", ":all:")  # not even where the user's settings ask for sdists
-    with pytest.raises(
-        DownloadError, match=r"neither a wheel nor an sdist of slime==0.1.0.*No matching distribution.*give its path"
-    ):
+    with pytest.raises(DownloadError, match=r"neither a wheel nor an sdist of slime==0.1.0.*No matching.*its path"):
         fetch("slime==0.1.0", tmp_path / "cache")
     assert not marker.exists()
     assert not (tmp_path / "cache").exists()
