@@ -24,6 +24,9 @@ HELD = {
     "whatever worked": ("test_whatever_skyrls_functions_take", "test_within_torch_compile"),
     "no new wait": "because each call has one all-reduce of maxima and one of sums, on every rank of the group",
     "bit for bit": "test_log_probabilities_are_the_same_bit_for_bit",
+    "the result's dtype as before": "test_dtypes_are_the_same",
+    "is as it was": "test_context_parallel_callers",
+    "stays as it is": "test_with_the_entropy_patch_disabled_nothing_gets_worse",
 }
 OUT_OF_PLACE = {"backward out of place because something else holds the logits": 1}
 MUTATED = "has been modified by an inplace operation"

@@ -21,6 +21,7 @@ HELD = {
     "no new wait": "because it runs in the driver, after all actors have answered",
     "as before": "test_a_group_of_ray_actors",
     "Left alone": "test_a_group_of_ray_actors",
+    "as released, with a warning": "test_a_mesh_of_which_nobody_collects_is_left_as_released",
 }
 
 

@@ -26,6 +26,7 @@ HELD = {
     "whatever worked": "test_a_bound_that_slime_refuses_is_ignored_as_released",
     # An error would be one of the last pipeline stage alone.
     "no new wait": "test_a_bound_that_slime_refuses_is_ignored_as_released",
+    "changes nothing": "test_unpatched_there_is_none",
     "nothing changes": "test_the_bound_is_the_one_that_was_asked_for",
     "ignored as": "test_a_bound_that_slime_refuses_is_ignored_as_released",
     "to go on as before": "because that is what the option left out does: test_unpatched_there_is_none",

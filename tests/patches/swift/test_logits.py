@@ -25,7 +25,8 @@ HELD = {
         "test_the_gradient_of_log_probabilities",
     ),
     "no new wait": "because every rank makes two all-reduces, or ms-swift's own; no lock is held",
-    "leaves the logits as they are": "test_one_pass_leaves_the_logits_as_they_are",
+    "is left alone": "test_the_gradient_of_gkds_divergence",
+    "summed as before": ("test_the_gradient_of_gkds_divergence", "test_a_training_step_of_grpo"),
     "leave them as they are": "test_one_pass_leaves_the_logits_as_they_are",
 }
 exhaustive = pytest.mark.exhaustive

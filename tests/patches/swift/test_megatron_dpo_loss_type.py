@@ -19,6 +19,8 @@ HELD = {
     "least reach": "test_a_training_step_minimises_the_loss_that_was_asked_for",
     "hands off": "because it calls the trainer's dpo_loss and get_logps, and assigns nothing",
     "whatever worked": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
+    "as released": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
+    "do not change": "test_a_training_step_minimises_the_loss_that_was_asked_for",
     "no new wait": ("test_what_this_trainer_cannot_compute_stays_sigmoid_in_words", "test_on_context_parallel_ranks"),
 }
 

@@ -37,6 +37,7 @@ HELD = {
     "hands off": "test_a_turn_is_waited_for_with_a_bound",  # within `untouched`
     "whatever worked": ("test_grpo_chooses_the_batch_size_as_released", "test_contexts_may_overlap"),
     "no new wait": "test_a_turn_is_waited_for_with_a_bound",
+    "as trainable as it was": "test_nothing_is_left_behind",
     "nothing changes": "test_every_module_of_the_reference_is_in_eval_mode_and_no_other_is_touched",
     "leaves modes and adapters as they were": "test_contexts_may_overlap",
 }

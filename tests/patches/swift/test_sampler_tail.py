@@ -15,6 +15,7 @@ HELD = {
     "whatever worked": "test_where_the_ranks_divide_the_data_nothing_changes",
     "no new wait": "test_every_sample_is_drawn_and_ranks_draw_alike",
     "nothing changes": "test_where_the_ranks_divide_the_data_nothing_changes",
+    "left as it was": "test_a_sampler_that_was_made_before_draws_as_it_did",
 }
 
 RANKS = 3
@@ -103,3 +104,9 @@ def test_where_the_ranks_divide_the_data_nothing_changes(reports):
     for report in reports:
         for case in ("6, shuffled, kept", "6, in order, kept", "6, shuffled, dropped", "6, in order, dropped"):
             assert report["after"][case] == report["before"][case]
+
+
+def test_a_sampler_that_was_made_before_draws_as_it_did(reports):
+    for report in reports:
+        assert report["after"]["made before"] == report["before"]["made before"]
+        assert report["after"]["made before"]["samples"] != report["after"]["10, shuffled, kept"]["samples"]

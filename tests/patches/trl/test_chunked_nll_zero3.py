@@ -20,6 +20,7 @@ HELD = {
     "hands off": ("test_reverted_it_is_the_original_again", "test_nothing_is_gathered_that_is_available"),
     "whatever worked": ("test_a_head_that_deepspeed_discovers_trains_as_before", "test_unusual_passes"),
     "no new wait": ("test_the_same_collectives_on_every_rank", "test_exceptions_come_through"),
+    "original function runs": "test_without_zero3_everything_is_bit_for_bit_as_before",
     "bit for bit": "test_every_number_is_that_of_the_unpatched_function_on_a_whole_head",
 }
 """Of `trl-chunked-nll-zero3` and `trl-chunked-divergence-zero3`."""
