@@ -43,9 +43,11 @@ class AllGroups:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._all_groups_of, name)
 
+    # writes: what is assigned to the stand-in, the optimizer gets
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._all_groups_of, name, value)
 
+    # writes: as above
     def __delattr__(self, name: str) -> None:
         delattr(self._all_groups_of, name)
 

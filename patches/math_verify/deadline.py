@@ -101,7 +101,7 @@ class Deadline:
         self._timer.start()
 
     def _expire(self) -> None:
-        with self._lock:
+        with self._lock:  # waits: in the timer's own thread; `end` holds it for no step at all
             if not self.over:
                 self._raised = True
                 _raise_in(self._thread, ctypes.py_object(TimeoutException))

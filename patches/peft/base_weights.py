@@ -110,7 +110,7 @@ def _undone(layer: Any, kept: _Kept) -> bool:
             return False
     except RuntimeError:
         return False
-    weight.data.copy_(base)
+    weight.data.copy_(base)  # writes: unmerged, it is the weight of before
     return True
 
 

@@ -27,5 +27,6 @@ def with_numbers_of_the_mini_batch(config: Any, data: Any) -> Any:
         numbers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}
     except KeyError:
         return config
+    # writes: what `ppo_loss` writes there
     config.global_batch_info.update(numbers, loss_scale_factor=config.loss_scale_factor)
     return config
