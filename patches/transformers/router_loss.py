@@ -29,9 +29,8 @@ def once(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> A
 
     return_outputs, named = given(*args, **kwargs)
     coefficient = _coefficient(named["model"])
-    if not coefficient or not _is_multiplied(trainer, **named):
+    if not coefficient or not _is_multiplied(trainer, **named) or (ranks := _ranks(trainer)) == 1:
         return wrapped(*args, **kwargs)
-    ranks = _ranks(trainer)
     loss, outputs = wrapped(**named, return_outputs=True)
     auxiliary = outputs.get("aux_loss") if isinstance(outputs, dict) else None
     if isinstance(auxiliary, torch.Tensor):  # 0 where no router has said anything
