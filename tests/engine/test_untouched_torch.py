@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from types import SimpleNamespace
 
 import numpy
@@ -96,7 +97,8 @@ def test_each_change_is_said_with_its_path(change, said):
     trainer = make()
     with pytest.raises(AssertionError) as raised, untouched(trainer):
         change(trainer)
-    assert str(raised.value).startswith(said), str(raised.value)
+    # torch numbers hooks throughout the process.
+    assert re.sub(r"_hooks\[\d+\]", "_hooks[0]", str(raised.value)).startswith(said), str(raised.value)
 
 
 def step(trainer):

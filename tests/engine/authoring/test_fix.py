@@ -334,7 +334,7 @@ def test_metadata_are_no_code_in_what_is_written(new, package, monkeypatch, tmp_
     assert f"# TODO: {left}" in Path("some-fix/rlhf_patches_some_fix/patch.py").read_text().replace(
         "which releases have the bug; the one that was read ", ""
     )
-    assert not any("open(" in file.read_text() for file in Path("some-fix").rglob("*.*"))
+    assert not any(b"open(" in file.read_bytes() for file in Path("some-fix").rglob("*.*") if file.is_file())
     assert os.listdir() == ["some-fix"]
 
 
