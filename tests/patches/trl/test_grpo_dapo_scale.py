@@ -61,7 +61,9 @@ def test_evaluation_is_the_same(report, case):
 @pytest.mark.parametrize("case", FACTORS)
 def test_a_loss_outside_train_is_trl_s_own(report, case):
     """Where nothing has told how many micro-batches an optimizer step has."""
-    assert report["after"][case]["outside train()"] == report["before"][case]["outside train()"] != 0
+    before = report["before"][case]["outside train()"]
+    assert report["after"][case]["outside train()"] == before != 0
+    assert isinstance(before, float)
 
 
 def test_reverted_it_is_trl_s_own_again(report):
