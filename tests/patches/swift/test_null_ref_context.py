@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from types import SimpleNamespace
 
 import pytest
 
 from rlhf_patches.testing import untouched
 from tests.harness import look_alikes
+from tests.harness.stuck import stuck_in
 from tests.harness.warm import swift
 
 # Trainer, the folder of its release (None: the newest), the patch.
@@ -210,26 +210,12 @@ def test_a_turn_is_waited_for_with_a_bound(monkeypatch):
 
     monkeypatch.setattr(reference_pass, "PATIENCE", 0.01)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
-    taken, free = threading.Event(), threading.Event()
-
-    def stuck():
-        with reference_pass._turn():
-            taken.set()
-            free.wait(60)
 
     def released():
         yield
 
-    thread = threading.Thread(target=stuck)
-    thread.start()
-    try:
-        assert taken.wait(60)
-        with untouched(model):
-            with contextlib.contextmanager(reference_pass.of_transformers)(
-                released, SimpleNamespace(model=model), (), {}
-            ):
-                assert not model[1].training
-            assert model[1].training
-    finally:
-        free.set()
-        thread.join(60)
+    released_context = contextlib.contextmanager(reference_pass.of_transformers)
+    with stuck_in(reference_pass._turn()), untouched(model):
+        with released_context(released, SimpleNamespace(model=model), (), {}):
+            assert not model[1].training
+        assert model[1].training

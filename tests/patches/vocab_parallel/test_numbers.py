@@ -10,6 +10,7 @@ import torch
 from rlhf_patches.patches.vocab_parallel import counters, ownership, softmax
 from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
 from rlhf_patches.patches.vocab_parallel.logprob import minus_cross_entropy, token_logprobs
+from tests.harness.stuck import stuck_in
 from tests.harness.token_reference import made, reference
 
 V = 101
@@ -320,30 +321,12 @@ def test_bad_arguments_of_the_entropy():
 # ------------------------------------------------------------------------------------- what must not wait
 
 
-def held_by_another_thread():
-    """The counters' lock, for good; what sets it free."""
-    taken, free = threading.Event(), threading.Event()
-
-    def hold():
-        with counters.locked():
-            taken.set()
-            free.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert taken.wait(60)
-    return lambda: (free.set(), thread.join(60))
-
-
 def test_counting_waits_for_nobody_for_long(monkeypatch):
     """Backward counts, and a report asks: within a signal's handler, too, that has interrupted the counting."""
     monkeypatch.setattr(counters, "PATIENCE", 0.01)
-    release = held_by_another_thread()
-    try:
+    with stuck_in(counters.locked()):
         counters.count("it is a test")
         assert counters.observed() == {"backward out of place because it is a test": 1}
-    finally:
-        release()
     with counters.locked(), counters.locked():
         counters.count(None)
 
