@@ -381,7 +381,15 @@ def demo_trl(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """All figures: start-up, call overhead, and what single patches save."""
     for script in sorted(Path("benchmarks").glob("*.py")):
-        session.run(TRL_PYTHON if script.stem.startswith("trl_") else PYTHON, str(script), *session.posargs)
+        trl = script.stem.startswith(("trl_", "transformers_"))
+        session.run(TRL_PYTHON if trl else PYTHON, str(script), *session.posargs)
+
+
+@session(**SHARED_BY_TRL, name="transformers-releases")
+def transformers_releases(session: nox.Session) -> None:
+    """Every minor release of transformers, fetched: gradients with and without transformers-accumulation-scale."""
+    session.env["EVERY_TRANSFORMERS"] = "1"
+    pytest(session, "tests/patches/transformers/test_accumulation_scale_releases.py", *REAL, python=TRL_PYTHON)
 
 
 @session(python=FRAMEWORK_PYTHON)

@@ -22,6 +22,7 @@ import rollout_cases
 import skyrl_cases
 import swift_cases
 import transformer_engine_cases
+import transformers_cases
 import trl_cases
 import verl_cases
 from cases import Row, Runner
@@ -39,7 +40,7 @@ SESSIONS = {
         *verl_cases.GROUPS,
         *reward_cases.GROUPS,
     ),
-    "demo-trl": (*trl_cases.GROUPS, *peft_cases.GROUPS, *deepspeed_cases.GROUPS),
+    "demo-trl": (*transformers_cases.GROUPS, *trl_cases.GROUPS, *peft_cases.GROUPS, *deepspeed_cases.GROUPS),
 }
 HEADS = ("", "without rlhf_patches", "with it", "held against")
 WIDTHS = (33, 26, 20, 13)
@@ -53,6 +54,7 @@ NOTES = {
     "transformer-engine": "Its kernels, interpreted; norms of the gradient of a loss per token.",
     "peft": "LoRA: norm of the gradient after a frozen adapter was loaded; mean change of weights, of their mean size.",
     "math-verify": "Rewards, held against those that the same function gives on the main thread.",
+    "transformers": "Gradients of an optimizer step, held against the mean of the micro-batches' losses in float64.",
     "trl": "ZeRO-3, held against the same without partitioning; gathers in forward + backward. Gradients of GRPO.",
 }
 

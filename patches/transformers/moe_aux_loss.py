@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Variant, Wrap
-
-_TARGET = "transformers.trainer:Trainer.compute_loss"
+from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="transformers-moe-aux-loss",
@@ -39,20 +37,12 @@ coefficient to its value divided by `gradient_accumulation_steps`.""",
         Variant(
             Guard("transformers", ">=4.46.2,<=5.23.0"),
             (
-                Wrap(
-                    target=_TARGET,
-                    implementation=f"{__package__}.router_loss:once",
-                    fingerprints={
-                        "76812cdcda974fc8": "4.46.2 to 4.48.3",
-                        "c0d76af0b927754e": "4.49.0 to 4.53.3",
-                        "96d0e70b39349c32": "4.54.0 to 4.56.2",
-                        "7c89bdefea484566": "4.57.0 to 4.57.6",
-                        "036bc6fd80449696": "5.0.0rc0 to 5.1.0",
-                        "7ccbaa907d9b6fd8": "5.2.0 to 5.9.0",
-                        "a7d0eb52001f9676": "5.10.0 to 5.14.1: tensor-parallel ranks are not counted",
-                        "3aef336ac08185dc": "5.15.0 to 5.18.0",
-                        "84cf1eef0beeae91": "5.19.0 to 5.23.0: nor those that share a batch otherwise",
-                    },
+                Rewrite(
+                    target="transformers.trainer:Trainer.compute_loss",
+                    pattern="loss *= $FACTOR",
+                    replacement=("loss = $MULTIPLIED(self, model, outputs, loss, $FACTOR, labels, num_items_in_batch)"),
+                    alongside=("self.args.average_tokens_across_devices", "outputs = model(**inputs)"),
+                    uses={"MULTIPLIED": f"{__package__}.router_loss:multiplied"},
                 ),
             ),
         ),

@@ -3,69 +3,48 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 
-from rlhf_patches import matched
-
-_TARGET = "transformers.trainer:Trainer.compute_loss"
-_BEFORE_5 = ("76812cdcda974fc8", "c0d76af0b927754e", "96d0e70b39349c32", "7c89bdefea484566")
-_COUNTS_BY_PLAN = ("a7d0eb52001f9676", "3aef336ac08185dc")  # tensor-parallel ranks: as accelerate's plan says
-_COUNTS_BY_MODEL = ("84cf1eef0beeae91",)  # as the model says
 _MODELS = ("transformers", "liger_kernel", "trl")
 _WRAPPERS = ("torch", "torch_xla", "deepspeed", "peft")
 _WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "model")
 _ON_THE_MODEL = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")  # one: a mixture's, JetMoE's, DBRX's
 
 
-def once(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Any:
-    """Around ``Trainer.compute_loss``, whose result is multiplied by the number of data-parallel ranks."""
+def multiplied(
+    trainer: Any, model: Any, outputs: Any, loss: Any, factor: int, labels: Any, num_items_in_batch: Any
+) -> Any:
+    """The loss of ``Trainer.compute_loss`` times the number of data-parallel ranks, but for the router's part.
 
-    def given(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        return return_outputs, {"model": model, "inputs": inputs, "num_items_in_batch": num_items_in_batch}
-
-    return_outputs, named = given(*args, **kwargs)
-    coefficient = _coefficient(named["model"])
-    if not coefficient or not _is_multiplied(trainer, **named) or (ranks := _ranks(trainer)) == 1:
-        return wrapped(*args, **kwargs)
-    loss, outputs = wrapped(**named, return_outputs=True)
+    Args:
+        trainer: whose loss it is.
+        model: what was called.
+        outputs: what it returned; their loss is the same tensor, and is multiplied with it.
+        loss: before the multiplication.
+        factor: the number.
+        labels: those that the trainer has kept from the model, to compute the loss itself; else None.
+        num_items_in_batch: what the loss was divided by; None where it was not.
+    """
+    loss *= factor
     auxiliary = outputs.get("aux_loss") if isinstance(outputs, dict) else None
-    if isinstance(auxiliary, torch.Tensor):  # 0 where no router has said anything
-        loss -= (ranks - 1) * coefficient * auxiliary.to(loss.device)  # in place, as the multiplication: outputs has it
-    return (loss, outputs) if return_outputs else loss
+    if isinstance(auxiliary, torch.Tensor) and factor != 1:  # 0 where no router has said anything
+        is_the_models = labels is None and trainer.compute_loss_func is None
+        if is_the_models and num_items_in_batch is not None and _is_over_ranks(trainer):
+            coefficient = _coefficient(model)
+            if coefficient:
+                loss -= (factor - 1) * coefficient * auxiliary.to(loss.device)
+    return loss
 
 
-def _is_multiplied(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
-    """Whether the model's own loss is: neither one that somebody else computes, nor under sequence parallelism."""
-    of_others = trainer.compute_loss_func is not None or (trainer.label_smoother is not None and "labels" in inputs)
-    return (
-        num_items_in_batch is not None
-        and bool(trainer.args.average_tokens_across_devices)
-        and bool(trainer.model_accepts_loss_kwargs)
-        and trainer.args.n_gpu <= 1
-        and not of_others
-        and not getattr(_parallelism(trainer), "sp_enabled", False)
-    )
-
-
-def _shape() -> str:
-    """Which compute_loss this is."""
-    return matched("transformers-moe-aux-loss", _TARGET)
-
-
-def _ranks(trainer: Any) -> int:
-    """By how much it is multiplied."""
-    ranks = int(trainer.accelerator.num_processes)
-    if _shape() in _COUNTS_BY_PLAN:
-        return ranks // int(getattr(_parallelism(trainer), "tp_size", 1))
-    return ranks // int(trainer.get_tp_size()) if _shape() in _COUNTS_BY_MODEL else ranks
-
-
-def _parallelism(trainer: Any) -> Any:
-    return getattr(trainer.accelerator, "parallelism_config", None)
+def _is_over_ranks(trainer: Any) -> bool:
+    """Whether the factor is the number of data-parallel ranks: neither under DataParallel nor sequence parallelism."""
+    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
+    return trainer.args.n_gpu <= 1 and not getattr(parallelism, "sp_enabled", False)
 
 
 def _coefficient(model: Any) -> float | None:
@@ -75,7 +54,7 @@ def _coefficient(model: Any) -> float | None:
     if author not in _MODELS:
         return None
     found = None
-    if author != "trl" or _shape() in _BEFORE_5:  # TRL's chunked forward asks the configuration since
+    if author != "trl" or Version(transformers.__version__) < Version("5.0.0"):  # as TRL's chunked forward asks
         found = next((getattr(model, name) for name in _ON_THE_MODEL if hasattr(model, name)), None)
     if found is None:
         config = getattr(model, "config", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import threading
 import time
 
@@ -206,6 +207,15 @@ def transformers_trainer() -> None:
         "transformers.trainer",
     ):
         importlib.import_module(module)
+
+
+def packages_below_transformers() -> None:
+    """Of what any release of transformers imports, what takes longest; and what it does without is not there."""
+    for name in ("datasets", "deepspeed", "pandas", "peft", "sklearn", "trl"):
+        sys.modules[name] = None  # type: ignore[assignment]
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false")
+    for name in ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.utils.checkpoint"):
+        importlib.import_module(name)
 
 
 def trl_dpo() -> None:

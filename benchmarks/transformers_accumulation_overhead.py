@@ -1,0 +1,164 @@
+"""What the accumulation's patch costs a training step: ``python benchmarks/transformers_accumulation_overhead.py``.
+
+Of `Trainer.training_step` the patch changes how the loss is computed; a step without its backward pass is timed with
+and without it, in turns within each round, in the thread's own time; figures are medians over the rounds. The models'
+forward has been done: each call gets its loss again, with all that is behind it. Then a whole step (tiny: one layer of
+16), and reads of a tensor's value, which wait for a device, without the Python numbers that autograd keeps as tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rlhf_patches
+
+PATCH = "transformers-accumulation-scale"
+SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+EXPERTS = {"num_key_value_heads": 2, "num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+T5 = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+
+
+class Masked(torch.nn.Module):
+    """Somebody's own: the code of its forward has to be looked through, since a mask could be anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = transformers.LlamaModel(transformers.LlamaConfig(**SMALL))
+        self.head = torch.nn.Linear(16, 64)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **_kwargs: Any) -> dict[str, torch.Tensor]:
+        logits = self.head(self.inner(input_ids).last_hidden_state)
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        mask = (labels.flatten() != -100).float()
+        return {"loss": (losses * mask).sum() / mask.sum(), "logits": logits}
+
+
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "causal LM (Llama)": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)),
+    "T5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)),
+    "mixture (Mixtral)": lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**SMALL, **EXPERTS)),
+    "own masked mean": Masked,
+}
+
+
+def with_forward_done(model: torch.nn.Module, outputs: Any) -> None:
+    """From now on its forward returns these, and it is still its own to whoever asks."""
+
+    @functools.wraps(type(model).forward)
+    def again(**_inputs: Any) -> Any:
+        copied = outputs.copy()
+        copied["loss"] = outputs["loss"].clone()  # which is multiplied in place
+        return copied
+
+    model.forward = again
+
+
+class Reads(TorchDispatchMode):
+    """Counts reads of a tensor's value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not torch.ops.aten._local_scalar_dense.default:
+            return function(*args, **(kwargs or {}))
+        if not isinstance(args[0], torch.Tensor):  # a Python number that autograd keeps
+            return args[0]
+        self.count += 1
+        return function(*args)
+
+
+def seconds(action: Callable[[], object], times: int) -> float:
+    start = time.thread_time()
+    for _ in range(times):
+        action()
+    return (time.thread_time() - start) / times
+
+
+def in_turns(action: Callable[[], object], rounds: int, times: int) -> tuple[float, float]:
+    """Microseconds, released and patched."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(rounds):
+        for patched in (False, True) if number % 2 else (True, False):
+            _set(patched)
+            seconds(action, 2)
+            found[patched].append(seconds(action, times) * 1e6)
+    _set(False)
+    return statistics.median(found[False]), statistics.median(found[True])
+
+
+def _set(patched: bool) -> None:
+    if patched:
+        report = rlhf_patches.apply(only=PATCH)[PATCH]
+        assert str(report.status) == "applied", report
+    else:
+        rlhf_patches.revert(only=PATCH)
+
+
+def reads(action: Callable[[], object], patched: bool) -> int:
+    _set(patched)
+    action()
+    with Reads() as counted:
+        action()
+    _set(False)
+    return counted.count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--times", type=int, default=50, help="each in a round")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    print(
+        f"transformers {transformers.__version__}; medians of {options.rounds} rounds of {options.times}; microseconds"
+    )
+    print("                       the loss: released  patched  more   whole step: released  patched   reads of values")
+    for name, make in MODELS.items():
+        torch.manual_seed(0)
+        model = make()
+        arguments = transformers.TrainingArguments(
+            tempfile.mkdtemp(), gradient_accumulation_steps=8, use_cpu=True, report_to="none"
+        )
+        trainer = transformers.Trainer(model=model, args=arguments)
+        trainer.current_gradient_accumulation_steps = 8
+        trainer.create_optimizer()
+        batch = {"input_ids": torch.arange(3, 11)[None], "labels": torch.arange(3, 11)[None]}
+        items = torch.tensor(56.0)
+        whole = in_turns(functools.partial(trainer.training_step, model, batch, items), options.rounds, 3)
+        with_forward_done(model, model(**batch, num_items_in_batch=items))
+        step = functools.partial(_loss_of_step, trainer, model, batch, items)
+        released, patched = in_turns(step, options.rounds, options.times)
+        counts = [reads(step, state) for state in (False, True)]
+        print(
+            f"{name:20s}             {released:8.1f} {patched:8.1f} {patched - released:5.1f}"
+            f"            {whole[0]:8.0f} {whole[1]:8.0f}   {counts[0]} {counts[1]}",
+            flush=True,
+        )
+    return 0
+
+
+def _loss_of_step(trainer: Any, model: torch.nn.Module, batch: Any, items: Any) -> None:
+    """A training step without its backward pass."""
+    with mock.patch.object(trainer.accelerator, "backward"):
+        trainer.training_step(model, batch, items)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""transformers: ``eval_loss`` on several ranks is scaled as a gradient is, and is not the mean that one rank has."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_TRAINER = "transformers.trainer:Trainer"
+_COUNTS = f"{__package__}.batch_counts"
+_KEPT_LABELS = '(self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs'
+_DIVISION = "num_items_in_batch / $RANKS"  # came together with the filter
+
+
+def _changes(returned: str, alongside: tuple[str, ...] = (), unless: tuple[str, ...] = ()) -> tuple[Rewrite, ...]:
+    """Of releases that count in evaluation too.
+
+    Args:
+        returned: the function for what the count returns.
+        alongside: what the count does in these releases.
+        unless: and what in others.
+    """
+    return (
+        Rewrite(
+            target=f"{_TRAINER}.prediction_step",
+            pattern="self._get_num_items_in_batch([inputs], self.args.device)",
+            replacement="$COUNTED(self, [inputs], self.args.device)",
+            uses={"COUNTED": f"{_COUNTS}:counted"},
+        ),
+        Rewrite(
+            target=f"{_TRAINER}._get_num_items_in_batch",
+            pattern="self.accelerator.gather(num_items_in_batch.to(device)).sum()",
+            replacement="$GATHERED(self, num_items_in_batch.to(device))",
+            alongside=alongside,
+            unless=unless,
+            uses={"GATHERED": f"{_COUNTS}:gathered"},
+        ),
+        Rewrite(
+            target=f"{_TRAINER}._get_num_items_in_batch",
+            pattern="return num_items_in_batch",
+            replacement="return $RETURNED(self, num_items_in_batch)",
+            uses={"RETURNED": f"{_COUNTS}:{returned}"},
+        ),
+        Rewrite(
+            target=f"{_TRAINER}.compute_loss",
+            pattern=_KEPT_LABELS,  # what is asked before anything has used the count
+            replacement=f"(num_items_in_batch := $OF_THIS_RANK(num_items_in_batch), {_KEPT_LABELS})[1]",
+            uses={"OF_THIS_RANK": f"{_COUNTS}:of_this_rank"},
+        ),
+        Rewrite(
+            target=f"{_TRAINER}.compute_loss",
+            pattern="self.args.average_tokens_across_devices",
+            replacement="(self.args.average_tokens_across_devices and $IS_OF_RANKS(num_items_in_batch))",
+            alongside=("loss *= $FACTOR",),
+            uses={"IS_OF_RANKS": f"{_COUNTS}:is_of_ranks"},
+        ),
+    )
+
+
+PATCH = Patch(
+    name="transformers-eval-loss-ranks",
+    summary="`eval_loss` on several ranks is the mean that it is on one",
+    symptom="""\
+`Trainer.evaluate()` and `predict()` on several ranks, and trainers that use its `compute_loss` (TRL's SFT), report a
+loss that depends on the number of ranks. T5, BERT's classifiers and other models that do not use `num_items_in_batch`:
+2 ranks report twice the loss, 8 ranks 8 times. Causal language models: each step's loss is weighted by tokens, and the
+last step, which is filled up with samples that do not count, may be far off: three sequences with losses of 3.634,
+3.432 and 3.436 have an `eval_loss` of 3.501 on one rank, and 4.372 on two. `load_best_model_at_end` and early stopping
+choose by it. No error.""",
+    cause="""\
+Since 4.57.0 an evaluation step counts the tokens of all ranks, as a training step does, and `compute_loss` multiplies
+by the number of ranks, which is right for gradients: these are averaged over ranks afterwards. Losses in evaluation are
+not: each rank's counts for its own samples, and those that fill up the last step are dropped, though they were counted.
+A loss that is not divided by the count is multiplied all the same. From 4.46.2 to 4.48.3 nothing is counted in
+evaluation, and every loss is multiplied. It happens with `average_tokens_across_devices`, since 4.54.0 the default.""",
+    repair="""\
+In an evaluation step `compute_loss` takes this rank's own count and does not multiply: `eval_loss` is the mean over
+samples of their batch's mean, on any number of ranks. `compute_loss_func` and label smoothing get the own count, too. A
+batch without any label counts as a loss of 0, as before; in 5.23.0 it is left out, as on one rank. Before 4.49.0
+evaluation does not multiply what was not counted.
+
+On one rank, in training, and with `average_tokens_across_devices=False` nothing changes; predictions and metrics stay
+what they are. A trainer that overrides `compute_loss` gets the count over all ranks, as before: if it passes that on to
+`Trainer.compute_loss`, its loss is repaired; if it scales by itself, or passes on another number, nothing changes. The
+same holds for its own `prediction_step` or count. Context and sequence parallelism are left as released.
+
+Not repaired: where the last batch that counts is filled up only in part, its samples have the mean of the whole batch,
+with those that fill it up: of 13 samples in batches of 2, one has; 3.4756 in place of one rank's 3.4727.""",
+    references=(
+        "https://github.com/huggingface/transformers/issues/35078",
+        "https://github.com/huggingface/transformers/pull/41183",
+        "https://github.com/Liquid4All/liquid-finetune/pull/38",
+    ),
+    variants=(
+        Variant(
+            Guard("transformers", ">=4.46.2,<4.49.0"),
+            (
+                Rewrite(
+                    target=f"{_TRAINER}.compute_loss",
+                    pattern="self.args.average_tokens_across_devices",
+                    inside="self.args.average_tokens_across_devices and self.model_accepts_loss_kwargs",
+                    replacement=(
+                        "(self.args.average_tokens_across_devices"
+                        " and (num_items_in_batch is not None or getattr(model, 'training', True)))"
+                    ),
+                    alongside=("loss *= self.accelerator.num_processes",),
+                ),
+            ),
+        ),
+        Variant(
+            Guard("transformers", ">=4.57.0,<5.23.0"),
+            _changes("returned", unless=(_DIVISION,)),
+        ),
+        Variant(
+            Guard("transformers", ">=5.23.0,<=5.23.0"),
+            _changes("returned_before_a_filter", alongside=(_DIVISION,)),
+        ),
+    ),
+    retire="when the oldest transformers in use scales losses in training only; none released so far does",
+    changes_numbers="""\
+Since 4.57.0 (with `average_tokens_across_devices=True` from 4.46.2 to 4.48.3) `eval_loss` on several ranks has been up
+to as many times too large as there are ranks: that many times for models that do not use `num_items_in_batch`, and for
+causal language models by what the last step weighs. With the patch it is what one rank has. Do not compare it with
+values that were logged without it, and choose thresholds for it anew (early stopping). What was trained is right; which
+checkpoint was kept as the best may not be.""",
+)

@@ -1,0 +1,344 @@
+"""What a loss consists of, read off the top of its autograd graph.
+
+Nothing here changes the graph, unpacks what a user's hooks have packed, or waits for a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _python_dispatch
+
+# Nodes by name, without "Backward0".
+_KINDS = {
+    "around": re.compile("ToCopy").fullmatch,
+    "as it is": re.compile(
+        "Clone|Alias|View|ReshapeAlias|UnsafeView|Squeeze|Unsqueeze|Select|Slice|Permute|Transpose|T|AsStrided"
+    ).fullmatch,
+    # What takes elements of its inputs.
+    "elements": re.compile(
+        "Stack|Cat|Expand|Unbind|Gather|Index|IndexSelect|MaskedSelect|MaskedFill|Where|ConstantPadNd|Repeat"
+    ).fullmatch,
+    # Losses that know whether they are reduced to a mean or a sum.
+    "reduced": re.compile(
+        "NllLoss(2D)?|MseLoss|SmoothL1Loss|HuberLoss|BinaryCrossEntropy(WithLogits)?|SoftMarginLoss|MultiMarginLoss"
+        "|MultilabelMarginLoss"
+    ).fullmatch,
+    "of each token": re.compile(
+        "LogSoftmax|Softmax|LogSigmoid|Sigmoid|Softplus|Log|Log1P|Exp|Logsumexp|Pow|CtcLoss|CudnnCtcLoss|Tanh"
+    ).fullmatch,
+}
+# What DistributedDataParallel and ZeRO-3 put around each tensor that comes out of a model, as FSDP2 does a ToCopy.
+_OF_PYTHON = {
+    "_DDPSinkBackward": "around",
+    "PreBackwardFunctionForModuleBackward": "around",
+    "PreBackwardFunctionBackward": "around",
+    "CompiledFunctionBackward": "CompiledFunction",
+}
+_MOST_NODES = 256
+
+BY_A_TENSOR = "a product with a tensor, or a quotient"
+"""In `Reading.hidden`; on the device of the number of items, and not that itself."""
+
+Origin = tuple[Any, int]
+"""A node, and which of its outputs."""
+
+
+@dataclass
+class Reading:
+    """The terms of a loss.
+
+    Attributes:
+        window: whether a term is divided by the number of items.
+        sums: whether a term is a sum over tokens or samples, divided by nothing but numbers that are no count.
+        means: what multiplies the terms that are means, or divided by something else.
+        products: of the numbers that multiply a term, from the first to each.
+        unclear: the nodes of terms that may be either.
+        hidden: the nodes behind which the number of items may be, in whatever form, if the code knows of it.
+        parts: what multiplies each part that occurs, by its place among those asked about; None where that is no
+            number.
+        plain: whether every mean is one of torch's losses, unweighted and multiplied with numbers alone.
+        compiled: whether a term comes out of a compiled region, which may hold others.
+    """
+
+    window: bool = False
+    sums: bool = False
+    means: set[float] = field(default_factory=set)
+    products: set[float] = field(default_factory=set)
+    unclear: set[str] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)
+    parts: dict[int, float | None] = field(default_factory=dict)
+    plain: bool = True
+    compiled: bool = False
+
+    @property
+    def as_released(self) -> bool:
+        """Whether nothing in it is a mean of a micro-batch: it adds up as it is."""
+        return (self.window or self.sums) and not (self.means or self.unclear or self.parts or self.compiled)
+
+
+class _Edge(NamedTuple):
+    """A term's way on: an output of a node, and what is known of what comes out there.
+
+    ``scale`` multiplies it, as far as that is numbers; ``exact`` if that is all; ``over`` is what was done last to the
+    samples' losses, "mean" or "sum"; ``counted`` if a number divides it, which may be a count.
+    """
+
+    node: Any
+    output: int
+    scale: float = 1.0
+    exact: bool = True
+    over: str = ""
+    counted: bool = False
+
+
+class Items:
+    """The number of items of a window, as the model was given it, and what is known beside it."""
+
+    def __init__(self, value: Any, *, converted: bool = False, counts: Callable[[float], bool] | None = None) -> None:
+        """
+        Args:
+            value: the very tensor, or a Python number, or None.
+            converted: whether a wrapper may have converted it to half precision on its way to the model.
+            counts: whether a number is that of a micro-batch's samples or tokens.
+        """
+        self.value, self.converted, self.counts = value, converted, counts
+        self._references = self._held_by()
+
+    def are_held(self) -> bool:
+        """Whether a graph that was made since holds the tensor, for what does not say which tensors it holds."""
+        return self._held_by() > self._references
+
+    def _held_by(self) -> int:
+        return int(self.value._use_count()) if isinstance(self.value, torch.Tensor) else 0
+
+    def are_on_device_of(self, constant: Any) -> bool:
+        """Whether a tensor that is not this one was not copied from it to another device."""
+        return isinstance(constant, torch.Tensor) and getattr(self.value, "device", None) == constant.device
+
+    def are(self, constant: Any) -> bool:
+        """Whether a tensor is this one, or is what it became where it was converted."""
+        value = self.value
+        if value is None or constant is value:
+            return value is not None
+        if not isinstance(value, torch.Tensor):
+            return bool(_number(constant) == value)
+        if type(constant) is not torch.Tensor or type(value) is not torch.Tensor or constant.numel() != 1:
+            return False
+        if constant.dtype in (torch.bfloat16, torch.float16):
+            return self.converted and value.is_floating_point() and value.dtype != constant.dtype
+        shared = constant.dtype == value.dtype and constant.device == value.device
+        return bool(shared and value.device.type in ("cpu", "cuda") and constant.data_ptr() == value.data_ptr())
+
+
+def is_divided(loss: torch.Tensor, items: Items) -> bool:
+    """Whether a loss is one term, divided by the number of items: most are, and `read` takes longer to say so."""
+    node = loss.grad_fn
+    for _ in range(4):
+        kind, behind = _kind(node), node.next_functions
+        if behind[0][0] is None or (len(behind) > 1 and behind[1][0] is not None):
+            return False
+        if kind == "Div" and items.are(_saved(node, "other")):
+            return True
+        if kind not in ("Mul", "around"):
+            return False
+        node = behind[0][0]
+    return False
+
+
+def read(loss: torch.Tensor, items: Items, *, parts: Sequence[Origin] = (), below_factor: bool = False) -> Reading:
+    """The terms of a loss.
+
+    Args:
+        loss: one number, that requires a gradient.
+        items: what it may be divided by.
+        parts: the origins of tensors that may be terms: of a router's auxiliary loss.
+        below_factor: whether the last that was done to it is a product that does not count.
+    """
+    reading = Reading()
+    asked = {part: place for place, part in enumerate(parts)}
+    first = (loss.grad_fn, loss.output_nr)
+    if below_factor and _kind(loss.grad_fn) == "Mul":
+        first = loss.grad_fn.next_functions[0]
+    pending = [_Edge(first[0], first[1])]
+    for _ in range(_MOST_NODES):
+        if not pending:
+            return reading
+        edge = pending.pop()
+        node, output, scale, exact, over, counted = edge
+        if node is None:  # a constant
+            continue
+        kind = _kind(node)
+        if asked and (node, output) in asked:
+            place = asked[node, output]
+            before = reading.parts.get(place, 0.0)
+            reading.parts[place] = before + scale if exact and before is not None else None
+        elif kind in ("around", "as it is") and (inner := _behind(node, output)):
+            pending.append(_Edge(inner[0], inner[1], scale, exact, over, counted))
+        elif kind == "Mean":
+            below, output = node.next_functions[0]
+            pending.append(_Edge(below, output, scale, False, over or "mean", counted))
+        elif kind in ("Sum", "elements"):
+            if kind == "Sum" and not _is_of_losses(node):
+                over = over or "sum"
+            pending += [_Edge(below, output, scale, False, over, counted) for below, output in node.next_functions]
+        elif kind in ("Add", "Sub", "Neg"):
+            factors = (-1.0,) if kind == "Neg" else (1.0, float(node._saved_alpha) * (-1 if kind == "Sub" else 1))
+            for (below, output), factor in zip(node.next_functions, factors, strict=False):
+                pending.append(_Edge(below, output, scale * factor, exact, over, counted))
+        elif kind in ("Mul", "Div"):
+            _follow_factor(reading, pending, edge, kind, items)
+        elif kind == "CompiledFunction" and items.are_held():
+            reading.window = reading.compiled = True
+        else:
+            _end(reading, edge, kind, _name(node))
+    reading.unclear.add(f"more than {_MOST_NODES} nodes")
+    return reading
+
+
+def _end(reading: Reading, edge: _Edge, kind: str, name: str) -> None:
+    """A term has been followed to where it is no multiple of what is behind, or to what is not known."""
+    known = kind in ("reduced", "of each token")
+    reduction = edge.node._saved_reduction if kind == "reduced" else 0  # as torch numbers them: none, mean, sum
+    if edge.over == "mean" or reduction == 1:
+        reading.means.add(edge.scale)
+        reading.plain &= edge.exact and reduction == 1 and _saved(edge.node, "weight") is None
+    elif known and not edge.counted and (reduction == 2 or edge.over == "sum"):
+        reading.sums = True
+    else:
+        reading.unclear.add(name)
+    if not known:
+        reading.hidden.add(name)
+
+
+def _is_of_losses(node: Any) -> bool:
+    """Whether a sum is one of several losses, and not of samples."""
+    behind = node.next_functions[0][0]
+    return behind is not None and _name(behind) in ("Stack", "Cat")
+
+
+def origin(tensor: torch.Tensor) -> Origin:
+    """The node that a tensor comes from, and which of its outputs it is: within what is put around it."""
+    node, output = tensor.grad_fn, tensor.output_nr
+    while node is not None and _kind(node) == "around":
+        behind = _behind(node, output)
+        if behind is None:
+            break
+        node, output = behind
+    return node, output
+
+
+def factor(loss: torch.Tensor) -> float | None:
+    """The number that a loss was multiplied with last, before something was taken off it; 1 where it was not.
+
+    None where hooks hold it.
+    """
+    node, _ = origin(loss)
+    if _name(node) == "Sub":
+        node, _ = node.next_functions[0]
+    if _name(node) != "Mul":
+        return 1.0
+    constant = _saved(node, "other")
+    return None if constant is _PACKED else _number(constant) or 1.0
+
+
+def _behind(node: Any, output: int) -> Origin | None:
+    """Of a node that hands tensors through, where one of them comes from. None where that is not known."""
+    behind = node.next_functions
+    if output == 0:
+        return behind[0] if len(behind) else None
+    # An output for each thing that is handed through, but an input for each tensor only.
+    of_tensors_only = len(getattr(node, "_input_metadata", ())) == len(behind)
+    return behind[output] if of_tensors_only else None
+
+
+def _name(node: Any) -> str:
+    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
+
+
+def _kind(node: Any) -> str:
+    """What a node does to a loss; its name where that is nothing known."""
+    return _kind_of(type(node).__name__)
+
+
+@functools.cache
+def _kind_of(name: str) -> str:
+    if not name[-1].isdigit():  # a Python function's, which may be called as one of torch's
+        return _OF_PYTHON.get(name, name)
+    name = name.rstrip("0123456789").removesuffix("Backward")
+    return next((kind for kind, is_of_it in _KINDS.items() if is_of_it(name)), name)
+
+
+def _follow_factor(reading: Reading, pending: list[_Edge], edge: _Edge, name: str, items: Items) -> None:
+    """A product or quotient: by the number of items, by a number, or by a tensor, which may be a count or a mask."""
+    node, _, scale, exact, over, counted = edge
+    left, right = (*node.next_functions, (None, 0))[:2]  # one, of a product with a number within torch
+    if (left[0] is None) == (right[0] is None) or (name == "Div" and left[0] is None):
+        _end(reading, edge, "", f"{name} of two tensors")
+        return
+    (below, output), side = (left, "other") if left[0] is not None else (right, "self")
+    constant = _saved(node, side)
+    number = None if constant is _PACKED else _number(constant)
+    if name == "Div" and (items.are_held() if constant is _PACKED else items.are(constant)):
+        reading.window = True
+    elif number is not None and (name == "Mul" or number != 0):
+        scale *= number if name == "Mul" else 1 / number
+        reading.products.add(scale)
+        if name == "Div" and not over and items.counts is not None and items.counts(number):
+            reading.hidden.add("Div by a count")
+            exact, over = False, "mean"
+        pending.append(_Edge(below, output, scale, exact, over, counted or (name == "Div" and not over)))
+    else:
+        reading.hidden.add(BY_A_TENSOR if items.are_on_device_of(constant) else f"{name} by a tensor of another device")
+        pending.append(_Edge(below, output, scale, False, over or ("mean" if name == "Div" else ""), counted))
+
+
+_PACKED = object()
+_NARROW_FLOAT = torch.ones((), dtype=torch.float16)
+_NARROW_INTEGER = torch.ones((), dtype=torch.int8)
+
+
+def _saved(node: Any, side: str) -> Any:
+    """The tensor or number that a node has saved, None without one; `_PACKED` for what hooks have made of a tensor.
+
+    Unpacking is the backward pass's: hooks that offload or recompute do so once.
+    """
+    raw = getattr(node, f"_raw_saved_{side}", None)
+    if raw is not None and not isinstance(raw, (int, float)):
+        try:
+            if hasattr(raw, "unpack_hook"):
+                if raw.unpack_hook is not None:
+                    return _PACKED
+            else:  # an earlier torch tells only by refusing others
+                raw.register_hooks(_itself, _itself)
+        except RuntimeError:
+            return _PACKED
+    try:
+        return getattr(node, f"_saved_{side}", None)
+    except RuntimeError:  # a graph that has been used up
+        return None
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
+
+
+def _number(constant: Any) -> float | None:
+    """Of a Python number, as autograd keeps it: a tensor that does not take part in type promotion."""
+    if isinstance(constant, (int, float)):
+        return float(constant)
+    if type(constant) is not torch.Tensor or constant.dim() or constant.device.type != "cpu":
+        return None
+    narrow = _NARROW_FLOAT if constant.is_floating_point() else _NARROW_INTEGER
+    if torch.result_type(narrow, constant) != narrow.dtype:
+        return None
+    try:
+        return float(constant)
+    except (RuntimeError, TypeError):  # a dispatch mode that reads values is on
+        with _python_dispatch._disable_current_modes():
+            return float(constant)

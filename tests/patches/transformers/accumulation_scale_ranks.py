@@ -1,0 +1,426 @@
+"""Steps of small models by ``Trainer`` over several micro-batches, on each of one or two ranks: ``--out FOLDER``.
+
+Each case as released, with transformers-accumulation-scale, with transformers-moe-aux-loss as well, and after revert().
+Beside it, in float64, the same steps from the losses' definitions: no Trainer, and no number of items.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch.nn import functional
+from torch.utils.data import SequentialSampler, default_collate
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import rlhf_patches
+from tests.harness import states
+
+NAME, ROUTERS = "transformers-accumulation-scale", "transformers-moe-aux-loss"
+RANKS, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+ROWS, WORDS, LENGTH, LABELS = 2, 32, 8, 3
+COEFFICIENT, SMOOTHING = 0.5, 0.1
+
+Batch = dict[str, torch.Tensor]
+SIZES: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+    "pad_token_id": 0,
+}
+LLAMA: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "attn_implementation": "eager"}
+BERT: dict[str, Any] = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def t5() -> Any:
+    sizes = {"vocab_size": WORDS, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**sizes, dropout_rate=0.0, pad_token_id=0, decoder_start_token_id=0)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bert_classifier() -> Any:
+    config = transformers.BertConfig(**BERT, num_labels=LABELS, problem_type="single_label_classification")
+    return transformers.BertForSequenceClassification(config)
+
+
+def bert_masked() -> Any:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**BERT))
+
+
+def llama_classifier(problem: str) -> Any:
+    labels = 1 if problem == "regression" else LABELS
+    config = transformers.LlamaConfig(**LLAMA, num_labels=labels, problem_type=problem)
+    return transformers.LlamaForSequenceClassification(config)
+
+
+def llama() -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+
+
+def mixtral() -> Any:
+    mixture = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+    routed = {"output_router_logits": True, "router_aux_loss_coef": COEFFICIENT}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**LLAMA, **mixture, **routed))
+
+
+def lora(model: Any, targets: list[str]) -> Any:
+    return get_peft_model(model, LoraConfig(target_modules=targets, init_lora_weights=False))
+
+
+# -- the data: rows of different lengths
+
+
+def row(number: int, labels: str) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    ids = torch.randint(1, WORDS, (LENGTH,), generator=generator)
+    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if labels == "class":
+        return {**found, "labels": torch.tensor(number % LABELS)}
+    if labels == "number":
+        return {**found, "labels": torch.randn((), generator=generator)}
+    if labels == "classes":
+        return {**found, "labels": torch.randint(2, (LABELS,), generator=generator).float()}
+    words = ids.clone()
+    words[: 1 + (number * 3) % (LENGTH - 2)] = -100
+    return {**found, "labels": words}
+
+
+# -- the losses, by their definitions
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a micro-batch contributes: a sum over so many items, and a part that is a mean already."""
+
+    total: torch.Tensor
+    items: int
+    part: torch.Tensor | float = 0.0
+
+
+def flat(logits: torch.Tensor, labels: torch.Tensor) -> Terms:
+    total = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+    return Terms(total, int((labels != -100).sum()))
+
+
+def aligned(outputs: Any, labels: torch.Tensor) -> Terms:
+    return flat(outputs.logits, labels)
+
+
+def shifted(outputs: Any, labels: torch.Tensor) -> Terms:
+    return flat(outputs.logits[:, :-1], labels[:, 1:])
+
+
+def smoothed(outputs: Any, labels: torch.Tensor) -> Terms:
+    logits, labels = outputs.logits[:, :-1].flatten(0, -2), labels[:, 1:].flatten()
+    kept = labels != -100
+    each = -torch.log_softmax(logits[kept], -1)
+    right = each[torch.arange(len(each)), labels[kept]]
+    return Terms(((1 - SMOOTHING) * right + SMOOTHING * each.mean(-1)).sum(), int(kept.sum()))
+
+
+def routed(outputs: Any, labels: torch.Tensor) -> Terms:
+    terms = shifted(outputs, labels)
+    return Terms(terms.total, terms.items, COEFFICIENT * outputs.aux_loss)
+
+
+def classes(outputs: Any, labels: torch.Tensor) -> Terms:
+    logits = outputs.logits.double()
+    total = functional.softplus(logits) - labels.double() * logits
+    return Terms(total.sum(), labels.numel())
+
+
+def squares(outputs: Any, labels: torch.Tensor) -> Terms:
+    return Terms((outputs.logits.squeeze(-1) - labels.double()).square().sum(), labels.numel())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, its data and its loss: over the window's items, or the mean of the micro-batches' means."""
+
+    make: Callable[[], Any]
+    labels: str
+    terms: Callable[[Any, torch.Tensor], Terms]
+    window: bool = False
+
+
+T5 = Kind(t5, "words", aligned)
+CLASSIFIER = Kind(bert_classifier, "class", aligned)
+MASKED = Kind(bert_masked, "words", aligned)
+LLAMA_CLASSIFIER = Kind(lambda: llama_classifier("single_label_classification"), "class", aligned)
+REGRESSION = Kind(lambda: llama_classifier("regression"), "number", squares)
+SEVERAL = Kind(lambda: llama_classifier("multi_label_classification"), "classes", classes)
+CAUSAL = Kind(llama, "words", shifted, window=True)
+MIXTURE = Kind(mixtral, "words", routed, window=True)
+SMOOTHED = Kind(llama, "words", smoothed, window=True)
+SMOOTHED_MIXTURE = Kind(mixtral, "words", smoothed, window=True)
+
+
+def window_loss(kind: Kind, window: Sequence[Sequence[Terms]], averaged: bool) -> list[torch.Tensor]:
+    """Each rank's part, of which the mean is what is to be minimised: ``window`` has each rank's micro-batches."""
+    if not kind.window:
+        return [torch.stack([each.total / each.items for each in own]).mean() for own in window]
+    items: list[float] = [sum(each.items for each in own) for own in window]
+    if averaged:
+        items = [sum(items) / len(items)] * len(items)
+    parts = [torch.stack([torch.as_tensor(each.part) for each in own]).mean() for own in window]
+    return [
+        torch.stack([each.total for each in own]).sum() / number + part
+        for own, number, part in zip(window, items, parts, strict=True)
+    ]
+
+
+# -- a case
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What is trained, and how.
+
+    Attributes:
+        kind: the model.
+        steps: ``gradient_accumulation_steps``.
+        micro: micro-batches of each rank in the one epoch; the last window may be short.
+        rate: the learning rate of plain SGD; 0 compares each window's gradient at the same weights.
+        short: whether the last micro-batch has one row less.
+        evaluate: whether to evaluate after each step, and to predict at the end.
+        wrap: what is made of the model.
+        arguments: more of the training arguments.
+    """
+
+    kind: Kind
+    steps: int
+    micro: int = 0
+    rate: float = 0.0
+    short: bool = False
+    evaluate: bool = False
+    wrap: Callable[[Any], Any] = field(default=lambda model: model)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def made(self) -> Any:
+        torch.manual_seed(0)
+        return self.wrap(self.kind.make())
+
+    def rows(self) -> list[Batch]:
+        number = RANKS * ROWS * (self.micro or self.steps) - self.short
+        return [row(each, self.kind.labels) for each in range(number)]
+
+    def windows(self) -> Iterator[list[list[Batch]]]:
+        """Each rank's micro-batches of each step: batches go round the ranks."""
+        rows = self.rows()
+        batches = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+        own = [batches[rank::RANKS] for rank in range(RANKS)]
+        for start in range(0, len(own[0]), self.steps):
+            yield [[default_collate(batch) for batch in one[start : start + self.steps]] for one in own]
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
+class Gradients(TrainerCallback):
+    """What the optimizer gets at each step."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+        self.found.append(
+            {name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
+
+
+def arguments_of(case: Case, folder: str) -> TrainingArguments:
+    defaults = {
+        "use_cpu": True,
+        "per_device_train_batch_size": ROWS,
+        "per_device_eval_batch_size": ROWS,
+        "gradient_accumulation_steps": case.steps,
+        "num_train_epochs": 1,
+        "max_grad_norm": 0.0,
+        "optim": "sgd",
+        "learning_rate": case.rate,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "eval_strategy": "steps" if case.evaluate else "no",
+        "eval_steps": 1,
+    }
+    return TrainingArguments(output_dir=folder, **{**defaults, **copy.deepcopy(case.arguments)})
+
+
+@functools.cache
+def wanted(case: Case) -> tuple[list[dict[str, torch.Tensor]], list[float], dict[str, torch.Tensor]]:
+    """In float64: the gradients of each step, its loss, and all that is trained after the last."""
+    model = copy.deepcopy(case.made()).double()
+    model.train()
+    averaged = bool(case.arguments.get("average_tokens_across_devices", True))
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    gradients, losses = [], []
+    for window in case.windows():
+        terms: list[list[Terms]] = []
+        for own in window:
+            terms.append([])
+            for batch in own:
+                given = {key: batch[key] for key in ("input_ids", "attention_mask")}
+                if case.kind.make is t5:
+                    start = torch.zeros_like(batch["labels"][:, :1])
+                    given["decoder_input_ids"] = torch.cat([start, batch["labels"][:, :-1].clamp(min=0)], 1)
+                terms[-1].append(case.kind.terms(model(**given), batch["labels"]))
+        loss = torch.stack(window_loss(case.kind, terms, averaged)).mean()
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        gradients.append({name: one for name, one in zip(trained, found, strict=True) if one is not None})
+        losses.append(float(loss))
+        with torch.no_grad():
+            for name, one in gradients[-1].items():
+                trained[name] -= case.rate * one
+    return gradients, losses, {name: one.detach() for name, one in trained.items()}
+
+
+def compared(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> dict[str, float]:
+    """How many times the right one it is, and how far from it, relatively: all parameters together, and the worst."""
+    right = {name: one for name, one in right.items() if name in found or float(one.norm())}
+    assert set(right) <= set(found), sorted(set(right) - set(found))
+    a = torch.cat([found[name].double().flatten() for name in right])
+    b = torch.cat([one.flatten() for one in right.values()])
+    norms = {name: float(one.norm()) for name, one in right.items()}
+    worst = max(
+        float((found[name].double() - one).norm()) / norms[name]
+        for name, one in right.items()
+        if norms[name] > 1e-3 * float(b.norm())  # of rounding alone is 0 in float64 only
+    )
+    return {"times": float(a @ b / (b @ b)), "off by": float((a - b).norm() / b.norm()), "worst": worst}
+
+
+def one(case: Case) -> dict[str, Any]:
+    """A run, against that."""
+    gradients = Gradients()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+        model = case.made()
+        start = {name: one.detach().clone() for name, one in model.named_parameters()}
+        rows = case.rows()
+        trainer = InOrder(
+            model=model,
+            args=arguments_of(case, folder),
+            train_dataset=rows,
+            eval_dataset=rows[: RANKS * ROWS],
+            callbacks=[gradients],
+        )
+        ended = trainer.train()
+        predicted = trainer.predict(rows[: RANKS * ROWS]).metrics if case.evaluate else {}
+    right, losses, weights = wanted(case)
+    logged = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    assert len(logged) == len(losses) == len(right) == len(gradients.found)
+    report = {
+        "micro-batches": [len(window[RANK]) for window in case.windows()],
+        "gradients": [compared(*each) for each in zip(gradients.found, right, strict=True)],
+        "logged": logged,
+        "wanted": losses,
+        "in all": ended.training_loss,
+        "evaluated": [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each],
+        "predicted": predicted.get("test_loss"),
+        "bits": [float(one.double().norm()).hex() for each in gradients.found for one in each.values()],
+    }
+    if case.rate:
+        end = dict(model.named_parameters())
+        report["change"] = compared(
+            {name: end[name].detach().double() - start[name].double() for name in weights},
+            {name: one - start[name].double() for name, one in weights.items()},
+        )
+    return report
+
+
+APART = {"average_tokens_across_devices": False}
+UNSOUGHT = {"ddp_find_unused_parameters": False}
+SMOOTH = {"label_smoothing_factor": SMOOTHING}
+EACH = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+BY_ACCELERATE = {
+    "gradient_accumulation_steps": 1,
+    "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}},
+}
+BFLOAT16 = {"bf16": True}
+
+
+def checkpoints(*, reentrant: bool) -> dict[str, Any]:
+    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+
+
+MEANS = {
+    "T5": Case(T5, 4),
+    "T5, one micro-batch": Case(T5, 1),
+    "T5, it learns": Case(T5, 3, 5, rate=0.1),
+    "T5, tokens not averaged": Case(T5, 3, 5, arguments=APART),
+    "T5, parameters not looked for": Case(T5, 4, arguments=UNSOUGHT),
+    "T5, each batch synchronised": Case(T5, 4, arguments=EACH),
+    "T5, static graph": Case(T5, 3, 5, arguments={**EACH, **UNSOUGHT, "ddp_static_graph": True}),
+    "T5, LoRA": Case(T5, 4, wrap=lambda model: lora(model, ["q", "v"])),
+    "BERT masked": Case(MASKED, 3, 5),
+    "BERT classifier, accelerate's steps": Case(CLASSIFIER, 4, arguments=BY_ACCELERATE),
+    "BERT classifier, evaluated": Case(CLASSIFIER, 3, 5, evaluate=True),
+    "Llama classifier": Case(LLAMA_CLASSIFIER, 4),
+    "Llama classifier, checkpoints": Case(LLAMA_CLASSIFIER, 4, arguments=checkpoints(reentrant=False)),
+    "Llama classifier, reentrant checkpoints": Case(LLAMA_CLASSIFIER, 4, arguments=checkpoints(reentrant=True)),
+    "Llama regression": Case(REGRESSION, 4),
+    "Llama multi-label": Case(SEVERAL, 4),
+    "T5, bfloat16": Case(T5, 4, arguments=BFLOAT16),
+    "Llama multi-label, bfloat16": Case(SEVERAL, 4, arguments=BFLOAT16),
+    "T5, bfloat16 weights": Case(T5, 4, wrap=lambda model: model.bfloat16()),
+}
+WINDOWS = {
+    "Llama": Case(CAUSAL, 4),
+    "Llama, one micro-batch": Case(CAUSAL, 1),
+    "Llama, it learns": Case(CAUSAL, 3, 5, rate=0.1),
+    "Llama, tokens not averaged": Case(CAUSAL, 3, 5, arguments=APART),
+    "Llama, label smoothing": Case(SMOOTHED, 3, 5, arguments=SMOOTH),
+    "Llama, evaluated": Case(CAUSAL, 3, 5, evaluate=True),
+    "Llama, bfloat16": Case(CAUSAL, 4, arguments=BFLOAT16),
+    "Mixtral, label smoothing": Case(SMOOTHED_MIXTURE, 3, 5, arguments=SMOOTH),
+}
+PARTS = {
+    "Mixtral": Case(MIXTURE, 4),
+    "Mixtral, it learns": Case(MIXTURE, 3, 5, rate=0.1),
+    "Mixtral, tokens not averaged": Case(MIXTURE, 3, 5, arguments=APART),
+    "Mixtral, parameters not looked for": Case(MIXTURE, 4, arguments=UNSOUGHT),
+    "Mixtral, LoRA": Case(MIXTURE, 4, wrap=lambda model: lora(model, ["q_proj"])),
+    "Mixtral, bfloat16": Case(MIXTURE, 4, arguments=BFLOAT16),
+}
+ALONE = {
+    "a short batch": Case(CLASSIFIER, 3, 5, short=True),  # elsewhere accelerate fills it up
+    **{name: MEANS[name] for name in ("T5", "T5, it learns", "BERT masked", "Llama regression", "Llama multi-label")},
+    **{name: MEANS[name] for name in ("T5, one micro-batch", "BERT classifier, accelerate's steps")},
+    **{name: WINDOWS[name] for name in ("Llama", "Llama, it learns", "Llama, label smoothing")},
+    **{name: PARTS[name] for name in ("Mixtral", "Mixtral, it learns")},
+}
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="by default all")
+    options = parser.parse_args()
+    gc.freeze()  # train() ends with a collection, which would look at all that is imported
+    cases = ALONE if RANKS == 1 else {**MEANS, **WINDOWS, **PARTS}
+    cases = {name: case for name, case in cases.items() if name in (options.cases or cases)}
+    chosen = {"before": [*cases], "after": [*cases], "both": [*PARTS], "reverted": ["T5", "Llama", "Mixtral"]}
+    found: dict[str, Any] = {"version": transformers.__version__}
+    for state, patches in {"before": (), "after": (NAME,), "both": (NAME, ROUTERS), "reverted": ()}.items():
+        report = rlhf_patches.apply(only=patches) if patches else rlhf_patches.revert()
+        if patches:
+            found["status"] = {name: report[name].status.value for name in patches}
+        found[state] = {name: one(cases[name]) for name in chosen[state] if name in cases}
+    (options.out / f"rank{RANK}.json").write_text(json.dumps(found, indent=1))
