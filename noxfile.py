@@ -254,7 +254,7 @@ def exhaustive(session: nox.Session) -> None:
     """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
     provide(session)
     pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
-    pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
+    pytest(session, "tests/cluster", "-n", "2", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
     pytest(session, *BY_TRL, *OF_ALL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
 

@@ -496,10 +496,9 @@ def section(release: str, rows: list[dict[str, Any]]) -> Iterator[str]:
     left: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row["status"] != "trained":
-            reason = (
-                re.sub(r"\d+", "#", row["reason"]).replace("|", "/").replace("<", "").replace(">", "").replace("`", "")
-            )
-            left[reason[:140]].append(row["class"] + (f" ({row['variant']})" if row["variant"] else ""))
+            reason = re.sub(r"[<>`]", "", re.sub(r"\d+", "#", row["reason"]).replace("|", "/"))[:140]
+            reason = reason.replace("[", "\\[")  # no link
+            left[reason].append(row["class"] + (f" ({row['variant']})" if row["variant"] else ""))
     yield f"## transformers {release}: not measured"
     yield ""
     yield "| reason | number | classes |"

@@ -46,11 +46,16 @@ class _Step:
     ) -> loss_graph.Reading:
         """The terms of a loss."""
         try:
-            if loss_graph.is_divided(loss, self.items):
-                return loss_graph.Reading(window=True)
             return loss_graph.read(loss, self.items, parts=parts, below_factor=below_factor)
         except Exception as error:  # of what was not foreseen in a graph: no rank may stop here
             return loss_graph.Reading(unclear={f"{type(error).__name__}: {error}"})
+
+    def is_divided(self, loss: torch.Tensor) -> bool:
+        """Whether a loss is one term, divided by the number of items: most are, and `read` takes longer to say so."""
+        try:
+            return loss_graph.is_divided(loss, self.items)
+        except Exception:  # as above; `read` says so
+            return False
 
 
 _step: ContextVar[_Step | None] = ContextVar("step", default=None)
@@ -107,18 +112,24 @@ def computed(trainer: Any, loss: Any, outputs: Any, return_outputs: bool) -> Any
     """In ``Trainer.compute_loss``: what it returns. Its terms are noted where a training step waits for them."""
     step = _step.get()
     if step is not None and isinstance(loss, torch.Tensor) and loss.grad_fn is not None and not loss.dim():
-        parts = dict(_numbers(outputs, loss))
-        times_one = _ranks(trainer) == 1 and trainer.args.average_tokens_across_devices and step.items.value is not None
-        reading = step.read(loss, list(map(loss_graph.origin, parts.values())), below_factor=times_one)
-        if reading.parts and any(name != "aux_loss" and step.read(part).window for name, part in parts.items()):
-            parts = {}  # which have been divided themselves
-            reading = step.read(loss, below_factor=times_one)
-        if step.smoother is not None and _smoother_divides(step.smoother):
-            reading = loss_graph.Reading(window=True)  # in part by a multiple of the number, which is not seen
-        times = 1.0 if _ranks(trainer) == 1 else loss_graph.factor(loss)
-        kept = loss if _is_transformers(trainer) else loss.clone()
-        step.computed.append(_Computed(loss_graph.origin(loss), reading, parts, times, kept, step.smoother))
+        step.computed.append(_noted(trainer, step, loss, outputs))
     return (loss, outputs) if return_outputs else loss
+
+
+def _noted(trainer: Any, step: _Step, loss: torch.Tensor, outputs: Any) -> _Computed:
+    origin, kept = loss_graph.origin(loss), loss if _is_transformers(trainer) else loss.clone()
+    if step.is_divided(loss) or (step.smoother is not None and _smoother_divides(step.smoother)):
+        # The smoother divides in part by a multiple of the number, which is not seen.
+        return _Computed(origin, loss_graph.Reading(window=True), {}, None, kept, step.smoother)
+    parts = dict(_numbers(outputs, loss))
+    ranks = _ranks(trainer)
+    times_one = ranks == 1 and trainer.args.average_tokens_across_devices and step.items.value is not None
+    reading = step.read(loss, list(map(loss_graph.origin, parts.values())), below_factor=times_one)
+    if reading.parts and any(name != "aux_loss" and step.read(part).window for name, part in parts.items()):
+        parts = {}  # which have been divided themselves
+        reading = step.read(loss, below_factor=times_one)
+    times = 1.0 if ranks == 1 else loss_graph.factor(loss)
+    return _Computed(origin, reading, parts, times, kept, step.smoother)
 
 
 def _undivided_micro_batches(trainer: Any, items: Any, none_is_divided: bool) -> int | None:

@@ -137,7 +137,7 @@ class Items:
 
 
 def is_divided(loss: torch.Tensor, items: Items) -> bool:
-    """Whether a loss is one term, divided by the number of items: most are, and `read` takes longer to say so."""
+    """Whether a loss is one term, divided by the number of items."""
     node = loss.grad_fn
     for _ in range(4):
         kind, behind = _kind(node), node.next_functions
@@ -145,7 +145,7 @@ def is_divided(loss: torch.Tensor, items: Items) -> bool:
             return False
         if kind == "Div" and items.are(_saved(node, "other")):
             return True
-        if kind not in ("Mul", "around"):
+        if kind not in ("Mul", "around", "as it is"):
             return False
         node = behind[0][0]
     return False

@@ -3,6 +3,7 @@
 A process of its own joins the cluster with the actor's runtime environment.
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -29,6 +30,7 @@ class Engine:
 made = rlhf_patches.ray.runtime_env()
 if "--hook" in sys.argv:
     made["worker_process_setup_hook"] = "rlhf_patches.site_hook.setup_ray_worker"
-ray.init(num_cpus=1, include_dashboard=False, runtime_env=made, log_to_driver=False)
+own_ray: Any = importlib.import_module("own_ray")  # beside this file; the repository is not on the path
+own_ray.start(num_cpus=1, runtime_env=made)
 actor: Any = ray.remote(Engine).remote()
 print(*ray.get(actor.start.remote()), sep="\n")

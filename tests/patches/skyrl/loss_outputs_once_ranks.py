@@ -21,7 +21,7 @@ import ray
 import torch
 
 import rlhf_patches
-from tests.harness import skyrl_on_cpu
+from tests.harness import own_ray, skyrl_on_cpu
 from tests.patches.skyrl import loss_outputs_once_actor as actor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -179,7 +179,7 @@ def main() -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = {"env_vars": {"PYTHONPATH": path}}
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # its "GPUs" are numbers
-        ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+        own_ray.start(num_cpus=4, num_gpus=4, runtime_env=environment)
     else:  # there is nothing of Ray in a mesh of plain objects but its store
         ray.put = ray.get = lambda value: value
     module = skyrl_on_cpu.worker_dispatch()

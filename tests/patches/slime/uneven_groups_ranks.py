@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 import rlhf_patches
-from tests.harness import slime_clone, states
+from tests.harness import own_ray, slime_clone, states
 
 slime_clone.install()
 
@@ -78,7 +78,7 @@ def in_an_actor() -> dict[str, Any]:
         "env_vars": {"PYTHONPATH": path, "RLHF_PATCHES_AUTOLOAD": "0"},
         "worker_process_setup_hook": "tests.harness.slime_clone.install",
     }
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    own_ray.start(num_cpus=2, runtime_env=environment)
     try:
         manager_class()
         prompts, rewards, groups = CASES["fewer"]
