@@ -1,0 +1,134 @@
+"""The gradient of eight samples by a trainer of TRL, at once and one by one: ``--out FOLDER``.
+
+Beside it, in float64 and without a trainer, the mean over the samples of what the trainer's method defines.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import datasets
+import torch
+import torch.nn.functional as F
+import transformers
+from trl.experimental.gkd import GKDConfig, GKDTrainer
+from trl.experimental.prm import PRMConfig, PRMTrainer
+
+from tests.harness import states, trl_on_cpu
+
+NAME = "transformers-accumulation-scale"
+SAMPLES = 8
+TOKENS = [{"input_ids": [3 + i, 40 - i, 5 + i, 6], "labels": [-100, i // 4, -100, i % 2]} for i in range(SAMPLES)]
+# Of an answer two words, and what ends a text.
+ANSWERS = [[6, 7, 9 + i, 20 - i, 1] for i in range(SAMPLES)]
+ANSWERED = 3
+TEMPLATE = "{% for each in messages %}{{ each['content'] + ' ' }}{% endfor %}"
+
+
+class Kept(torch.optim.SGD):
+    """Its steps keep the gradient instead."""
+
+    found: torch.Tensor
+
+    def step(self, closure: Any = None) -> None:
+        gradients = [each.grad for each in self.param_groups[0]["params"] if each.grad is not None]
+        self.found = torch.cat([each.flatten() for each in gradients]).double()
+
+
+def classifier() -> Any:
+    torch.manual_seed(2)
+    config = copy.deepcopy(trl_on_cpu.model().config)
+    config.num_labels, config.pad_token_id = 2, 0
+    return transformers.Qwen2ForTokenClassification(config)
+
+
+def teacher() -> Any:
+    made = trl_on_cpu.model()
+    torch.manual_seed(3)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def of_steps(model: Any) -> torch.Tensor:
+    """PRM: cross-entropy at the end of each step of reasoning."""
+    logits = model(torch.tensor([each["input_ids"] for each in TOKENS])).logits
+    return F.cross_entropy(logits.flatten(0, 1), torch.tensor([each["labels"] for each in TOKENS]).flatten())
+
+
+def of_divergence(model: Any) -> torch.Tensor:
+    """GKD: Jensen and Shannon's divergence with weight one half of the answers' words, by its definition."""
+    ids = torch.tensor(ANSWERS)
+    ours, other = (each(ids).logits[:, -ANSWERED - 1 : -1].softmax(-1) for each in (model, teacher().double()))
+    middle = (ours + other) / 2
+    return ((ours * (ours / middle).log() + other * (other / middle).log()) / 2).sum(-1).mean()
+
+
+def gradient(model: Any, steps: int, kind: Any, config: Any, rows: list[dict[str, Any]], **more: Any) -> torch.Tensor:
+    arguments = config(
+        tempfile.mkdtemp(),
+        per_device_train_batch_size=SAMPLES // steps,
+        gradient_accumulation_steps=steps,
+        max_steps=1,
+        max_grad_norm=0.0,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        save_strategy="no",
+        **({"lmbda": 0.0, "temperature": 1.0, "beta": 0.5} if config is GKDConfig else {}),
+    )
+    words = trl_on_cpu.tokenizer()
+    words.chat_template = TEMPLATE
+    optimizer = Kept(model.parameters(), lr=0.1)
+    trainer = kind(
+        model=model,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=words,
+        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
+        **more,
+    )
+    trainer.train()
+    return optimizer.found
+
+
+def messages() -> list[dict[str, Any]]:
+    words = trl_on_cpu.tokenizer()
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": words.decode(each[:2])},
+                {"role": "assistant", "content": words.decode(each[2:])},
+            ]
+        }
+        for each in ANSWERS
+    ]
+
+
+def observe() -> dict[str, Any]:
+    """Of each trainer: sizes of the gradients over that of the reference, and how far off they are."""
+    cases: dict[str, tuple[Callable[[], Any], Callable[[Any], torch.Tensor], tuple[Any, ...], dict[str, Any]]] = {
+        "PRM": (classifier, of_steps, (PRMTrainer, PRMConfig, TOKENS), {}),
+        "GKD": (trl_on_cpu.model, of_divergence, (GKDTrainer, GKDConfig, messages()), {"teacher_model": teacher()}),
+    }
+    found: dict[str, Any] = {}
+    for name, (make, loss, arguments, more) in cases.items():
+        reference = make().double().eval()  # PRMTrainer takes dropout away
+        loss(reference).backward()
+        wanted = torch.cat([each.grad.flatten() for each in reference.parameters() if each.grad is not None])
+        for steps in (1, SAMPLES):
+            got = gradient(make(), steps, *arguments, **more)
+            times = float(got.norm() / wanted.norm())
+            found[f"{name} {steps}"] = {"times": times, "off": float((got - wanted).norm() / wanted.norm())}
+    return found
+
+
+def main() -> None:
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    states.report(NAME, observe, states.parser().parse_args().out)

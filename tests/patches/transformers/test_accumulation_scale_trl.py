@@ -1,0 +1,30 @@
+"""transformers-accumulation-scale: two trainers of TRL 1.5.1 that believed as Trainer does, on the newest transformers.
+
+accumulation_scale_trl_ranks.py trains a step of each.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.side_by_side import folder
+from tests.harness.warm import TORCH, Level
+
+WORKER = "tests.patches.transformers.accumulation_scale_trl_ranks"
+# Of float32 sums over less than a thousand numbers, relative to the whole gradient.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def report(run_ranks):
+    (found,) = run_ranks(WORKER, levels=(*TORCH, Level("tests.harness.loading:trl", str(folder("trl-1.5")))), ranks=1)
+    assert found["status"] == "applied"
+    return found
+
+
+@pytest.mark.parametrize("trainer", ["PRM", "GKD"])
+def test_eight_samples_one_by_one_are_as_at_once(report, trainer):
+    for state in ("before", "reverted"):
+        assert report[state][f"{trainer} 8"]["times"] == pytest.approx(8, rel=TOLERANCE)
+    for found in (report["before"][f"{trainer} 1"], report["after"][f"{trainer} 1"], report["after"][f"{trainer} 8"]):
+        assert found["off"] < TOLERANCE
