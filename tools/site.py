@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlhf_patches.definitions.pages import summary
+from rlhf_patches.definitions import pages
 from rlhf_patches.definitions.patch import KnownBug
 from rlhf_patches.patches import plugin
 
@@ -38,7 +38,7 @@ Paste an error message, or choose what you use.
 <p id="found"></p>
 
 <table id="catalogue" markdown="0">
-<thead><tr><th>Bug</th><th>Releases</th><th>What the patch repairs</th></tr></thead>
+<thead><tr><th>Bug</th><th>Releases</th><th>Harm</th><th>What is wrong, and when</th></tr></thead>
 <tbody>
 {rows}
 </tbody>
@@ -61,11 +61,11 @@ def build(folder: Path) -> Path:
         CalledProcessError: there was a warning: a page or a link is wrong.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    pages = folder / "docs"
-    shutil.copytree(ROOT / "docs", pages)
-    for page in pages.rglob("*.md"):
+    docs = folder / "docs"
+    shutil.copytree(ROOT / "docs", docs)
+    for page in docs.rglob("*.md"):
         page.write_text(_within(page.read_text(encoding="utf-8")), encoding="utf-8")
-    (pages / "index.md").write_text(first_page(plugin.rlhf_patches(), record.load_all()), encoding="utf-8")
+    (docs / "index.md").write_text(first_page(plugin.rlhf_patches(), record.load_all()), encoding="utf-8")
     shutil.copy(ROOT / "tools" / "mkdocs.yml", folder)
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, check=True)
     return folder / "html"
@@ -80,20 +80,22 @@ def first_page(patches: Iterable[KnownBug], records: Iterable[record.Record]) ->
     """The catalogue as Markdown with HTML: one row per patch, and in it what the filters look at."""
     patches, records = list(patches), list(records)
     frameworks = "".join(f"<option>{name}</option>" for name in sorted({patch.distribution for patch in patches}))
-    return _PAGE.format(frameworks=frameworks, rows="\n".join(_row(patch, records) for patch in patches))
+    rows = "\n".join(_row(patch, records) for patch in sorted(patches, key=pages.by_harm))
+    return _PAGE.format(frameworks=frameworks, rows=rows)
 
 
 def _row(patch: KnownBug, records: list[record.Record]) -> str:
     entries = (entry for item in record.records_of(patch, records) for entry in item.entries)
     affected = sorted({entry.version for entry in entries if record.claimed(patch, entry) is not None})
     errors = [f"{signature.exception} {signature.message}" for signature in patch.signatures]
-    text = " ".join([patch.name, patch.summary, patch.symptom, patch.cause, *errors])
+    text = " ".join([patch.name, patch.summary, patch.harm, patch.when, patch.symptom, patch.cause, *errors])
     attributes = {"framework": patch.distribution, "releases": " ".join(affected), "text": " ".join(text.split())}
     data = " ".join(f'data-{name}="{html.escape(value)}"' for name, value in attributes.items())
     cells = (
         f'<a href="patches/{patch.name}.html">{patch.name}</a>',
         f"{patch.distribution} {html.escape(patch.versions)}",
-        html.escape(summary(patch)),
+        html.escape(patch.harm),
+        html.escape(pages.bug(patch)),
     )
     return f"<tr {data}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 

@@ -28,6 +28,9 @@ def by_name(full: Mapping[str, Any], sharded: Mapping[str, Any]) -> Iterator[tup
 PATCH = Patch(
     name="accelerate-fsdp2-load-by-position",
     summary="FSDP2's efficient loading sends each parameter under its name, whatever else the state has",
+    harm="hang",
+    bug="FSDP2's efficient loading sends parameters by position: rank 0 fails, the others wait for ever",
+    when="FSDP2 with cpu_ram_efficient_loading, and a state with more entries than parameters (QLoRA)",
     symptom="""\
 FSDP2 with `cpu_ram_efficient_loading` (the default) and QLoRA: `accelerator.prepare` fails on rank 0 with
 ``AttributeError: `weight` is not an nn.Module``, and the other ranks wait in a broadcast for ever, until NCCL's

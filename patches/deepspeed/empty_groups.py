@@ -96,6 +96,9 @@ _REMOVAL = '$OPTIMIZER.param_groups[:] = [pg for pg in $OPTIMIZER.param_groups i
 PATCH = Patch(
     name="deepspeed-empty-groups",
     summary="a scheduler sets the learning rates of the right groups after DeepSpeed has removed empty ones",
+    harm="wrong gradient",
+    bug="a scheduler sets the learning rates of the wrong parameter groups, or its first step raises",
+    when="an optimizer with an empty parameter group (LoRA), and a scheduler made before deepspeed.initialize()",
     symptom="""\
 LoRA with DeepSpeed and torch 2.10 or later, by transformers before 5.1 and what builds on it (TRL, LLaMA-Factory), or
 by a trainer that makes its scheduler early itself (ms-swift, earlier OpenRLHF):

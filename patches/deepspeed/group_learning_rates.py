@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 PATCH = Patch(
     name="deepspeed-group-learning-rates",
     summary="WarmupLR warms each parameter group up to its own learning rate, not all to the first one's",
+    harm="wrong gradient",
+    bug="WarmupLR gives every parameter group the learning rate of the first one",
+    when="scheduler WarmupLR without warmup_max_lr, and groups with learning rates of their own",
     symptom="""\
 A DeepSpeed configuration with `"scheduler": {"type": "WarmupLR"}` and no `warmup_max_lr`, and an optimizer whose
 parameter groups have learning rates of their own (a value head, LoRA+, embeddings): after the warm-up, and all through

@@ -32,6 +32,9 @@ _KEPT = {"KEPT": f"{__name__}:{kept.__name__}"}
 PATCH = Patch(
     name="deepspeed-offload-accumulation",
     summary="ZeRO-2 with an offloaded optimizer accumulates the gradients of every micro-batch",
+    harm="wrong gradient",
+    bug="ZeRO-2 with an offloaded optimizer drops the gradients of micro-batches",
+    when="ZeRO-2, offload_optimizer, and more than one backward() a step",
     symptom="""\
 ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) trains on a part of the batch, in silence. With
 `gradient_accumulation_steps` of 3 or more only the first and the last micro-batch count; where several `backward()`

@@ -10,6 +10,9 @@ _UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
 PATCH = Patch(
     name="deepspeed-zero1-last-micro-batch",
     summary="ZeRO-1 with float32 accumulation of bfloat16 gradients averages the last micro-batch over the ranks",
+    harm="wrong gradient",
+    bug="ZeRO-1 uses each rank's own gradient of the last micro-batch, not the mean over the ranks",
+    when="ZeRO-1 without offload, bf16, and data_types.grad_accum_dtype fp32",
     symptom="""\
 ZeRO-1 with `bf16` and `"data_types": {"grad_accum_dtype": "fp32"}`, without offload: of the last micro-batch of a step
 each rank uses its own gradient, not the mean over the ranks. Without gradient accumulation that is the whole step: each

@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 PATCH = Patch(
     name="deepspeed-zero2-accumulation",
     summary="ZeRO-2 accumulates the gradients of every micro-batch of a step",
+    harm="wrong gradient",
+    bug="ZeRO-2 keeps the gradient of the last micro-batch only",
+    when="ZeRO-2 without offload, and gradient_accumulation_steps above 1",
     symptom="""\
 DeepSpeed 0.17.6 to 0.18.2, ZeRO-2 without offload and a `gradient_accumulation_steps` of 2 or more, in every precision:
 the loss looks right, and the gradient norm is too low (5.1 where 11.6 is right, of four micro-batches). ZeRO-1 and

@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Signature, Variant, Wrap
 PATCH = Patch(
     name="math-verify-thread",
     summary="Math-Verify works, with its timeouts, off the main thread: no rewards of 0 from verl, no error from TRL",
+    harm="wrong data",
+    bug="Math-Verify fails off the main thread: with verl every reward is 0, with TRL an error",
+    when="a reward function that uses Math-Verify and is called in a thread",
     symptom="""\
 A reward function that uses Math-Verify, called off the main thread of its process:
 

@@ -39,6 +39,9 @@ def _layers(model: Any) -> Iterator[Any]:
 PATCH = Patch(
     name="megatron-bridge-disable-adapter",
     summary="adapters that were off before disable_adapter() are off after it",
+    harm="wrong gradient",
+    bug="disable_adapter() switches adapters on that were off before it, so the reference has them",
+    when="a second disable_adapter() within the first, or while adapters are off",
     symptom="""\
 The model without its adapter is the reference: `with peft.disable_adapter(model):`. A second context within the first
 (a helper that opens its own), or one that is opened while adapters are off already, leaves all of them on: what follows

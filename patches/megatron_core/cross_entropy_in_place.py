@@ -11,6 +11,9 @@ _CALLS = f"{__package__}.cross_entropy_calls"
 PATCH = Patch(
     name="megatron-core-cross-entropy-in-place",
     summary="the cross entropy over a split vocabulary leaves the logits as they are, and keeps no softmax of them",
+    harm="wrong data",
+    bug="the cross entropy over a split vocabulary destroys float32 logits, and keeps a float32 softmax of others",
+    when="logits that are read after vocab_parallel_cross_entropy, or long sequences",
     symptom="""\
 Float32 logits are destroyed by `vocab_parallel_cross_entropy` and `fused_vocab_parallel_cross_entropy`: entropies,
 top-k, or anything else that is computed from them afterwards is wrong, without an error. Code that knows of it clones

@@ -63,6 +63,9 @@ def patch(name: str, title: str, places: dict[Guard, str], references: tuple[str
     return Patch(
         name=name,
         summary=f"{title} may enter training more than once with --overlap-grad-reduce",
+        harm="crash",
+        bug="the second entry into training fails an assertion on no_sync_func",
+        when="--overlap-grad-reduce, and training that is entered once per rollout",
         signatures=(Signature("AssertionError", MESSAGE.partition(": ")[2]),),
         symptom=f"""\
 With `--overlap-grad-reduce`, the first rollout trains and the second dies as soon as training is entered:

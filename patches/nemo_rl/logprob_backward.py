@@ -10,6 +10,9 @@ _UPSTREAM = "rlhf_patches.patches.vocab_parallel.upstream"
 PATCH = Patch(
     name="nemo-rl-logprob-backward",
     summary="token log-probabilities need no memory beside the logits in backward, and 2 collectives per call",
+    harm="memory",
+    bug="token log-probabilities make tensors of the size of the logits, and many collectives",
+    when="vocabulary or context split over ranks, long sequences",
     symptom="""\
 NeMo-RL runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at sequence lengths at which
 the model itself has room left; and that step is slow, the more so the smaller `logprob_chunk_size` is.""",

@@ -25,6 +25,9 @@ _BOUNDED_K3 = "(-log_ratio.clamp(min=-10)).exp() - 1 + log_ratio.clamp(min=-10)"
 PATCH = Patch(
     name="openrlhf-k3-gradient",
     summary="the gradient of the k3 KL is 0 where it is bounded, and not NaN",
+    harm="wrong gradient",
+    bug="the gradient of the k3 KL is NaN where the KL is bounded",
+    when="--use_kl_loss, --kl_estimator k3, and a token 88 less likely (in log-probability) than under the reference",
     symptom="""\
 With `--use_kl_loss` and `--kl_estimator k3`, the loss is finite and its gradient is NaN, and the next optimizer step
 makes every weight NaN. A token's log-probability under the policy is lower than under the reference by more than 88.

@@ -64,6 +64,9 @@ _SHAPES = {
 PATCH = Patch(
     name="openrlhf-masked-nan",
     summary="tokens that are masked or filtered out cannot make the policy loss NaN",
+    harm="wrong gradient",
+    bug="a NaN or an overflow of a masked or filtered token makes the whole policy loss NaN",
+    when="numbers that are not finite where nothing is trained: padding, tools' answers, filtered tokens",
     symptom="""\
 The policy loss and its metrics `ppo_kl` and `vllm_kl` are NaN although every token that is trained has finite numbers,
 and the next optimizer step may make every weight NaN. Either a NaN or an infinity is in the log-probabilities or

@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Variant, Wrap
 PATCH = Patch(
     name="peft-adapter-freeze",
     summary="loading a second adapter leaves those that are there as trainable as they were",
+    harm="wrong gradient",
+    bug="loading a second, frozen adapter freezes the one in training",
+    when="load_adapter() of a reference beside a trainable adapter",
     symptom="""\
 A policy with a trainable adapter gets a frozen one for the reference: `load_adapter(path, adapter_name="reference")`.
 From then on no parameter is trainable: "element 0 of tensors does not require grad", or, where something else is

@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Signature, Variant, Wrap
 PATCH = Patch(
     name="peft-disable-adapter-fsdp",
     summary="adapters can be disabled and enabled while FSDP has a model's parameters gathered",
+    harm="crash",
+    bug="disabling adapters while FSDP has parameters gathered raises",
+    when="FSDP1 with use_orig_params, and the policy without its adapter as the reference",
     symptom="""\
 The policy without its adapter is the reference, `with model.disable_adapter():`, and the model is in FSDP (the first,
 with `use_orig_params=True`). "you can only change requires_grad flags of leaf variables" is raised where this happens

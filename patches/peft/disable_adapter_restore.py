@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Variant, Wrap
 PATCH = Patch(
     name="peft-disable-adapter-restore",
     summary="after disable_adapter() those parameters are trainable that were before",
+    harm="wrong gradient",
+    bug="disable_adapter() leaves frozen parameters trainable",
+    when="adapters or parts of one that are frozen, and the policy without its adapter as the reference",
     symptom="""\
 The policy without its adapter is the reference: `with model.disable_adapter():`. Afterwards frozen parameters of the
 active adapters are trainable: a frozen adapter beside the one in training (a first stage's), an adapter in inference

@@ -9,6 +9,9 @@ _LINEAR = "peft.tuners.lora.layer:Linear"
 PATCH = Patch(
     name="peft-lora-merge-drift",
     summary="base weights in bf16 or fp16 are the same, bit for bit, after a LoRA adapter was merged and unmerged",
+    harm="wrong weights",
+    bug="frozen base weights move with every merge and unmerge of an adapter",
+    when="LoRA on a model in bfloat16 or float16, and merge_adapter() at each synchronisation with vLLM",
     symptom="""\
 RLHF with LoRA on a model in bfloat16, where weights are sent to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
 ms-swift): the frozen base weights move, a little with every synchronisation and without an error; after 100 of them by

@@ -25,6 +25,9 @@ def without_the_others(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: A
 PATCH = Patch(
     name="peft-save-adapter-prefix",
     summary="a LoRA adapter is saved without others whose parameters' names contain its name",
+    harm="wrong weights",
+    bug="an adapter is saved with the parameters of others whose names contain its name",
+    when="two adapters such as policy and policy_ref, or one named as a part of a module's name",
     symptom="""\
 A model with two adapters, `policy` and `policy_ref`: the saved `policy` has the parameters of both. The file is twice
 as large, and has keys (`lora_A.policy_ref.weight`; before 0.18 `lora_A_ref.weight`) that PEFT drops with a warning when

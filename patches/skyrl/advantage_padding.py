@@ -22,6 +22,9 @@ def _variant(versions: str, target: str, mask: str) -> Variant:
 PATCH = Patch(
     name="skyrl-advantage-padding",
     summary="advantages are normalised by the mean over responses, without padding",
+    harm="wrong gradient",
+    bug="advantages are normalised with a mean that counts padding",
+    when="trainer.algorithm.advantage_batch_normalize, and responses of different lengths",
     symptom="""\
 With `trainer.algorithm.advantage_batch_normalize`, nothing fails. Normalised advantages have neither mean 0 nor
 variance 1 over the tokens of responses, and change with the length to which the batch is padded: one long response

@@ -13,6 +13,9 @@ _CALL = "model(new_sequences, new_position_ids, new_attention_mask, packed_seq_p
 PATCH = Patch(
     name="skyrl-bf16-logits",
     summary="logits stay in the model's dtype, and log-probabilities have a chunk size",
+    harm="memory",
+    bug="logits are copied to float32 as a whole, and log-probabilities have no chunks",
+    when="the Megatron backend, long sequences",
     symptom="""\
 SkyRL 0.1.0 and 0.2.0 with the Megatron backend run out of CUDA memory at the end of the forward pass or at the start
 of the backward pass, at sequence lengths at which the model itself has room left.""",

@@ -26,6 +26,9 @@ _BOTH = (
 PATCH = Patch(
     name="skyrl-entropy-backward",
     summary="entropies of token distributions keep no softmax, and their backward leaves the logits alone",
+    harm="memory",
+    bug="entropies keep a softmax of the logits, or overwrite them so that backward raises",
+    when="the Megatron backend, entropies of long sequences or use_entropy_loss",
     symptom="""\
 SkyRL 0.1.0 and 0.2.0, chunked log-probabilities with the entropy loss (`use_entropy_loss`): `RuntimeError: one of the
 variables needed for gradient computation has been modified by an inplace operation`. In all releases: the entropy of

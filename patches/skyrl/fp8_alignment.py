@@ -166,6 +166,9 @@ def _padding(unless: tuple[str, ...] = ()) -> tuple[Rewrite, ...]:
 PATCH = Patch(
     name="skyrl-fp8-alignment",
     summary="sequences get the padding that TransformerEngine's FP8 recipe needs on each rank",
+    harm="crash",
+    bug="sequences are padded to lengths that TransformerEngine's FP8 refuses",
+    when="the Megatron backend with FP8",
     symptom="""\
 SkyRL with the Megatron backend and FP8 (`transformer_config_kwargs.fp8`) stops in the first layer or in backward,
 at most batches but not all: `AssertionError: FP8 execution requires the product of all dimensions except the last to

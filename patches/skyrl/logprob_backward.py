@@ -14,6 +14,9 @@ OF_0_1_AND_0_2 = "a5b2410bc49023b8"
 PATCH = Patch(
     name="skyrl-logprob-backward",
     summary="token log-probabilities need no memory beside the logits in backward, and 2 collectives per call",
+    harm="memory",
+    bug="token log-probabilities make tensors of the size of the logits, and many collectives",
+    when="the Megatron backend, long sequences",
     symptom="""\
 SkyRL with the Megatron backend runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at
 sequence lengths at which the model itself has room left; and that step is slow, the more so the smaller

@@ -49,6 +49,9 @@ def _cannot_be_put_in_order(found: str, expected: str, ranks: str) -> None:
 PATCH = Patch(
     name="skyrl-loss-outputs-once",
     summary="loss_fn_outputs has each sample once, whatever the tensor, pipeline and context parallelism",
+    harm="wrong data",
+    bug="loss_fn_outputs has samples several times, so clients get those of others",
+    when="two data-parallel ranks or more, with tensor, pipeline, context or sequence parallelism; Tinker API",
     symptom="""\
 `WorkerDispatch.forward_backward` returns more `loss_fn_outputs` than the batch has samples. Through the Tinker API
 nothing fails: on two data-parallel ranks or more with tensor, context or (FSDP) sequence parallelism,

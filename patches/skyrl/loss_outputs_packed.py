@@ -80,6 +80,9 @@ def _rewrites(target: str, result: str) -> tuple[Rewrite, ...]:
 PATCH = Patch(
     name="skyrl-loss-outputs-packed",
     summary="with max_tokens_per_microbatch, loss_fn_outputs come in the order of the samples",
+    harm="wrong data",
+    bug="loss_fn_outputs come in another order than the samples",
+    when="trainer.max_tokens_per_microbatch, Tinker API",
     symptom="""\
 With `trainer.max_tokens_per_microbatch`, nothing fails, and a client of the Tinker API that calls `forward_backward`
 gets the log-probabilities and elementwise losses of other samples: the KL between sampler and trainer, and losses and

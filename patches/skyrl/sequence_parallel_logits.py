@@ -10,6 +10,9 @@ _PADDING = f"{__package__}.padding"
 PATCH = Patch(
     name="skyrl-sequence-parallel-logits",
     summary="padding is removed and restored without a loop over the batch, and split logits are refused by name",
+    harm="slow",
+    bug="removing padding waits for the GPU at every row, and allocates all logits once per row in backward",
+    when="the Megatron backend without sample packing",
     symptom="""\
 SkyRL with the Megatron backend and without sample packing: each micro-batch waits for the GPU several times per row,
 and backward allocates and adds up as many tensors of the size of all logits as the micro-batch has rows. With an output

@@ -41,6 +41,9 @@ def _forward(alongside: str) -> tuple[Rewrite]:
 PATCH = Patch(
     name="slime-eps-clip-c",
     summary="--eps-clip-c clips the policy loss",
+    harm="wrong gradient",
+    bug="--eps-clip-c clips nothing",
+    when="--eps-clip-c, and tokens with a negative advantage and a large ratio",
     symptom="""\
 `--eps-clip-c` changes nothing. Tokens with a negative advantage that have become far more likely since they were
 sampled (a large ratio) dominate the loss and its gradient, which is what dual-clip PPO is there to prevent.""",

@@ -24,6 +24,9 @@ _EACH = (
 PATCH = Patch(
     name="slime-logprob-entropy",
     summary="log-probabilities and entropies on Megatron need no copy of the logits, and 2 collectives",
+    harm="memory",
+    bug="log-probabilities and entropies make tensors of the size of the logits, and many collectives",
+    when="long sequences; with entropies the more so",
     symptom="""\
 slime runs out of CUDA memory when it computes log-probabilities or the loss, at sequence lengths at which the model
 itself has room left; with entropies the more so. `--log-probs-chunk-size` helps in forward and not in backward.""",

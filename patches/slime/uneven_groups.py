@@ -65,6 +65,9 @@ def _statistic(function: Callable[..., Any]) -> Rewrite:
 PATCH = Patch(
     name="slime-uneven-groups",
     summary="rewards are normalised within each prompt's samples where prompts have different numbers of them",
+    harm="wrong gradient",
+    bug="rewards are normalised across prompts where these have different numbers of samples",
+    when="GRPO, GSPO, CISPO or REINFORCE++-baseline, and a rollout function with filtered or aborted samples",
     symptom="""\
 GRPO, GSPO, CISPO or REINFORCE++-baseline with a rollout function that returns different numbers of samples per prompt
 (aborted or filtered samples, several samples of one trajectory) learns less or something else: a prompt all of whose

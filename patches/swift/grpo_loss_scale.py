@@ -37,6 +37,9 @@ def _change(trainer: str) -> tuple[Rewrite, ...]:
 PATCH = Patch(
     name="swift-grpo-loss-scale",
     summary="DAPO's, CISPO's and FIPO's losses are divided by the accumulation steps once",
+    harm="wrong gradient",
+    bug="DAPO's, CISPO's and FIPO's losses are divided by the accumulation steps twice",
+    when="GRPO without Megatron, --loss_type dapo, cispo or fipo, and gradient accumulation",
     symptom="""\
 GRPO without Megatron (`swift rlhf --rlhf_type grpo`) with `--loss_type dapo`, `cispo` or `fipo`: loss and `grad_norm`
 are as many times too small as `--gradient_accumulation_steps` says, and gradient clipping hardly ever acts. The same

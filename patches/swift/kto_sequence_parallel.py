@@ -24,6 +24,9 @@ def length_on_this_rank(length: Any, args: Any) -> Any:
 PATCH = Patch(
     name="swift-kto-sequence-parallel",
     summary="MegatronKTOTrainer slices the pipeline's input by what a sequence-parallel rank holds",
+    harm="crash",
+    bug="pipeline stages but the first slice the reference's and the KL's input wrongly",
+    when="Megatron KTO with pipeline and sequence parallelism",
     symptom="""\
 KTO (`megatron rlhf --rlhf_type kto`) with pipeline parallelism and `--sequence_parallel true`: on every pipeline
 stage but the first, the slices for the reference and the KL passes are wrong or empty. TransformerEngine stops with

@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Variant, Wrap
 PATCH = Patch(
     name="swift-logprob-entropy",
     summary="log-probabilities and entropies of GRPO need no memory beside the logits, and leave them as they are",
+    harm="memory",
+    bug="GRPO's log-probabilities and entropies copy the logits, and change them",
+    when="megatron rlhf with GRPO, long sequences, most of all with entropies",
     symptom="""\
 GRPO with `megatron rlhf` runs out of CUDA memory in `compute_logps_and_entropy_from_logits`, most of all where
 entropies are asked for (`--log_entropy`, `--top_entropy_quantile` below 1), at sequence lengths at which the model

@@ -67,6 +67,9 @@ def _out_of_reach(loss_type: str, why: str) -> None:
 PATCH = Patch(
     name="swift-megatron-dpo-loss-type",
     summary="Megatron DPO minimises the loss that `--loss_type` names",
+    harm="wrong gradient",
+    bug="Megatron DPO minimises the sigmoid loss whatever --loss_type names",
+    when="megatron rlhf with DPO, and a --loss_type other than sigmoid",
     symptom="""\
 DPO with Megatron (`megatron rlhf --rlhf_type dpo`) and `--loss_type hinge`, `ipo` or any other: the run is the same as
 with `sigmoid`, to the last digit, and nothing says so.""",

@@ -28,6 +28,9 @@ def _patch(name: str, places: str, texts: dict[str, Any], *variants: Variant) ->
     return Patch(
         name=name,
         summary=f"{places}: the reference pass runs in eval mode and leaves modes and adapters as they were",
+        harm="wrong gradient",
+        bug="the reference pass runs in training mode, with dropout, and switches modes and adapters",
+        when="LoRA, where the policy without its adapter, or with the reference adapter, is the reference",
         references=("https://github.com/modelscope/ms-swift",),
         variants=variants,
         retire="when the oldest ms-swift in use restores what its null_ref_context changes; none released so far does",

@@ -85,6 +85,9 @@ _TURNS = {
 PATCH = Patch(
     name="swift-sampler-tail",
     summary="every sample of the training data is drawn, whatever the number of ranks",
+    harm="wrong data",
+    bug="the last samples of the data are drawn in no epoch",
+    when="several ranks without Megatron, and a data set that the ranks do not divide",
     symptom="""\
 Training without Megatron on several ranks (`swift pt`, `swift sft`, DPO, KTO, reward models; not with sequence
 parallelism, which has a sampler of its own): the last samples of the data set, up to one less than there are

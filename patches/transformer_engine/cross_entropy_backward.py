@@ -36,6 +36,9 @@ def scale(gradient: Any, grad_output: Any, kernel: Any = None) -> None:
 PATCH = Patch(
     name="transformer-engine-cross-entropy-backward",
     summary="each token's gradient of the fused cross-entropy is that of its own loss",
+    harm="wrong gradient",
+    bug="the fused cross-entropy gives every token the gradient of the first token's loss",
+    when="--cross-entropy-fusion-impl te, or parallel_cross_entropy(reduce_loss=False)",
     symptom="""\
 Megatron with `--cross-entropy-loss-fusion --cross-entropy-fusion-impl te`, or `parallel_cross_entropy` with
 `reduce_loss=False`: the loss is right, nothing fails, and the model does not learn, or badly. TransformerEngine 2.2.0

@@ -43,6 +43,9 @@ _ONE_DIVISION = Rewrite(
 PATCH = Patch(
     name="transformers-accumulation-scale",
     summary="gradient accumulation above 1 or several ranks: what is no causal LM keeps its gradient's size",
+    harm="wrong gradient",
+    bug="the gradient is multiplied by the accumulation steps and the ranks (in 5.2.0 to 5.5.3 a causal LM's divided)",
+    when="gradient accumulation or several ranks; T5, BERT, classifiers and others that take **kwargs; mixtures",
     symptom="""\
 `Trainer` with `gradient_accumulation_steps` above 1 trains T5, BART, BERT (masked LM too), DeBERTa and every classifier
 on a gradient that is so many times too large, and on several ranks so many times more: eight steps on eight GPUs, 64

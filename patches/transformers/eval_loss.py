@@ -58,6 +58,9 @@ def _changes(returned: str, alongside: tuple[str, ...] = (), unless: tuple[str, 
 PATCH = Patch(
     name="transformers-eval-loss-ranks",
     summary="`eval_loss` on several ranks is the mean that it is on one",
+    harm="wrong metric",
+    bug="eval_loss is multiplied by the number of ranks, or weighted by tokens of other samples",
+    when="evaluation on several ranks",
     symptom="""\
 `Trainer.evaluate()` and `predict()` on several ranks, and trainers that use its `compute_loss` (TRL's SFT), report a
 loss that depends on the number of ranks. T5, BERT's classifiers and other models that do not use `num_items_in_batch`:

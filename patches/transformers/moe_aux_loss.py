@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 PATCH = Patch(
     name="transformers-moe-aux-loss",
     summary="the router's auxiliary loss has the weight that is configured, on any number of ranks",
+    harm="wrong gradient",
+    bug="the router's auxiliary loss counts once for every rank",
+    when="a mixture of experts with output_router_logits, on several ranks",
     symptom="""\
 A mixture of experts is trained with its load-balancing loss (`output_router_logits=True`; TRL 1.14's `SFTTrainer`
 switches it on by default) by `Trainer` or by what uses its `compute_loss` (TRL's SFT). On 64 ranks that loss counts 64

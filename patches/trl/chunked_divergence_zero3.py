@@ -9,6 +9,9 @@ TARGET = "trl.trainer.distillation_trainer:_chunked_divergence_loss"
 PATCH = Patch(
     name="trl-chunked-divergence-zero3",
     summary="DistillationTrainer runs under DeepSpeed ZeRO-3 with partitioned output heads",
+    harm="hang",
+    bug="ranks wait for each other for ever, or backward raises",
+    when="DistillationTrainer under ZeRO-3",
     symptom="""\
 `DistillationTrainer` of trl 1.10.0 to 1.14.2 under DeepSpeed ZeRO-3: a step never ends (until the process group's
 timeout) as soon as ranks have different numbers of chunks, because their completions differ in length; or

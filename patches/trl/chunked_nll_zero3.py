@@ -9,6 +9,9 @@ TARGET = "trl.trainer.sft_trainer:_chunked_cross_entropy_loss"
 PATCH = Patch(
     name="trl-chunked-nll-zero3",
     summary="SFT with loss_type='chunked_nll' runs under DeepSpeed ZeRO-3 with a partitioned output head",
+    harm="hang",
+    bug="ranks wait for each other for ever, or the first step raises",
+    when="SFTTrainer with loss_type chunked_nll under ZeRO-3",
     symptom="""\
 `SFTTrainer` with `loss_type="chunked_nll"` under DeepSpeed ZeRO-3:
 

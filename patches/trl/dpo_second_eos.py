@@ -66,6 +66,9 @@ def _without_second(function: str) -> tuple[Rewrite, ...]:
 PATCH = Patch(
     name="trl-dpo-second-eos",
     summary="DPO on conversations trains on answers that end once, as the chat template ends them",
+    harm="wrong data",
+    bug="every chosen and rejected answer ends twice",
+    when="DPOTrainer on conversations",
     symptom="""\
 `DPOTrainer` on a conversational dataset: every chosen and rejected answer ends with the chat template's own end and one
 more `eos_token`, `<|im_end|>\\n<|im_end|>` with Qwen's. No error; `trainer.train_dataset[0]["chosen_input_ids"]` shows

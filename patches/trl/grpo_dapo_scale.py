@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 PATCH = Patch(
     name="trl-grpo-dapo-scale",
     summary="GRPO's dapo, cispo and vespo losses have the same size however many generations an optimizer step takes",
+    harm="wrong gradient",
+    bug="the loss is gradient_accumulation_steps / steps_per_generation times its size",
+    when="GRPOTrainer with loss_type dapo (the default), cispo or vespo, and steps_per_generation other than the steps",
     symptom="""\
 `GRPOTrainer` with `loss_type="dapo"` (the default), `"cispo"` or `"vespo"`, and a `steps_per_generation` (or a
 `generation_batch_size`) that is not `gradient_accumulation_steps`: loss and gradient are

@@ -103,6 +103,9 @@ for name, global_mean in $MEANS(self._pending_metrics):
 PATCH = Patch(
     name="trl-metrics-deadlock",
     summary="reward functions of GRPO and RLOO may log on some ranks only",
+    harm="hang",
+    bug="ranks wait for ever, or report each other's metrics under the wrong names",
+    when="GRPOTrainer or RLOOTrainer on several ranks, and a reward function that logs on some only",
     symptom="""\
 `GRPOTrainer` or `RLOOTrainer` on several ranks stands still, until the process group's timeout, after a reward function
 has called `log_metric` or `log_extra` on some ranks and not on others: for one kind of prompt, or when parsing failed.

@@ -28,6 +28,9 @@ _FILLED = {"FILLED": f"{__name__}:{filled.__name__}"}
 PATCH = Patch(
     name="trl-vllm-nan-logprob",
     summary="GRPO trains on where vLLM returns NaN for a token's log-probability",
+    harm="crash",
+    bug="the run ends with a RuntimeError where vLLM returns NaN for a token's log-probability",
+    when="GRPOTrainer with vLLM, and a policy that has become sharp",
     symptom="""\
 `GRPOTrainer` with vLLM ends with `RuntimeError: Could not infer dtype of NoneType`, often late, when the policy has
 become so sharp that tokens have a probability close to 1: vLLM returns NaN as the log-probability of one of them.""",

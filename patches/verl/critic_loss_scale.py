@@ -9,6 +9,9 @@ _OURS = f"{__package__}.value_loss"
 PATCH = Patch(
     name="verl-critic-loss-scale",
     summary="the critic's gradient does not depend on the number of micro-batches",
+    harm="wrong gradient",
+    bug="the critic's gradient is multiplied by the number of micro-batches",
+    when="PPO with a critic (adv_estimator=gae) on verl's engines",
     symptom="""\
 PPO with a critic (`algorithm.adv_estimator=gae`) on verl's engines, FSDP or Megatron: the critic's gradient norm
 (`critic/grad_norm`) and `critic/loss` are the number of micro-batches times too large: twice as large where

@@ -7,6 +7,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 PATCH = Patch(
     name="verl-gdpo-whitening",
     summary="GDPO's advantages are normalised over the responses of a batch, whatever their lengths",
+    harm="wrong gradient",
+    bug="advantages are weighted by the lengths of the responses when they are normalised",
+    when="adv_estimator=gdpo, and responses of different lengths",
     symptom="""\
 `algorithm.adv_estimator=gdpo`, verl 0.7.1 to 0.9.1, with responses of different lengths: the advantages of a batch do
 not have mean 0 and variance 1 over responses. Where long responses are worse, their advantages are too close to 0 and

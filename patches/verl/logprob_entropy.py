@@ -109,6 +109,9 @@ def _one_pass(target: str, *, copy: bool = True, roll: bool = False, chunks: boo
 PATCH = Patch(
     name="verl-logprob-entropy",
     summary="log-probabilities and entropies on Megatron need no copy of the logits, and 2 collectives",
+    harm="memory",
+    bug="log-probabilities and entropies make tensors of the size of the logits, and many collectives",
+    when="Megatron, long sequences; with entropies the more so",
     symptom="""\
 verl with Megatron runs out of CUDA memory when it computes log-probabilities or the loss, at sequence lengths at which
 the model itself has room left; with entropies (`entropy_coeff` above 0, and whenever old log-probabilities are

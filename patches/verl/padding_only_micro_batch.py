@@ -43,6 +43,9 @@ _METRICS = (
 PATCH = Patch(
     name="verl-padding-only-micro-batch",
     summary="distillation goes on where no token of a micro-batch counts",
+    harm="crash",
+    bug="the loss raises where no token of a micro-batch counts",
+    when="distillation.enabled, and small micro-batches",
     symptom="""\
 Distillation (`distillation.enabled=True`) on verl 0.8.0 to 0.9.1 ends in the loss, before backward, with `RuntimeError:
 min(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim'

@@ -9,6 +9,9 @@ _TARGET = "verl.trainer.ppo.core_algos:compute_reinforce_plus_plus_outcome_advan
 PATCH = Patch(
     name="verl-reinforce-plus-plus-turns",
     summary="REINFORCE++ gives the outcome's reward to every turn, not to the last one alone",
+    harm="wrong gradient",
+    bug="all turns but the last are trained as if their return were 0",
+    when="adv_estimator=reinforce_plus_plus, and several turns or tools",
     symptom="""\
 REINFORCE++ (`algorithm.adv_estimator=reinforce_plus_plus`) with tools or several turns. No error; rewards are logged
 right.

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..definitions.patch import Change, Replace, Rewrite, Wrap
+from ..definitions.patch import HARMS, Change, Replace, Rewrite, Wrap
 from ..guards import implementations, sources
 from ..guards.sources import FunctionNode
 from .definition import comment, indented, literal
@@ -114,7 +114,10 @@ from rlhf_patches import {", ".join(kinds)}
 
 {missing}PATCH = Patch(
     name={literal(self.name)},
-    summary={literal(self.summary or f"{MARK} what is wrong, in one line")},
+    summary={literal(self.summary or f"{MARK} what the patch repairs, in one line")},
+    harm="",  # {MARK} one of {", ".join(HARMS)}
+    bug="{MARK} what is wrong, in one line",
+    when="{MARK} the configuration in which it bites, in one line",
     symptom="{MARK} what a user sees, the error message included",
     cause="{MARK} why upstream does that",
     repair="{MARK} what the patch changes, and what it leaves alone",

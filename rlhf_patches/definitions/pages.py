@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from .patch import Advice, Change, KnownBug, Patch, Rewrite, Shape, Wrap
+from .patch import HARMS, Advice, Change, KnownBug, Patch, Rewrite, Shape, Wrap
 from .registry import BUILT_IN
 
 _WIDTH = 120
@@ -21,6 +21,7 @@ def page(patch: KnownBug, plugin: str = BUILT_IN) -> str:
     parts = [
         f"# {patch.name}",
         patch.summary + ".",
+        *_at_a_glance(patch),
         *([] if plugin == BUILT_IN else [f"Brought by the plugin {plugin}, not by rlhf-patches."]),
         *(_of_patch(patch) if isinstance(patch, Patch) else _of_advice(patch) if isinstance(patch, Advice) else []),
         "## When it can go",
@@ -29,6 +30,13 @@ def page(patch: KnownBug, plugin: str = BUILT_IN) -> str:
         "\n".join(f"- <{reference}>" for reference in patch.references),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _at_a_glance(patch: KnownBug) -> list[str]:
+    """What is wrong, how bad that is, and where; nothing of what a plugin's patch does not say."""
+    said = (("Harm", patch.harm), ("Bug", "" if isinstance(patch, Advice) else patch.bug), ("When", patch.when))
+    lines = [_indented(f"- **{title}:** {text}.") for title, text in said if text]
+    return ["\n".join(lines)] if lines else []
 
 
 def _of_patch(patch: Patch) -> list[str]:
@@ -137,6 +145,11 @@ def _is_long_prose(paragraph: str) -> bool:
     return not kept and any(len(line) > _WIDTH for line in lines)
 
 
+def _indented(item: str) -> str:
+    """An item of a list, wrapped."""
+    return _wrapped(item).replace("\n", "\n  ")
+
+
 def _wrapped(sentence: str) -> str:
     # No line ends within code: textwrap breaks at plain spaces only.
     kept = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\N{NO-BREAK SPACE}"), " ".join(sentence.split()))
@@ -148,32 +161,51 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def bug(patch: KnownBug) -> str:
+    """What is wrong and when, in a line of a list; what a patch repairs where it does not say."""
+    if not patch.bug:
+        return summary(patch)
+    when = f". When: {patch.when}" if patch.when else ""
+    return f"{patch.bug}{when}{_remarks(patch)}"
+
+
+def by_harm(patch: KnownBug) -> tuple[int, str]:
+    """To sort by: the worst first, then by name; last what does not say."""
+    return (HARMS.index(patch.harm) if patch.harm else len(HARMS)), patch.name
+
+
 def summary(patch: KnownBug) -> str:
     """What a patch repairs, or an advice is about, in a line of a list."""
-    if isinstance(patch, Patch) and (patch.changes_numbers or patch.contested):
-        said = ["changes numbers"] * bool(patch.changes_numbers)
-        said += ["contested upstream: off unless asked for by name"] * bool(patch.contested)
-        return f"{patch.summary} ({'; '.join(said)})"
-    return f"{patch.summary} (advice: not repaired)" if isinstance(patch, Advice) else patch.summary
+    return patch.summary + _remarks(patch)
+
+
+def _remarks(patch: KnownBug) -> str:
+    said = ["changes numbers"] * bool(patch.changes_numbers)
+    said += ["contested upstream: off unless asked for by name"] * bool(patch.contested)
+    said += ["advice: not repaired"] * isinstance(patch, Advice)
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def index(patches: Iterable[KnownBug]) -> str:
     """The list of all pages, as Markdown."""
     patches = list(patches)
     text = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n\n"
-    text += _table(("patch", "releases", "what it repairs"), (each for each in patches if isinstance(each, Patch)))
+    text += "The worst harm first.\n\n"
+    heads = "releases", "harm", "what is wrong, and when"
+    text += _table(("patch", *heads), (each for each in patches if isinstance(each, Patch)))
     advice = [each for each in patches if isinstance(each, Advice)]
     if advice:
         text += "\n## Advice\n\nKnown bugs that nothing here repairs: how to recognise them, and what to do.\n\n"
-        text += _table(("advice", "releases", "what is wrong"), advice)
+        text += _table(("advice", *heads), advice)
     return text
 
 
 def _table(heads: Iterable[str], entries: Iterable[KnownBug]) -> str:
     rows = [
-        (f"[{each.name}]({each.name}.md)", f"{each.distribution} {_ranges(each)}", summary(each)) for each in entries
+        (f"[{each.name}]({each.name}.md)", f"{each.distribution} {_ranges(each)}", each.harm, bug(each))
+        for each in sorted(entries, key=by_harm)
     ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in [tuple(heads), ("---",) * 3, *rows])
+    return "".join(f"| {' | '.join(row)} |\n" for row in [tuple(heads), ("---",) * 4, *rows])
 
 
 def write(patches: Iterable[KnownBug], folder: Path) -> None:

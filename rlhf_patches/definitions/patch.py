@@ -456,6 +456,10 @@ class Signature:
             object.__setattr__(self, "specific", False)
 
 
+HARMS = ("wrong gradient", "wrong weights", "wrong data", "wrong metric", "hang", "crash", "memory", "slow")
+"""What a bug does to a run, the worst first: what goes on and is found weeks later, then what stops or is seen."""
+
+
 class KnownBug:
     """What a `Patch` and an `Advice` have in common. Documentation pages and CLI texts are generated from their fields.
 
@@ -469,6 +473,9 @@ class KnownBug:
             release is in the range of two.
         retire: when this entry can be removed.
         signatures: for a bug that raises: the exceptions by which ``rlhf-patches diagnose`` tells it in a log.
+        harm: one of `HARMS`, the worst that it does; nothing where that is not said.
+        bug: what is wrong, in one line; of an advice its summary.
+        when: the configuration in which it bites, in one line.
         changes_numbers, contested: of a `Patch`.
     """
 
@@ -481,6 +488,9 @@ class KnownBug:
     variants: tuple[Variant, ...]
     retire: str
     signatures: tuple[Signature, ...]
+    harm: str
+    bug: str
+    when: str
     changes_numbers: str | None = None
     contested: str = ""
 
@@ -491,8 +501,12 @@ class KnownBug:
         for text in self._texts():
             if not getattr(self, text).strip():
                 raise DefinitionError(f"{self}: {text} is empty; users read it, so write it")
-        if "\n" in self.summary:
-            raise DefinitionError(f"{self}: summary has several lines; expected one")
+        for text in ("summary", "bug", "when"):
+            if "\n" in getattr(self, text):
+                raise DefinitionError(f"{self}: {text} has several lines; expected one")
+        if self.harm not in ("", *HARMS):
+            expected = f"{', '.join(HARMS)}, or nothing"
+            raise DefinitionError(f"{self}: harm is {_shown(self.harm)}; expected one of {expected}")
         _check_items(str(self), "variants", self.variants, Variant)
         if self.signatures != ():
             _check_items(str(self), "signatures", self.signatures, Signature)
@@ -576,6 +590,9 @@ class Patch(KnownBug):
     changes_numbers: str | None = None
     signatures: tuple[Signature, ...] = ()
     contested: str = ""
+    harm: str = ""
+    bug: str = ""
+    when: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -616,6 +633,9 @@ class Advice(KnownBug):
     variants: tuple[Variant, ...]
     retire: str
     signatures: tuple[Signature, ...] = ()
+    harm: str = ""
+    bug: str = ""
+    when: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,10 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
 
 MASKED_MEAN = Patch(
     name="toy-masked-mean",
-    summary="The mean loss of masked tokens counts the padding",
+    summary="The mean loss of masked tokens does not count the padding",
+    harm="wrong gradient",
+    bug="The mean loss of masked tokens counts the padding",
+    when="Sequences of different lengths in a batch",
     symptom="The reported loss shrinks as sequences are padded to a greater length.",
     cause="`masked_mean` divides by the number of all tokens instead of the number of those that the mask keeps.",
     repair="Divides by the sum of the mask, where that is not 0. Without padding nothing changes.",

@@ -162,7 +162,7 @@ def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package, engine, mo
     assert module.Model().loss(5) == 3
     # What is not drafted is left to the author, so that the plugin's test fails.
     text = Path("some-fix/rlhf_patches_some_fix/patch.py").read_text()
-    assert text.count("# TODO: ") == 6  # and the change that has it refused
+    assert text.count("# TODO: ") == 7  # with the change that has it refused, and the harm
     assert "helper is new" in text
 
 

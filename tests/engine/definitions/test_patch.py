@@ -128,7 +128,8 @@ BAD_PATHS = [
             for name in ("", "bug", "Some-Bug", "a_b", "a--b", "-a", "a-", "a-b\n", None)
         ),
         *((Patch, text, " \n", f"{text} is empty") for text in ("summary", "symptom", "cause", "repair", "retire")),
-        (Patch, "summary", "a\nb", "summary has several lines"),
+        *((Patch, text, "a\nb", f"{text} has several lines") for text in ("summary", "bug", "when")),
+        (Patch, "harm", "bad", "harm is 'bad'; expected one of wrong gradient, wrong weights, "),
         *(
             (Patch, "changes_numbers", text, "changes_numbers is empty; expected what was wrong")
             for text in ("", " \n")
