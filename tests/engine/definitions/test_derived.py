@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_patches import site_hook
+from rlhf_patches.definitions.patch import HARMS
 from rlhf_patches.patches import plugin
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +62,17 @@ def test_the_readme_names_every_patch_and_no_other():
     said = set(re.findall(rf"`((?:\*|(?:{frameworks}))-[a-z0-9*-]+)`", "\n".join(rows)))
     assert [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in said)] == []
     assert [glob for glob in said if not fnmatch.filter(names, glob)] == []
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_the_readme_has_every_patch_under_its_harm(harm):
+    said = {"hang": "ranks that hang", "memory": "too little memory, or time", "slow": "too little memory, or time"}
+    heads = (harm, f"a {harm}", said.get(harm))
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (row,) = (line for line in lines if line.startswith("| ") and line.split("|")[1].strip() in heads)
+    globs = re.findall(r"`([a-z*][a-z0-9*-]+)`", row)
+    names = [patch.name for patch in plugin.rlhf_patches() if patch.harm == harm]
+    assert [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in globs)] == []
 
 
 def test_a_wheel_has_every_module_and_no_other(installed):
