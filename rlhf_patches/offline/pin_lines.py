@@ -58,7 +58,6 @@ class Lines:
         self._place = place
         self._folder = folder
         self._left = LARGEST
-        self._named: set[tuple[Path, str]] = set()
         self._seen = set() if folder is None else {os.path.realpath(place)}
 
     def read(self, text: str) -> Iterator[Entry]:
@@ -72,15 +71,12 @@ class Lines:
         if folder is None or "://" in name or "\0" in name:
             yield Unread(where, f"names {name:.300}, which is not read: give it, too")
             return
-        if (folder, name) in self._named:
-            return
-        self._named.add((folder, name))
         file = folder / name
         try:
-            real = os.path.realpath(file)
+            real = str(file) if str(file) in self._seen else os.path.realpath(file)
             if real in self._seen:
                 return
-            self._seen.add(real)
+            self._seen |= {str(file), real}
             if depth >= _DEEPEST:
                 raise InputError(f"{file} is named by a chain of more than {_DEEPEST} files")
             text = self._text(file)
