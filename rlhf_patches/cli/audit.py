@@ -160,15 +160,16 @@ def _not_looked_up(findings: _Findings) -> list[str]:
 def _counted(findings: _Findings) -> str:
     """One line: how much of what was given was looked up."""
     of_ours, not_up = findings.audited, findings.not_looked_up
-    looked_up = f"Looked up {len(of_ours) - len(not_up)} of {_count(len(of_ours), 'entry', 'entries')} with patches"
     newer = sum(each.newest_read is not None for each in not_up)
     why = [f"{newer} newer than what was read"] if newer else []
     why += [f"{len(not_up) - newer} without a version that can be looked up"] if len(not_up) > newer else []
-    why += [f"{len(findings.unread)} more not understood"] if findings.unread else []
-    if findings.with_bugs or why:
-        return f"{looked_up}, of {findings.named} in all{': ' if why else ''}{', '.join(why)}."
+    why += [f"{_count(len(findings.unread), 'entry', 'entries')} not understood"] if findings.unread else []
+    reasons = f": {', '.join(why)}" if why else ""
     if not of_ours:
-        return f"None of the {_count(findings.named, 'package')} named is one that patches are for."
+        return f"None of the {_count(findings.named, 'package')} named is one that patches are for{reasons}."
+    if findings.with_bugs or why:
+        looked_up = f"Looked up {len(of_ours) - len(not_up)} of {_count(len(of_ours), 'entry', 'entries')}"
+        return f"{looked_up} that patches are for, of {findings.named} named{reasons}."
     return f"No known bugs found in {_count(len(of_ours), 'package')} that patches are for, of {findings.named} named."
 
 

@@ -18,6 +18,11 @@ _INSTRUCTION = re.compile(r"\s*(?:ONBUILD\s+)?(RUN|FROM|COPY|ADD)\s+(.*)", re.IG
 _FROM = re.compile(r"FROM(\s+--platform=\S+)?\s+\S+(\s+(AS|as)\s+\S+)?")
 _RUN_OPTIONS = re.compile(r"(?:--[a-z]+=\S+\s+)*")
 _PIP = re.compile(r"pip[\d.]*(?:\.exe)?")
+# What other tools install from a file, which names more than the command does.
+_OF_A_FILE = re.compile(
+    r"\b(?:(?:uv|pip|pdm|pipenv|pixi|rye) sync|(?:poetry|pdm|pipenv|pixi) install"
+    r"|(?:conda|mamba) env (?:create|update))\b"
+)
 _REDIRECT = re.compile(r"[<>]+&?|&>+|>\|")
 _SEPARATORS = re.compile(r"[;|&()]+")
 _NAMING = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c", "-e": "-e", "--editable": "-e"}
@@ -93,8 +98,10 @@ def _run(command: str, where: str, lines: Lines) -> Iterator[Entry]:
             yield Unread(where, f"{shown(command)} is no command of a shell", mention=command)
             return
         arguments = _installed(words)
-        if arguments is None:
-            text = " ".join(words)
+        text = " ".join(words)
+        if _OF_A_FILE.search(text):
+            yield Unread(where, f"{shown(text)} installs what a file names: give it, too")
+        elif arguments is None:
             yield Unread(where, f"{shown(text)} is not read: only `pip install` is", mention=text)
         else:
             yield from _arguments(arguments, where, lines)

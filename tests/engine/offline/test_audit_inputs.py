@@ -208,7 +208,7 @@ INPUTS = [
     ("a.txt", "trl=1.5.1", 2, ["a.txt:1: 'trl=1.5.1' is no requirement (name==version)"]),
     ("a.txt", '"trl==1.5.1"', 2, ["is no requirement"]),
     ("a.txt", "trl==1.5.1;python_version>3", 2, ["is no requirement"]),
-    ("a.txt", f"{CLEAN}\n\ntrl=1.5.1\n", 1, ["a.txt:3: 'trl=1.5.1' is no requirement", "1 more not understood"]),
+    ("a.txt", f"{CLEAN}\n\ntrl=1.5.1\n", 1, ["a.txt:3: 'trl=1.5.1' is no requirement", "1 entry not understood"]),
     ("a.txt", f'"trl==1.5.1"\n{CLEAN}', 1, ["a.txt:1: "]),
     ("a.txt", f"trl==1.5.1;python_version>3\n{CLEAN}", 1, ["a.txt:1: "]),
     ("a.txt", f"{CLEAN}\ntrl 1.5.1", 1, ["a.txt:2: "]),
@@ -251,6 +251,8 @@ INPUTS = [
     ("Dockerfile", "FROM x\nRUN pip install y==1 && git clone https://x/N/Megatron-LM\n", 1, ["only `pip install` is"]),
     ("Dockerfile", DOCKER + "RUN sh -c 'pip install trl'\n", 1, ["only `pip install` is"]),
     ("Dockerfile", DOCKER + "RUN pip install 'trl\n", 1, ["is no command of a shell"]),
+    ("Dockerfile", DOCKER + "RUN poetry install --no-root\n", 1, ["installs what a file names: give it, too"]),
+    ("Dockerfile", DOCKER + "RUN uv pip sync a.txt && uv sync\n", 1, ["2 entries not understood"]),
     ("Dockerfile", DOCKER + "COPY trl /src/trl\n", 1, ["COPY 'trl /src/trl' is not read"]),
 ]  # fmt: skip
 
