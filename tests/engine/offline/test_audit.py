@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_patches import cli
-from rlhf_patches.offline import audit, pins
+from rlhf_patches.offline import audit, pin_files
 
 LOCKS = Path(__file__).parent / "locks"
 HOOKS, TRL, PEFT = "megatron-forward-pre-hook-reentry", "trl-chunked-nll-zero3", "peft-adapter-freeze"
@@ -101,8 +101,8 @@ def test_what_repairs_it_and_what_fixes_it(capsys, requirements):
 
 
 def test_nothing_found(found, requirements, capsys):
-    file = requirements("slime==99\nrequests==2.0\n")
-    assert found(file) == (0, {"slime 99": []})
+    file = requirements("slime==0.0.0\nrequests==2.0\n")
+    assert found(file) == (0, {"slime 0.0.0": []})
     assert cli.main(["audit", str(file)]) == 0
     assert capsys.readouterr().out == "No known bugs found in 1 package that patches are for, of 2 named.\n"
 
@@ -134,11 +134,11 @@ def test_what_is_ignored_does_not_count(found, requirements, capsys):
 def test_lines_of_requirements(found, requirements, line, said):
     status, rows = found(requirements(f"# pins\n--index-url https://host/simple\n{line}\n./local\nnumpy\n"))
     assert list(rows.values()) == [said]
-    assert status == int(said == [TRL])
+    assert status == (1 if said == [TRL] else 2)
 
 
 def test_a_marker_is_said(requirements):
-    (pin,) = pins.read(str(requirements('trl==1.5.0 ; python_version < "3.12"')))
+    (pin,) = pin_files.read(str(requirements('trl==1.5.0 ; python_version < "3.12"'))).pins
     assert pin.note == 'where python_version < "3.12"'
 
 
@@ -169,7 +169,7 @@ def test_this_environment(found, framework, monkeypatch, capsys):
 )
 def test_poetrys_own_notation(requirements, text, version):
     file = requirements(f"[tool.poetry.dependencies]\npython = '>=3.10'\ntrl = {text}\n", "pyproject.toml")
-    assert [pin.version for pin in pins.read(str(file)) if pin.name == "trl"] == [version]
+    assert [pin.version for pin in pin_files.read(str(file)).pins if pin.name == "trl"] == [version]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ HARM = {
     "brackets": (
         "a.txt",
         lambda: f"trl==1; {'(' * 3000}python_version<'3'{')' * 3000}",
-        "a.txt:1 is nested too deeply",
+        "a.txt:1: nested too deeply",
     ),
     "a NUL": ("a.txt", lambda: "-r a\0b", "names a\\x00b, which is not read"),
     "a long line": ("a.txt", lambda: "trl==1.5.0" + " " * 300_000 + "--x", "has 300013 characters"),
@@ -273,7 +273,7 @@ def test_what_is_made_to_do_harm_is_one_line(requirements, tmp_path, capsys, cas
 
 @pytest.mark.parametrize("text", [f"trl=={DIGITS}", f"trl @ https://host/trl-{DIGITS}-py3-none-any.whl"])
 def test_a_version_of_digits_alone_is_not_looked_up(requirements, capsys, text):
-    assert cli.main(["audit", "--json", str(requirements(text))]) == 0
+    assert cli.main(["audit", "--json", str(requirements(text + "\nx==1"))]) == 1
     (row,) = json.loads(capsys.readouterr().out)["dependencies"]
     assert "is no version of PEP 440" in row["skip_reason"] or row["skip_reason"].startswith("from https://host/")
 

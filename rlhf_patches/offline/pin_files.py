@@ -1,0 +1,130 @@
+"""Which releases a file, standard input or this environment names: by the file's name where that tells its format.
+
+Requirements are parsed by packaging, TOML and JSON by the standard library. Nothing is fetched, imported or run.
+
+What is read may have been made to do harm: each file has a bound, and so has the whole of what files name.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from . import inputs, pin_dockerfile, pin_formats
+from .inputs import InputError
+from .pin_lines import LARGEST, Lines, text_of
+from .pins import EXPECTED, Entry, Pin, PinsError, Unread
+
+_MOST = 20_000  # pins of one file, and entries that are not understood; the largest lock files have some thousands
+_TOML = re.compile(r"\[{1,2}(project|package|packages|build-system|dependency-groups|tool|metadata)[\].]")
+_LOCK_TOML = re.compile(r"(lock-version|version|revision|requires-python) = ")
+_YAML = re.compile(r"(dependencies|package|channels):")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a place names, and the entries that do not tell."""
+
+    pins: tuple[Pin, ...]
+    unread: tuple[Unread, ...]
+
+
+def installed() -> Reading:
+    """What is installed here, in the order in which Python would find it."""
+    return _reading(_installed(), "this environment")
+
+
+def _installed() -> Iterator[Entry]:
+    seen = set()
+    for distribution in importlib.metadata.distributions():
+        try:
+            name, version = distribution.metadata["Name"], distribution.metadata["Version"]
+            direct = json.loads(distribution.read_text("direct_url.json") or "{}")
+        except Exception:  # half removed, or damaged
+            name, version, direct = None, None, {}
+        if not name:
+            folder = os.path.basename(getattr(distribution, "_path", ""))
+            yield Unread("this environment", f"the metadata in {folder} cannot be read", mention=folder)
+        elif canonicalize_name(name) not in seen:
+            seen.add(canonicalize_name(name))
+            note = f"from {direct['url']}" if isinstance(direct, dict) and direct.get("url") else ""
+            note = note if version else "its metadata state no version"
+            yield Pin(canonicalize_name(name), version, "this environment", note)
+
+
+def read(path: str) -> Reading:
+    """What a file names; ``-`` is standard input.
+
+    Raises:
+        PinsError: it cannot be read, is none of the formats, or names nothing.
+    """
+    what = "standard input" if path == "-" else path
+    try:
+        reading = _reading(_of_file(path, what), what)
+    except InputError as error:
+        raise PinsError(str(error)) from error
+    if reading.pins:
+        return reading
+    first = next((f"; {place}: {why}" for place, why, _ in reading.unread), "")
+    more = f", and {len(reading.unread) - 1} more" if len(reading.unread) > 1 else ""
+    raise PinsError(f"{what} names no release: {EXPECTED}{first}{more}")
+
+
+def _reading(entries: Iterable[Entry], place: str) -> Reading:
+    pins: dict[tuple[str, str | None, str, str], Pin] = {}
+    unread = []
+    for entry in entries:
+        if isinstance(entry, Pin):
+            # Of lines that say the same the first.
+            pins.setdefault((entry.name, entry.version, entry.note, entry.place.rpartition(":")[0]), entry)
+        else:
+            unread.append(entry)
+        if max(len(pins), len(unread)) > _MOST:
+            what = "releases" if len(pins) > _MOST else "entries that are not understood"
+            raise PinsError(f"{place} has more than {_MOST} {what}: expected a requirements or a lock file")
+    return Reading(tuple(pins.values()), tuple(unread))
+
+
+def _of_file(path: str, what: str) -> Iterator[Entry]:
+    lines = Lines(what, None if path == "-" else Path(path).parent)
+    text = inputs.text("-", LARGEST) if path == "-" else text_of(Path(path), LARGEST)
+    kind = _by_name(path) or _by_content(text)
+    if kind == "toml":
+        return pin_formats.of_toml(text, what)
+    if kind == "json":
+        return pin_formats.of_json(text, what)
+    if kind == "yaml":
+        return pin_formats.of_yaml(text, what, lines)
+    if kind == "dockerfile":
+        return pin_dockerfile.read(text, what, lines)
+    return lines.read(text)
+
+
+def _by_name(path: str) -> str | None:
+    name = os.path.basename(path).lower()
+    for kind, ends in (("toml", ".toml"), ("json", ".json"), ("yaml", (".yml", ".yaml"))):
+        if name.endswith(ends):
+            return kind
+    if name in ("uv.lock", "poetry.lock", "pdm.lock"):  # others have requirements, or what conda-lock writes
+        return "toml"
+    if name.partition(".")[0] in ("dockerfile", "containerfile") or name.endswith((".dockerfile", ".containerfile")):
+        return "dockerfile"
+    return None
+
+
+def _by_content(text: str) -> str | None:
+    if text.lstrip()[:1] == "{" or re.match(r"\s*\[\s*[\]{]", text):
+        return "json"
+    if pin_dockerfile.is_one(text):
+        return "dockerfile"
+    lines = text[:100_000].splitlines()
+    if any(_TOML.match(line) for line in lines) or (lines and _LOCK_TOML.match(lines[0])):
+        return "toml"
+    return "yaml" if any(_YAML.match(line) for line in lines) else None
