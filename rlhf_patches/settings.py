@@ -46,6 +46,8 @@ KNOWN = (
     "CACHE",
     "RUN",
 )
+# Set without AUTOLOAD, these do not tell that anybody wants patches.
+_NEUTRAL = ("AUTOLOAD", "CACHE", "LOG", "RUN")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LINE = "\n  "
@@ -98,10 +100,7 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
         except SettingsError as error:
             problems.append(str(error))
 
-    for variable in environment:
-        if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in KNOWN:
-            known = [PREFIX + name for name in KNOWN]
-            problems.append(f"environment variable {variable} is unknown{nearest(variable, known)}")
+    problems += unknown(environment)
     wrong = [name for name in _listed("WATCH", environment) if not watchable(name)]
     if wrong:
         problems.append(
@@ -109,6 +108,7 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
             "What the standard library has, and rlhf_patches itself, cannot wait for the engine, which imports it"
         )
     # Nothing here depends on these, but a typo is told before anything is changed.
+    checked(lambda: truth("AUTOLOAD", environment))
     checked(lambda: truth("VERIFY", environment))
     checked(lambda: truth("CACHE", environment))
     checked(lambda: log_level(environment))
@@ -121,6 +121,21 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
     if problems:
         raise SettingsError(LINE.join(problems))
     return found
+
+
+def unknown(environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with each variable that looks like one of ours and is none."""
+    known = [PREFIX + name for name in KNOWN]
+    wrong = [name for name in environment if name.startswith(PREFIX) and name not in known]
+    return [f"environment variable {name} is unknown{nearest(name, known)}" for name in wrong]
+
+
+def asking(environment: Mapping[str, str]) -> list[str]:
+    """The variables that somebody sets who wants patches; none where RLHF_PATCHES_LOG wants to hear nothing."""
+    values = {name: environment.get(PREFIX + name, "").strip().lower() for name in KNOWN}
+    if values["LOG"].startswith("off"):
+        return []
+    return [PREFIX + name for name, value in values.items() if name not in _NEUTRAL and value not in (*_FALSE, "none")]
 
 
 def named(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
