@@ -69,7 +69,7 @@ def _explain(options: argparse.Namespace) -> int:
     if console.is_terminal:
         from rich.markdown import Markdown
 
-        console.print(Markdown(text))
+        console.print(Markdown(text), soft_wrap=False)  # which would crop code blocks
     else:
         print(text, end="")
     return 0
@@ -93,7 +93,10 @@ def _diff(options: argparse.Namespace) -> int:
     if console.is_terminal:
         from rich.syntax import Syntax
 
-        console.print(Syntax(output.printable_lines(text), "diff", background_color="default", word_wrap=True))
+        # Its text, not the renderable, which would crop: the terminal wraps, and what is copied keeps its lines.
+        diff = Syntax("", "diff", background_color="default").highlight(output.printable_lines(text))
+        diff.rstrip()
+        console.print(diff)
     else:
         # As it is, for the command patch is to take it.
         try:

@@ -129,6 +129,27 @@ def test_a_folder_with_a_name_from_outside(capsys, monkeypatch, tmp_path):
     assert "\x1b[2J" not in out
 
 
+def test_a_terminal_shows_all_that_is_changed(framework, monkeypatch, capsys):
+    """However narrow it is: lines that differ at their ends only were cropped, and looked alike."""
+    long = "x " + "+ 1 " * 30
+    framework.write("mod", f"def f(x):\n    return {long}- 1\n")
+    patch = framework.patch(Rewrite(framework.path("mod:f"), f"{long}- 1", f"{long}+ 1"))
+    monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(patch, "tests")], []))
+
+    def plain(command):
+        assert command_line.main([command, patch.name]) == 0
+        return re.sub(r"\x1b(\[[0-9;]*m|\].*?\x1b\\)", "", capsys.readouterr().out)
+
+    piped = plain("diff")
+    assert f"-    return {long}- 1\n+    return ({long}+ 1)\n" in piped
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert plain("diff") == piped, "the terminal wraps; what is copied has whole lines"
+    explained = plain("explain")
+    assert f"- {long}- 1 + {long}+ 1 " in f"{' '.join(explained.split())} "
+    assert max(map(len, explained.splitlines())) <= 80
+
+
 # ------------------------------------------------------------------------------------- doctor, help, wrong names
 
 
