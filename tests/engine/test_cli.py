@@ -186,6 +186,51 @@ def test_an_unknown_name_suggests_the_nearest(said, command):
     assert "did you mean 'slime-no-sync-reentry'?" in err
 
 
+def test_the_command_alone_is_its_help(said):
+    assert said() == said("--help")
+
+
+def test_a_wrong_command_names_the_nearest(said):
+    assert said("doctr", "--json") == (2, "", "rlhf-patches: there is no command 'doctr'; did you mean 'doctor'?\n")
+
+
+def test_a_part_of_a_name_is_enough(said):
+    for part in ("dapo", "GRPO_Dapo"):
+        assert said("explain", part) == said("explain", "trl-grpo-dapo-scale")
+    assert said("diff", "dapo") == said("diff", "trl-grpo-dapo-scale")
+    assert said("explain", "swift-null-ref-context")[1].startswith("# swift-null-ref-context\n"), "a part of -hf's, too"
+    status, out, err = said("explain", "null-REF")
+    assert (status, out) == (2, "")
+    assert err == (
+        "rlhf-patches: 'null-REF' is a part of 2 names:\n  swift-null-ref-context\n  swift-null-ref-context-hf\n"
+    )
+
+
+def test_doctor_and_list_begin_with_what_applies_and_end_with_a_count(said, slime, monkeypatch):
+    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "accelerate-*")
+    monkeypatch.syspath_prepend(slime)
+    count = len(plugin.rlhf_patches())
+    for command in ("doctor", "list"):
+        out = said(command)[1].splitlines()
+        assert out[1].split()[:2] == [toy_slime.PATCH, "applies"]
+        (place,) = [number for number, line in enumerate(out) if line.startswith(f"{count} known bugs: 1 applies, ")]
+        assert "2 disabled" in out[place]
+        assert out[place + 1].startswith("Next: `rlhf-patches explain ")
+    assert toy_slime.PATCH in said("doctor")[1].partition("Next: ")[2]
+    make_refused(slime)
+    assert said("doctor")[1].splitlines()[1].split()[:2] == [toy_slime.PATCH, "refused"]
+    assert f"Next: `rlhf-patches explain {toy_slime.PATCH}` says which bug stays" in said("doctor")[1]
+    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "*")
+    assert "Next: `rlhf-patches audit FILE`" in said("doctor")[1]
+
+
+def test_a_pipe_gets_no_column_of_blanks(said):
+    """One patch has ranges of 150 characters."""
+    lines = said("list", "--all")[1].splitlines()
+    assert max(len(run) for line in lines for run in re.findall(" +", line)) <= 45
+    assert not any(line.endswith(" ") for line in lines)
+
+
 def test_diff_of_an_absent_framework_says_so(said):
     status, _, err = said("diff", "verl-no-sync-reentry")
     assert status == 2
