@@ -17,7 +17,6 @@ from ..offline import changes, evaluate
 from . import output
 from .command_line import Commands, UsageError
 
-
 _NAME = "a patch, or a part of its name"
 
 
