@@ -67,6 +67,8 @@ def apply(
         except PatchError:  # what is not refused is applied all the same
             _arrange(children)
             raise
+        except settings.SettingsError as error:  # a user's mistake: how we found it is of no use
+            raise error.with_traceback(None) from None
         _arrange(children)
         return _noted(report)
 

@@ -17,9 +17,10 @@ from .definitions.registry import Registered
 _MODE = 0o644
 
 # A .pth file's code has to be one line. Nothing of it is compiled unless it is needed, for every interpreter reads it.
-# ``fullname`` is what `site` calls the file: its path now, wherever the environment was moved.
+# ``fullname`` is what `site` calls the file: its path now, wherever the environment was moved. ``unset`` stands for
+# the variable: where that leaves the hook off, `site_hook.install` has to look whether another variable is a mistake.
 _LINE = (
-    "import os; os.environ.get('RLHF_PATCHES_AUTOLOAD', {default!r}) in ('', '0') or "
+    "import os; os.environ.get('RLHF_PATCHES_AUTOLOAD', {unset}) in ('', '0', False) or "
     "exec({start!r}, {{'file': locals().get('fullname', 'the .pth file')}})\n"
 )
 _START = """\
@@ -144,7 +145,8 @@ def line(default: str, watch: tuple[str, ...] = ()) -> str:
         else "Install rlhf-patches again (%s is left of it)",
         watched=ascii((*site_hook.WATCHED, *watch)),
     )
-    return _LINE.format(default=default, start=_START.format(default=default, watch=ascii(watch), broken=broken))
+    unset = repr(default) if by_itself else "'RLHF_PATCHES_' in ' '.join(os.environ)"
+    return _LINE.format(unset=unset, start=_START.format(default=default, watch=ascii(watch), broken=broken))
 
 
 def module(text: str) -> str:

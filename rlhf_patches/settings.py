@@ -1,21 +1,22 @@
 """Environment variables, and selection of patches by name. An unknown name is an error, never ignored.
 
-========================  ==============================================================================
-RLHF_PATCHES_AUTOLOAD     1 patches this environment's processes without an import (read by the site hook)
-RLHF_PATCHES_WATCH        top-level modules, beside the built-in list, whose first import loads the engine; none of
-                          the standard library's
-RLHF_PATCHES_DISABLE      names or globs, comma-separated: never apply these
-RLHF_PATCHES_ONLY         names or globs, comma-separated: apply nothing else
-RLHF_PATCHES_ENABLE       names, comma-separated: apply these although upstream contests that they are repairs
-RLHF_PATCHES_PLUGINS      distributions, comma-separated, whose patches may be used beside the built-in ones; or none
-RLHF_PATCHES_STRICT       1 raises where a patch is refused or fails, instead of warning
-RLHF_PATCHES_LOG          debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
-                          unset: one line, the first problem
-RLHF_PATCHES_REPORT       a file in which each process keeps one line of JSON about itself
-RLHF_PATCHES_VERIFY       1 compares the ranks once torch.distributed is initialised (`rlhf_patches.verify`)
-RLHF_PATCHES_CACHE        0 finds everything anew in each process, instead of keeping what was found in a text
-RLHF_PATCHES_RUN          set by ``rlhf-patches run``: a file whose time says that a process has loaded the site hook
-========================  ==============================================================================
+=========================  ==============================================================================
+RLHF_PATCHES_AUTOLOAD      1 patches this environment's processes without an import (read by the site hook)
+RLHF_PATCHES_WATCH         top-level modules, beside the built-in list, whose first import loads the engine; none of
+                           the standard library's
+RLHF_PATCHES_DISABLE       names or globs, comma-separated: never apply these
+RLHF_PATCHES_ONLY          names or globs, comma-separated: apply nothing else
+RLHF_PATCHES_ENABLE        names, comma-separated: apply these although upstream contests that they are repairs
+RLHF_PATCHES_PLUGINS       distributions, comma-separated, whose patches may be used beside the built-in ones; or none
+RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated, of patches that change numbers: not to be told again
+RLHF_PATCHES_STRICT        1 raises where a patch is refused or fails, instead of warning
+RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
+                           unset: one line, the first problem
+RLHF_PATCHES_REPORT        a file in which each process keeps one line of JSON about itself
+RLHF_PATCHES_VERIFY        1 compares the ranks once torch.distributed is initialised (`rlhf_patches.verify`)
+RLHF_PATCHES_CACHE         0 finds everything anew in each process, instead of keeping what was found in a text
+RLHF_PATCHES_RUN           set by ``rlhf-patches run``: a file whose time says that a process has loaded the site hook
+=========================  ==============================================================================
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ KNOWN = (
     "ONLY",
     "ENABLE",
     "PLUGINS",
+    "ACKNOWLEDGED",
     "STRICT",
     "LOG",
     "REPORT",
@@ -46,6 +48,8 @@ KNOWN = (
     "CACHE",
     "RUN",
 )
+# Set without AUTOLOAD, these do not tell that anybody wants patches.
+_NEUTRAL = ("AUTOLOAD", "CACHE", "LOG", "RUN")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LINE = "\n  "
@@ -98,10 +102,7 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
         except SettingsError as error:
             problems.append(str(error))
 
-    for variable in environment:
-        if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in KNOWN:
-            known = [PREFIX + name for name in KNOWN]
-            problems.append(f"environment variable {variable} is unknown{nearest(variable, known)}")
+    problems += unknown(environment)
     wrong = [name for name in _listed("WATCH", environment) if not watchable(name)]
     if wrong:
         problems.append(
@@ -109,6 +110,8 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
             "What the standard library has, and rlhf_patches itself, cannot wait for the engine, which imports it"
         )
     # Nothing here depends on these, but a typo is told before anything is changed.
+    checked(lambda: truth("AUTOLOAD", environment))
+    checked(lambda: expand(_listed("ACKNOWLEDGED", environment), names, PREFIX + "ACKNOWLEDGED", hint))
     checked(lambda: truth("VERIFY", environment))
     checked(lambda: truth("CACHE", environment))
     checked(lambda: log_level(environment))
@@ -121,6 +124,21 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
     if problems:
         raise SettingsError(LINE.join(problems))
     return found
+
+
+def unknown(environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with each variable that looks like one of ours and is none."""
+    known = [PREFIX + name for name in KNOWN]
+    wrong = [name for name in environment if name.startswith(PREFIX) and name not in known]
+    return [f"environment variable {name} is unknown{nearest(name, known)}" for name in wrong]
+
+
+def asking(environment: Mapping[str, str]) -> list[str]:
+    """The variables that somebody sets who wants patches; none where RLHF_PATCHES_LOG wants to hear nothing."""
+    values = {name: environment.get(PREFIX + name, "").strip().lower() for name in KNOWN}
+    if values["LOG"].startswith("off"):
+        return []
+    return [PREFIX + name for name, value in values.items() if name not in _NEUTRAL and value not in (*_FALSE, "none")]
 
 
 def named(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
@@ -143,6 +161,11 @@ def _named(names: Sequence[str], hint: str, environment: Mapping[str, str]) -> f
         ]
         raise SettingsError(LINE.join(said) + hint)
     return named(environment) & frozenset(names)
+
+
+def acknowledged(name: str) -> bool:
+    """Whether the user knows that a patch changes numbers, and need not be told."""
+    return any(fnmatch.fnmatch(name, pattern) for pattern in _listed("ACKNOWLEDGED", os.environ))
 
 
 def watchable(module: str) -> bool:

@@ -43,6 +43,11 @@ _OF_SITE = ("sitecustomize", "usercustomize")
 _OF_INSTALLERS = ("pip", "setuptools", "pkg_resources", "wheel", "rlhf_patches")
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 60.0  # seconds
+# Programs that import a framework only to start others, which may call apply(): the ends of their paths.
+_LAUNCHERS = ("/accelerate", "/accelerate-launch", "/commands/launch.py", "/deepspeed", "/launcher/launch.py")
+
+
+_looked = False
 
 
 class NotActiveError(RuntimeError):
@@ -277,10 +282,10 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
     In a virtual environment a ``.pth`` file can be executed twice; the second time does nothing.
     """
     value = os.environ.get("RLHF_PATCHES_AUTOLOAD", default).strip().lower()
+    if value in _OFF and "RLHF_PATCHES_AUTOLOAD" not in os.environ:
+        _look_for_mistakes()
     if value in _OFF or any(type(finder).__name__ == _FirstImport.__name__ for finder in sys.meta_path):
         return
-    if value not in ("1", "true", "yes", "on"):
-        _complain(f"RLHF_PATCHES_AUTOLOAD is {value!r}; expected 1 or 0. Taken as 1")
     extra = os.environ.get("RLHF_PATCHES_WATCH", "").split(",")
     names = frozenset(name.strip().partition(".")[0] for name in (*WATCHED, *watch, *extra) if name.strip())
     standard = names & sys.stdlib_module_names
@@ -295,6 +300,41 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
             os.utime(run)
         except OSError:  # another host, or the run is over
             pass
+
+
+def _look_for_mistakes() -> None:
+    """The hook is off, nobody said so, and other variables are set: one of no meaning is said at once.
+
+    The others are looked at when the process ends. Whoever calls `apply` sets them rightly, and may call it after a
+    framework's import: before the end nobody can tell.
+    """
+    global _looked
+    if _looked or _is_our_command() or "rlhf_patches" in sys.orig_argv:  # which says it itself
+        return
+    _looked = True
+    from . import settings
+
+    unknown = settings.unknown(os.environ)
+    if unknown:
+        _complain("; ".join(unknown) + ". RLHF_PATCHES_AUTOLOAD is not set: nothing is patched without apply()")
+    asking = settings.asking(os.environ)
+    if asking:
+        atexit.register(_say_unpatched, asking)
+
+
+def _say_unpatched(variables: "list[str]") -> None:
+    """At the end: a framework was imported, and nobody has loaded the engine for which these variables are."""
+    imported = [name for name in WATCHED if name != "torch" and _is_imported(name)]  # torch: a launcher's, inductor's
+    program: str = (getattr(sys, "argv", None) or [""])[0]
+    if not imported or "rlhf_patches.engine.engine" in sys.modules or program.endswith(_LAUNCHERS):
+        return
+    from . import ranks
+
+    if ranks.place().rank in (None, "0"):
+        _complain(
+            f"NOT ACTIVE, although {', '.join(variables)} is set: {', '.join(imported)} ran unpatched, since "
+            "RLHF_PATCHES_AUTOLOAD is not set and apply() was not called"
+        )
 
 
 def setup_ray_worker() -> None:

@@ -47,7 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: those of the command line; None means this process's.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser(arguments).parse_args(arguments)
+    parser = _parser(arguments)
+    if not arguments:
+        parser.print_help()
+        return 0
+    if arguments[0] not in _MODULES and not arguments[0].startswith("-"):
+        output.complain(f"there is no command {arguments[0]!r}{settings.nearest(arguments[0], list(_MODULES))}")
+        return 2
+    options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or pipe that knows ASCII only, say
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -17,6 +17,8 @@ from ..offline import changes, evaluate
 from . import output
 from .command_line import Commands, UsageError
 
+_NAME = "a patch, or a part of its name"
+
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
@@ -31,11 +33,11 @@ def add(commands: Commands) -> None:
         "the page of a patch or an advice",
         "rlhf-patches explain megatron-forward-pre-hook-reentry",
     )
-    command.add_argument("name", metavar="NAME")
+    command.add_argument("name", metavar="NAME", help=_NAME)
     command = commands.add(
         "diff", _diff, "what a patch changes in the source installed here", "rlhf-patches diff verl-no-sync-reentry"
     )
-    command.add_argument("name", metavar="NAME")
+    command.add_argument("name", metavar="NAME", help=_NAME)
     command.add_argument(
         "--format",
         choices=("diff", "patch"),
@@ -58,6 +60,7 @@ def _list(options: argparse.Namespace) -> int:
         return printable(releases), printable(pages.summary(item.patch) + registry.credit(item.plugin))
 
     output.print_report(report, options, ("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS"), cells)
+    output.print_sum(report, "`rlhf-patches explain NAME` is the page of one, `rlhf-patches doctor` says why it is so")
     output.complain_of_plugins(failures)
     return 0
 
@@ -69,7 +72,7 @@ def _explain(options: argparse.Namespace) -> int:
     if console.is_terminal:
         from rich.markdown import Markdown
 
-        console.print(Markdown(text))
+        console.print(Markdown(text), soft_wrap=False)  # which would crop code blocks
     else:
         print(text, end="")
     return 0
@@ -93,7 +96,10 @@ def _diff(options: argparse.Namespace) -> int:
     if console.is_terminal:
         from rich.syntax import Syntax
 
-        console.print(Syntax(output.printable_lines(text), "diff", background_color="default", word_wrap=True))
+        # Its text, not the renderable, which would crop: the terminal wraps, and what is copied keeps its lines.
+        diff = Syntax("", "diff", background_color="default").highlight(output.printable_lines(text))
+        diff.rstrip()
+        console.print(diff)
     else:
         # As it is, for the command patch is to take it.
         try:
@@ -105,8 +111,18 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _patch(name: str) -> Registered:
+    """What a user means who has typed a name, or a part of one, in any case.
+
+    Raises:
+        UsageError: nothing, or several things.
+    """
     registered, failures = registry.load()
-    return find(name, registered, failures)
+    part = name.lower().replace("_", "-")
+    meant = [item for item in registered if part and part in item.patch.name.lower()]
+    if len(meant) > 1 and name not in [item.patch.name for item in meant]:
+        names = settings.LINE.join(item.patch.name for item in meant)
+        raise UsageError(f"{name!r} is a part of {len(meant)} names:{settings.LINE}{names}")
+    return find(meant[0].patch.name if len(meant) == 1 else name, registered, failures)
 
 
 def find(name: str, registered: Sequence[Registered], failures: Sequence[PluginFailure]) -> Registered:

@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import autoload, hook_files, settings
 from .._version import __version__
 from ..definitions import registry
-from ..definitions.status import PatchReport, printable
+from ..definitions.status import PatchReport, Report, Status, printable
 from ..offline import archive, confined, download, evaluate
 from . import output
 from .command_line import Commands, add_output
@@ -63,6 +63,7 @@ def _doctor(options: argparse.Namespace) -> int:
         return int(bad)
     console = output.console()
     output.print_report(report, options)
+    output.print_sum(report, _next_step(report))
     console.print()
     console.print(printable(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})"))
     console.print(printable(_hook_state()), soft_wrap=True)
@@ -72,6 +73,15 @@ def _doctor(options: argparse.Namespace) -> int:
             console.print(printable(f"{settings.PREFIX}{name}={value}"))
     output.complain_of_plugins(failures)
     return int(bad)
+
+
+def _next_step(report: Report) -> str:
+    if report.problems:
+        return f"`rlhf-patches explain {report.problems[0].name}` says which bug stays where a patch is refused"
+    applies = report.with_status(Status.APPLIES)
+    if applies:
+        return f"`rlhf-patches explain {applies[0].name}`, and `rlhf-patches run -- COMMAND` to run with them"
+    return "`rlhf-patches audit FILE` and `rlhf-patches check NAME==VERSION` look at what is not installed here"
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ _COLOURS = {
     Status.UNAFFECTED: "blue",
     Status.ABSENT: "dim",
 }
+_FIRST = (Status.APPLIES, Status.ADVICE, Status.REFUSED, Status.FAILED)
+"""What a report begins with: what acts here, and what a user has to look at."""
 _STATUS = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
 
 
@@ -63,7 +66,7 @@ def print_report(
     cells: Callable[[PatchReport], Sequence[str]] = lambda row: (printable(row.version or "-"), row.why),
     fold: Callable[[list[PatchReport]], list[str]] = folded,
 ) -> None:
-    """A table with a row for each patch, and a line for each framework that is not there.
+    """A table with a row for each patch, those that act here first, and a line for each framework that is not there.
 
     Args:
         report: the patches.
@@ -72,13 +75,21 @@ def print_report(
         cells: what a row has after the name and the status.
         fold: the lines for those that have no row.
     """
-    rows = list(report)
+    rows = sorted(report, key=lambda row: _FIRST.index(row.status) if row.status in _FIRST else len(_FIRST))
     shown = [row for row in rows if options.all or row.status is not Status.ABSENT]
     below = [row.below(getattr(options, "long", False)) for row in shown]
     if shown:
         print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], below)
     for line in fold([row for row in rows if row not in shown]):
         console().print(line, style="dim")
+
+
+def print_sum(report: Report, next_step: str) -> None:
+    """Below the table of a report: how many have which status, and what a user can do next."""
+    counts = Counter(row.status for row in report)
+    said = ", ".join(f"{counts[status]} {status}" for status in _COLOURS if counts[status])
+    console().print(f"\n{len(report.patches)} known bugs: {said or 'none'}", style="bold")
+    print(f"Next: {next_step}.")
 
 
 def print_json(report: Report) -> None:

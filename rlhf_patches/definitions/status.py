@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 WIDTH = 130
 """Characters of a line, where no terminal says otherwise: logs."""
 _LEAST = 36  # characters for the last column
+_MOST = 44  # for another one in a pipe: beside one long cell the others would be blanks
 _INDENT = 4
 
 
@@ -300,6 +301,8 @@ def layout(
     import textwrap  # only where a table is asked for
 
     columns = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads) - 1)]
+    if width is None:
+        columns = [min(size, _MOST) for size in columns]
     indent = sum(columns) + 2 * len(columns)
     stacked = width is not None and width - indent < _LEAST
     indent = _INDENT if stacked else indent

@@ -224,6 +224,7 @@ class Engine:
             for entry in entries:
                 self._look_again(entry)
             missed = [_row(entry) for entry in entries if entry.outcome.missed]
+        announce(())  # what an import that has failed was to say
         if not missed:
             return
         self.on_change()
@@ -450,7 +451,7 @@ class Engine:
         self._resolve_implementations(entries)
         for entry in entries:
             self._attempt(entry, module)
-        self._say([_row(entry) for entry in entries], (), raising=self._is_strict())
+        self._say([_row(entry) for entry in entries], (), raising=self._is_strict(), imported=module_name)
 
     def _attempt(self, entry: _Entry, announced: ModuleType | None) -> None:
         """Apply a patch if it is its time; every outcome ends in a status with a reason."""
@@ -635,10 +636,13 @@ class Engine:
 
     # ------------------------------------------------------------------------------------ saying so
 
-    def _say(self, rows: Iterable[PatchReport], failures: Iterable[PluginFailure], raising: bool) -> None:
+    def _say(
+        self, rows: Iterable[PatchReport], failures: Iterable[PluginFailure], raising: bool, imported: str = ""
+    ) -> None:
         rows, failures = tuple(rows), tuple(failures)
         self.on_change()
-        announce(rows, failures)
+        # A trainer's module imports others that are patched: of all of these, one line.
+        announce(rows, failures, more_to_come=import_hooks.is_running(besides=imported))
         lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.status.is_problem]
         lines += [str(failure) for failure in failures]
         if raising and lines:

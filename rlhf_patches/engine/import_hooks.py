@@ -62,6 +62,12 @@ def is_ready(module: ModuleType) -> bool:
     return not _is_lazy(module) and not import_system.is_initialising(module)
 
 
+def is_running(besides: str = "") -> bool:
+    """Whether a watched module but this one is being executed now, and will be announced."""
+    modules = (sys.modules.get(name) for name in list(_watched) if name != besides)
+    return any(module is not None and import_system.is_initialising(module) for module in modules)
+
+
 def _is_lazy(module: ModuleType | None) -> bool:
     return type(module) is importlib.util._LazyModule  # type: ignore[attr-defined]
 

@@ -2,9 +2,9 @@
 
 While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
 processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
-else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. In either case an
-applied patch that changes numbers which a user may have tuned to says so in a warning, and an advice is one: what was
-imported has the bug, and nothing repairs it.
+else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. In either case applied
+patches that change numbers which a user may have tuned to are named in a warning, one for all that come with an import,
+and an advice is one: what was imported has the bug, and nothing repairs it.
 
 A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
 all, and Ray itself folds equal lines of its workers into one.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _DEBUG, _INFO, _WARNING, _ERROR = 10, 20, 30, 40  # as logging's, which is imported when a line is to be said
 _said: set[str] = set()
+_numbers: dict[str, None] = {}  # names of applied patches that change numbers, still to be said
 _warned = False
 _MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
 
@@ -70,11 +71,16 @@ def speaks() -> bool:
     return everywhere or ranks.place().rank in (None, "0")
 
 
-def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()) -> None:
+def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = (), more_to_come: bool = False) -> None:
     """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
 
     Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging, but for
-    notices of applied patches and for advice.
+    patches that change numbers and for advice.
+
+    Args:
+        rows: the patches.
+        failures: plugins that cannot be used.
+        more_to_come: another call follows soon, and can name this one's patches that change numbers with its own.
     """
     global _warned
     if not speaks():
@@ -92,15 +98,31 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
             logger().warning("%s (%s)", "; ".join(problems), _MORE)
             new = {text: level for text, level in new.items() if text not in problems}
         new = dict.fromkeys(new, _DEBUG)
-    notices = {f"{row.name} {row.notice}" for row in rows if row.status is Status.APPLIED and row.notice}
-    notices |= {f"{row.name}: {row.why}; {row.notice}" for row in rows if row.status is Status.ADVICE}
+    notices = {f"{row.name}: {row.why}; {row.notice}" for row in rows if row.status is Status.ADVICE}
     new |= dict.fromkeys(sorted(notices - _said), _WARNING)
     _said.update(notices)
+    changing = [row.name for row in rows if row.status is Status.APPLIED and row.notice]
+    _numbers.update(dict.fromkeys(name for name in changing if name not in _said and not settings.acknowledged(name)))
+    names = list(_numbers)
+    if names and not more_to_come:
+        new[_of_numbers(names)] = _WARNING
+        _said.update(names)
+        for name in names:  # not clear(): another thread may have added one
+            _numbers.pop(name, None)
     # Where nobody has imported logging, nobody listens to what is below a warning.
     heard = _DEBUG if "logging" in sys.modules else _WARNING
     for text, level in new.items():
         if level >= heard:
             logger().log(level, "%s", text)
+
+
+def _of_numbers(names: list[str]) -> str:
+    """One short line; what each has to say stands in reports."""
+    count = "1 patch changes" if len(names) == 1 else f"{len(names)} patches change"
+    return (
+        f"{count} numbers here: {', '.join(names)}; `rlhf-patches explain {names[0]}` says what that means for running "
+        "experiments"
+    )
 
 
 def _level(row: PatchReport) -> int:

@@ -151,9 +151,10 @@ class Summary:
 
     def __str__(self) -> str:
         hosts = Counter(each.host for each in self.processes)
-        shown = ", ".join(f"{host} {count}" for host, count in sorted(hosts.items())[:_SHOWN])
+        shown = ", ".join(f"{count} on {host}" for host, count in sorted(hosts.items())[:_SHOWN])
         more = f" and {len(hosts) - _SHOWN} more hosts" if len(hosts) > _SHOWN else ""
-        lines = [f"{_plural(len(self.processes), 'process', 'processes')} on {shown}{more}"]
+        where = f" on {next(iter(hosts))}" if len(hosts) == 1 else f": {shown}{more}"
+        lines = [f"{_plural(len(self.processes), 'process', 'processes')}{where}"]
         times = sorted(each.started for each in self.processes if each.started)
         if times:
             lines[0] += f"; started {times[0]}" + (f" to {times[-1]}" if times[-1] != times[0] else "")

@@ -234,3 +234,12 @@ def test_of_the_built_in_patches():
     assert rlhf_patches.in_force("trl-chunked-nll-zero3") is False
     with pytest.raises(SettingsError, match="did you mean 'trl-chunked-nll-zero3'"):
         rlhf_patches.in_force("trl-chunked-nll-zero")
+
+
+def test_a_typo_is_shown_without_our_frames(monkeypatch):
+    monkeypatch.setenv("RLHF_PATCHES_STRICT", "perhaps")
+    with pytest.raises(SettingsError, match="RLHF_PATCHES_STRICT is 'perhaps'") as raised:
+        rlhf_patches.apply()
+    assert [frame.name for frame in raised.traceback] == ["test_a_typo_is_shown_without_our_frames", "apply"]
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__

@@ -129,6 +129,27 @@ def test_a_folder_with_a_name_from_outside(capsys, monkeypatch, tmp_path):
     assert "\x1b[2J" not in out
 
 
+def test_a_terminal_shows_all_that_is_changed(framework, monkeypatch, capsys):
+    """However narrow it is: lines that differ at their ends only were cropped, and looked alike."""
+    long = "x " + "+ 1 " * 30
+    framework.write("mod", f"def f(x):\n    return {long}- 1\n")
+    patch = framework.patch(Rewrite(framework.path("mod:f"), f"{long}- 1", f"{long}+ 1"))
+    monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(patch, "tests")], []))
+
+    def plain(command):
+        assert command_line.main([command, patch.name]) == 0
+        return re.sub(r"\x1b(\[[0-9;]*m|\].*?\x1b\\)", "", capsys.readouterr().out)
+
+    piped = plain("diff")
+    assert f"-    return {long}- 1\n+    return ({long}+ 1)\n" in piped
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert plain("diff") == piped, "the terminal wraps; what is copied has whole lines"
+    explained = plain("explain")
+    assert f"- {long}- 1 + {long}+ 1 " in f"{' '.join(explained.split())} "
+    assert max(map(len, explained.splitlines())) <= 80
+
+
 # ------------------------------------------------------------------------------------- doctor, help, wrong names
 
 
@@ -163,6 +184,51 @@ def test_an_unknown_name_suggests_the_nearest(said, command):
     assert status == 2
     assert err.count("\n") == 1
     assert "did you mean 'slime-no-sync-reentry'?" in err
+
+
+def test_the_command_alone_is_its_help(said):
+    assert said() == said("--help")
+
+
+def test_a_wrong_command_names_the_nearest(said):
+    assert said("doctr", "--json") == (2, "", "rlhf-patches: there is no command 'doctr'; did you mean 'doctor'?\n")
+
+
+def test_a_part_of_a_name_is_enough(said):
+    for part in ("dapo", "GRPO_Dapo"):
+        assert said("explain", part) == said("explain", "trl-grpo-dapo-scale")
+    assert said("diff", "dapo") == said("diff", "trl-grpo-dapo-scale")
+    assert said("explain", "swift-null-ref-context")[1].startswith("# swift-null-ref-context\n"), "a part of -hf's, too"
+    status, out, err = said("explain", "null-REF")
+    assert (status, out) == (2, "")
+    assert err == (
+        "rlhf-patches: 'null-REF' is a part of 2 names:\n  swift-null-ref-context\n  swift-null-ref-context-hf\n"
+    )
+
+
+def test_doctor_and_list_begin_with_what_applies_and_end_with_a_count(said, slime, monkeypatch):
+    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "accelerate-*")
+    monkeypatch.syspath_prepend(slime)
+    count = len(plugin.rlhf_patches())
+    for command in ("doctor", "list"):
+        out = said(command)[1].splitlines()
+        assert out[1].split()[:2] == [toy_slime.PATCH, "applies"]
+        (place,) = [number for number, line in enumerate(out) if line.startswith(f"{count} known bugs: 1 applies, ")]
+        assert "2 disabled" in out[place]
+        assert out[place + 1].startswith("Next: `rlhf-patches explain ")
+    assert toy_slime.PATCH in said("doctor")[1].partition("Next: ")[2]
+    make_refused(slime)
+    assert said("doctor")[1].splitlines()[1].split()[:2] == [toy_slime.PATCH, "refused"]
+    assert f"Next: `rlhf-patches explain {toy_slime.PATCH}` says which bug stays" in said("doctor")[1]
+    monkeypatch.setenv("RLHF_PATCHES_DISABLE", "*")
+    assert "Next: `rlhf-patches audit FILE`" in said("doctor")[1]
+
+
+def test_a_pipe_gets_no_column_of_blanks(said):
+    """One patch has ranges of 150 characters."""
+    lines = said("list", "--all")[1].splitlines()
+    assert max(len(run) for line in lines for run in re.findall(" +", line)) <= 45
+    assert not any(line.endswith(" ") for line in lines)
 
 
 def test_diff_of_an_absent_framework_says_so(said):

@@ -31,14 +31,16 @@ def test_the_wheel_ships_the_hook_beside_the_package(installed):
     assert (installed.site / "rlhf_patches" / "patches" / "plugin.py").exists()
 
 
-def test_off_loads_nothing(installed, slime):
+def test_off_loads_nothing(installed, slime, monkeypatch):
+    monkeypatch.delenv("RLHF_PATCHES_CACHE")  # the tests' own
     assert "rlhf_patches" not in installed.code(MODULES).split()
     assert installed.code(toy_slime.LOOK, cwd=slime) == "untouched"
     assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="0") == "untouched"
     assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="off") == "untouched"
 
 
-def test_on_loads_only_itself_before_a_framework(installed):
+def test_on_loads_only_itself_before_a_framework(installed, monkeypatch):
+    monkeypatch.delenv("RLHF_PATCHES_CACHE")
     bare = set(installed.code(MODULES, "-I").split())
     on = set(installed.code(MODULES, "-I", **ON).split())
     assert on - bare == {
@@ -266,6 +268,63 @@ def test_a_typo_stops_the_run_at_its_first_framework_and_nothing_else(installed,
     done = installed.run(installed.python, "-c", code, cwd=slime, **wrong)
     assert done.returncode == 1, "a framework that swallows the first exception must not get away unpatched"
     assert "did you mean 'slime-no-sync-reentry'?" in done.stderr
+
+
+def test_a_switch_of_no_meaning_is_an_error_like_every_other(installed, slime):
+    done = installed.run(installed.python, "-c", toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="yep")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "SettingsError: RLHF_PATCHES_AUTOLOAD is 'yep': expected one of 1, true" in done.stderr
+
+
+@pytest.mark.parametrize("switch", [None, "0"])
+def test_a_variable_of_no_meaning_is_one_line_at_the_start(installed, slime, switch):
+    """The hook is off then, and nothing else looks: RLHF_PATCHES_AUTLOAD=1 would be an unpatched run. 0 is a word."""
+    said = {"RLHF_PATCHES_AUTLOAD": "1", **({} if switch is None else {"RLHF_PATCHES_AUTOLOAD": switch})}
+    done = installed.run(installed.python, "-c", "import sys; sys.stderr.write('begun')", **said)
+    line = (
+        "[rlhf_patches] environment variable RLHF_PATCHES_AUTLOAD is unknown; did you mean 'RLHF_PATCHES_AUTOLOAD'?. "
+        "RLHF_PATCHES_AUTOLOAD is not set: nothing is patched without apply()\n"
+    )
+    assert done.stderr == ("begun" if switch else line + "begun")
+    done = installed.run(installed.command, "list", **said)
+    assert "at the start" not in done.stderr
+    assert done.stderr.count("RLHF_PATCHES_AUTLOAD is unknown") == 1, "the command says it itself"
+
+
+UNASKED = "NOT ACTIVE, although RLHF_PATCHES_STRICT is set: slime ran unpatched"
+APPLY = "import rlhf_patches; rlhf_patches.apply(strict=False)"
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "said"),
+    [
+        (toy_slime.IMPORT, {"STRICT": "1"}, True),
+        (toy_slime.IMPORT, {"STRICT": "1", "RANK": "0"}, True),
+        (toy_slime.IMPORT, {"STRICT": "1", "RANK": "1"}, False),
+        (toy_slime.IMPORT, {"STRICT": "1", "AUTOLOAD": "0"}, False),
+        (toy_slime.IMPORT, {"STRICT": "1", "LOG": "off"}, False),
+        (toy_slime.IMPORT, {"STRICT": "off", "CACHE": "0", "LOG": "info", "ONLY": ""}, False),
+        ("import json", {"STRICT": "1"}, False),
+        ("import sys; sys.argv[0] = '/bin/accelerate'; import slime", {"STRICT": "1"}, False),
+        (f"{toy_slime.IMPORT}; {APPLY}", {"STRICT": "1"}, False),
+        (f"{APPLY}; {toy_slime.IMPORT}", {"STRICT": "1"}, False),
+    ],
+)
+def test_a_variable_that_nothing_heeds_is_said_at_the_end(installed, slime, code, settings, said):
+    """Not before: who calls apply() sets them rightly, and may call it after the import."""
+    given = {name if name == "RANK" else f"RLHF_PATCHES_{name}": value for name, value in settings.items()}
+    code = f"import sys; {code}; sys.stderr.write('ended')"
+    done = installed.run(installed.python, "-c", code, cwd=slime, **given)
+    assert done.returncode == 0, done.stderr
+    assert (UNASKED in done.stderr.partition("ended")[2]) is said, done.stderr
+    assert done.stderr.count("\n") == said
+
+
+def test_an_environment_that_is_switched_on_heeds_every_variable(make_installed, slime):
+    environment = make_installed()
+    environment.run(environment.command, "autoload", "on")
+    done = environment.run(environment.python, "-c", toy_slime.LOOK, cwd=slime, RLHF_PATCHES_STRICT="1")
+    assert (done.stdout, done.stderr) == ("applied\n", "")
 
 
 def test_the_report_file_has_a_line_a_process(installed, slime, tmp_path):

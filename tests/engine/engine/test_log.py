@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches import PatchError, PatchReport, Rewrite, Shape, Status, ranks
+from rlhf_patches import PatchError, PatchReport, Rewrite, SettingsError, Shape, Status, ranks
 from rlhf_patches.definitions.registry import PluginFailure, Registered
 from rlhf_patches.engine import log
 from rlhf_patches.engine.engine import Engine
@@ -130,7 +130,73 @@ def test_that_numbers_change_is_a_warning_once_when_the_patch_is_applied(
     made.revert()
     made.apply()
     found = [text for level, text in said() if level == "WARNING" and "numbers" in text]
-    assert found == ["x-good changes numbers: it was wrong"]
+    explained = "`rlhf-patches explain x-good` says what that means for running experiments"
+    assert found == [f"1 patch changes numbers here: x-good; {explained}"]
+
+
+@pytest.fixture
+def changing(framework):
+    """Patches that change numbers, of modules ``trainer``, which imports ``model``, and ``other``."""
+    framework.write("model", BUG)
+    framework.write("trainer", f"from . import model\n{BUG}")
+    framework.write("other", BUG)
+    return [
+        dataclasses.replace(
+            framework.patch(Rewrite(framework.path(f"{module}:add"), "$A - $B", "$A + $B"), name=f"x-{module}"),
+            changes_numbers="it was wrong",
+        )
+        for module in ("model", "trainer", "other")
+    ]
+
+
+def _numbers_said(said):
+    return [text.partition(";")[0] for level, text in said() if level == "WARNING" and "numbers" in text]
+
+
+def test_all_numbers_that_change_with_one_import_are_one_short_line(framework, engine, changing, said):
+    made = engine(*changing)
+    made.apply()
+    framework.load("trainer")
+    framework.load("other")
+    made.apply()
+    assert _numbers_said(said) == [
+        "2 patches change numbers here: x-model, x-trainer",
+        "1 patch changes numbers here: x-other",
+    ]
+
+
+def test_numbers_that_change_in_what_is_there_already_are_one_line(framework, engine, changing, said):
+    framework.load("trainer")
+    framework.load("other")
+    engine(*changing).apply()
+    assert _numbers_said(said) == ["3 patches change numbers here: x-model, x-trainer, x-other"]
+
+
+def test_numbers_are_said_at_the_end_where_the_import_around_has_failed(framework, engine, changing, said):
+    framework.write("trainer", f"from . import model\n{BUG}raise LookupError")
+    made = engine(*changing)
+    made.apply()
+    with pytest.raises(LookupError):
+        framework.load("trainer")
+    assert _numbers_said(said) == []
+    made.end()
+    made.end()
+    assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
+
+
+def test_who_knows_that_numbers_change_is_not_told_again_but_of_refusals(
+    framework, engine, changing, said, monkeypatch
+):
+    monkeypatch.setenv("RLHF_PATCHES_ACKNOWLEDGED", "x-mod*, x-other")
+    framework.write("other", OTHER)
+    engine(*changing).apply()
+    framework.load("trainer")
+    framework.load("other")
+    assert _numbers_said(said) == ["1 patch changes numbers here: x-trainer"]
+    assert any(level == "WARNING" and text.startswith("refused x-other: ") for level, text in said())
+    monkeypatch.setenv("RLHF_PATCHES_ACKNOWLEDGED", "x-moddel")
+    with pytest.raises(SettingsError, match="ACKNOWLEDGED names 'x-moddel', which is no patch; did you mean 'x-model'"):
+        engine(*changing).apply()
 
 
 @pytest.mark.parametrize("asked", [None, "info", "warning"])

@@ -54,7 +54,7 @@ def test_all_the_same(report):
     status, out, err = report(lines)
     assert (status, err) == (0, "")
     assert out.splitlines() == [
-        "8 processes on node-a 4, node-b 4; started 2026-01-02T03:04:00.000+00:00 to 2026-01-02T03:04:07.000+00:00",
+        "8 processes: 4 on node-a, 4 on node-b; started 2026-01-02T03:04:00.000+00:00 to 2026-01-02T03:04:07.000+00:00",
         "8 ended in order",
         "",
         "a-bug  applied in 8",
@@ -195,7 +195,7 @@ def test_several_files(tmp_path, capsys):
     assert cli.main(["report", str(files[0])]) == 1
     assert "no line from rank 1 of 2" in capsys.readouterr().out
     assert cli.main(["report", *map(str, files)]) == 0
-    assert "2 processes on node-a 1, node-b 1" in capsys.readouterr().out
+    assert "2 processes: 1 on node-a, 1 on node-b" in capsys.readouterr().out
 
 
 def test_json(report):
@@ -326,7 +326,7 @@ def _memory(megabytes):
 def test_a_hostile_line_is_unreadable_and_the_next_is_read(report, hostile):
     status, out, err = report([line(8), hostile, line(9)])
     assert (status, err) == (1, "")
-    assert "2 processes on node-a 2" in out
+    assert "2 processes on node-a;" in out
     assert out.count("unreadable: line 2 of") == out.count("unreadable") == 1
 
 
@@ -447,7 +447,7 @@ def test_a_thousand_processes(report):
         lines[200 * odd]["patches"] = changed
     status, out, _ = report(lines, padding=4000)
     assert status == 1
-    assert out.startswith("1000 processes on node-0 8, node-1 8, ")
+    assert out.startswith("1000 processes: 8 on node-0, 8 on node-1, ")
     assert "and 117 more hosts" in out
     for odd in range(5):
         assert f"bug-{odd} differs: applied in 999, but refused in node-{25 * odd} pid {200 * odd} rank" in out
