@@ -55,7 +55,9 @@ class _Findings:
 
     @property
     def with_bugs(self) -> list[tuple[Audited, Bug]]:
-        return [(each, bug) for each in self.audited for bug in each.bugs or ()]
+        """The worst harm first."""
+        found = [(each, bug) for each in self.audited for bug in each.bugs or ()]
+        return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
 
     @property
     def not_looked_up(self) -> list[Audited]:
@@ -113,7 +115,8 @@ def _without(audited: Audited, ignored: list[str]) -> Audited:
 
 def _complain(findings: _Findings) -> None:
     for each, bug in findings.with_bugs:
-        output.complain(f"{each.pin.name} {each.pin.version} ({each.pin.place}): {bug.patch.name}")
+        facts = "; ".join(filter(None, (bug.patch.harm, f"fixed in {_fixed(bug)}" if bug.fixed else _fixed(bug))))
+        output.complain(f"{each.pin.name} {each.pin.version} ({each.pin.place}): {bug.patch.name}: {facts}")
     for line in _not_looked_up(findings):
         output.complain(line)
 
@@ -122,12 +125,15 @@ def _say(findings: _Findings) -> None:
     rows = findings.with_bugs
     if rows:
         output.print_table(
-            ("PACKAGE", "VERSION", "BUG", "FIXED IN", "WHERE"),
+            ("PACKAGE", "VERSION", "HARM", "BUG", "FIXED IN", "WHERE"),
             [
-                (each.pin.name, printable(each.pin.version or ""), bug.patch.name, _fixed(bug), _where(each))
+                (
+                    *(each.pin.name, printable(each.pin.version or "")),
+                    *(bug.patch.harm, bug.patch.name, _fixed(bug), _where(each)),
+                )
                 for each, bug in rows
             ],
-            [(printable(pages.summary(bug.patch) + registry.credit(bug.plugin)),) for _, bug in rows],
+            [(printable(pages.bug(bug.patch) + registry.credit(bug.plugin)),) for _, bug in rows],
         )
         print()
     for line in _not_looked_up(findings):
@@ -138,7 +144,9 @@ def _say(findings: _Findings) -> None:
     names = {each.pin.name for each, _ in rows}
     repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}
     advice = {bug.patch.name for _, bug in rows} - repaired
-    print(f"Found {len(repaired | advice)} known bugs in {_count(len(names), 'package')}.")
+    said = pages.counted({bug.patch.name: bug.patch for _, bug in rows}.values())
+    found = f"Found {_count(len(repaired | advice), 'known bug')} in {_count(len(names), 'package')}"
+    print(f"{found}{f': {said}' if said else ''}.")
     if repaired:
         which = f"{len(repaired)} of them" if advice else "them"
         print(f"rlhf-patches repairs {which} at run time where it is on: `explain BUG` says how, `doctor` whether.")
@@ -223,6 +231,9 @@ def _bug_as_json(bug: Bug) -> dict[str, Any]:
         "id": bug.patch.name,
         "fix_versions": [bug.fixed] if bug.fixed else [],
         "aliases": list(bug.patch.references),
+        "harm": bug.patch.harm or None,
+        "bug": bug.patch.bug or None,
+        "when": bug.patch.when or None,
         "description": bug.patch.symptom,
         "repaired_by": bug.repaired_by,
         **({"what_to_do": bug.patch.what_to_do} if isinstance(bug.patch, Advice) else {}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -167,6 +168,17 @@ def bug(patch: KnownBug) -> str:
         return summary(patch)
     when = f". When: {patch.when}" if patch.when else ""
     return f"{patch.bug}{when}{_remarks(patch)}"
+
+
+_SEVERAL = {"wrong gradient": "wrong gradients", "wrong metric": "wrong metrics", "hang": "hangs", "crash": "crashes"}
+
+
+def counted(patches: Iterable[KnownBug]) -> str:
+    """How many have which harm, the worst first: "3 wrong gradients, 2 hangs"; what does not say is left out."""
+    counts = Counter(patch.harm for patch in patches)
+    return ", ".join(
+        f"{counts[harm]} {harm if counts[harm] == 1 else _SEVERAL.get(harm, harm)}" for harm in HARMS if counts[harm]
+    )
 
 
 def by_harm(patch: KnownBug) -> tuple[int, str]:

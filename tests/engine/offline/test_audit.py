@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_patches import cli
+from rlhf_patches.definitions.patch import HARMS
 from rlhf_patches.offline import audit, pin_files
 
 LOCKS = Path(__file__).parent / "locks"
@@ -92,12 +93,35 @@ def test_what_repairs_it_and_what_fixes_it(capsys, requirements):
     assert [bug["fix_versions"] for bug in verl["vulns"] if bug["id"] == "verl-no-sync-reentry"] == [[]]
     assert cli.main(["audit", str(file)]) == 1
     out = capsys.readouterr().out
-    assert re.search(r"^trl +1\.5\.0 +trl-chunked-nll-zero3 +1\.15\.0 ", out, re.MULTILINE)
+    assert re.search(r"^trl +1\.5\.0 +hang +trl-chunked-nll-zero3 +1\.15\.0 ", out, re.MULTILINE)
     assert "no release yet" in out
-    assert re.search(r"^Found \d+ known bugs in 2 packages\.$", out, re.MULTILINE)
+    assert re.search(r"^Found \d+ known bugs in 2 packages: \d+ wrong gradients, .*1 hang, ", out, re.MULTILINE)
     assert cli.main(["audit", "--quiet", str(file)]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", len(trl["vulns"] + verl["vulns"]))
+
+
+def test_the_worst_harm_comes_first(capsys, requirements):
+    file = requirements("verl==0.9.1\ntransformers==5.23.0\ntrl==1.5.1\n")
+    assert cli.main(["audit", str(file)]) == 1
+    out = capsys.readouterr().out
+    harms = re.findall(rf"^\S+ +[\d.]+ +({'|'.join(HARMS)}) +\S+ ", out, re.MULTILINE)
+    assert harms == sorted(harms, key=HARMS.index)
+    counted = [f"{harms.count(harm)} {harm}" for harm in HARMS if harm in harms]
+    said = re.search(r"^Found .*: (.*)\.$", out, re.MULTILINE)[1]
+    assert len(counted) > 3
+    assert all(part.startswith(one) for part, one in zip(said.split(", "), counted, strict=True))
+    assert "evaluation on several ranks" in out
+    assert cli.main(["audit", "--json", str(file)]) == 1
+    (bug,) = (
+        bug
+        for each in json.loads(capsys.readouterr().out)["dependencies"]
+        for bug in each["vulns"]
+        if bug["id"] == "transformers-eval-loss-ranks"
+    )
+    assert (bug["harm"], bug["when"]) == ("wrong metric", "evaluation on several ranks")
+    assert cli.main(["audit", "--quiet", str(file)]) == 1
+    assert ": trl-metrics-deadlock: hang; fixed in 1.14.0\n" in capsys.readouterr().err
 
 
 def test_nothing_found(found, requirements, capsys):
