@@ -95,7 +95,9 @@ def _project(data: Mapping[str, Any], place: str) -> Iterator[Entry]:
     for name, table in tools.items():
         if name != "poetry":
             yield from _of_tool(table, place, f"tool.{name}")
-    yield from _of_tool({"build-dependencies": data.get("build-system", {}).get("requires", ())}, place, "build-system")
+    requires = data.get("build-system", {}).get("requires")
+    if requires:
+        yield Unread(place, "build-system.requires is not read", mention=json.dumps(requires, default=str))
 
 
 def _of_tool(table: Any, place: str, where: str) -> Iterator[Entry]:
@@ -168,7 +170,7 @@ _KEY = re.compile(r"""(["']?)([A-Za-z_][\w-]*)\1\s*:(?:\s+(.*))?""", re.ASCII)
 _ITEM = re.compile(r"( *)- +(.*)")
 _FIELD = re.compile(r"( *)(?:- +)?(name|version|platform|manager): +(\S.*)")
 # environment.yml, and conda-lock.yml.
-_OTHER_KEYS = ("name", "channels", "prefix", "variables", "platforms", "category", "version", "metadata", "channel")
+_OTHER_KEYS = re.compile(r"name|channels|prefix|variables|platforms?|category|version|metadata|pip-repositories")
 
 
 def of_yaml(text: str, place: str, lines: Lines) -> Iterator[Entry]:
@@ -185,7 +187,7 @@ def of_yaml(text: str, place: str, lines: Lines) -> Iterator[Entry]:
             yield from _dependencies(rows, place, lines)
         elif name == "package":
             yield from _packages(rows, place)
-        elif name not in _OTHER_KEYS:
+        elif not _OTHER_KEYS.fullmatch(name):
             number, line = rows[0]
             yield Unread(f"{place}:{number}", f"{shown(line)} is not what conda's files have")
 

@@ -14,6 +14,7 @@ EXPECTED = "expected releases such as trl==1.5.1, in one of the formats that `au
 
 _SHOWN = 100  # characters of an entry that was not understood
 _FILE = re.compile(r"[^\s;@]+\.(?:whl|zip|gz|bz2|conda)(?:[\s;#].*)?")
+_EGG = re.compile(r"#(?:[^#]*&)?egg=([A-Za-z0-9][A-Za-z0-9_.-]*)")
 _URL = re.compile(r"[\w+.-]+://")
 # The folder is that of a platform; what an index serves under such a name may be a source archive.
 _CONDA_FILE = re.compile(r"/(?:noarch|[a-z]+-[a-z0-9_]+)/([^/\s]+?)-([^-/\s]+)-[^-/\s]+\.(?:conda|tar\.bz2)(?:#\S*)?$")
@@ -104,6 +105,9 @@ def _of_address(text: str, where: str, note: str) -> Entry:
     conda = _CONDA_FILE.search(address) if _URL.match(address) else None
     if conda is not None:
         return Pin(canonicalize_name(conda[1]), conda[2], where, note)
+    egg = _EGG.search(address)
+    if egg is not None:
+        return Pin(canonicalize_name(egg[1]), None, where, notes(f"from {address}", note))
     if _URL.match(address) or address.startswith((".", "/", "~")):
         return Unread(where, f"{shown(address)} does not tell which release of what it is")
     return Unread(where, f"{shown(text)} is no requirement (name==version)")
