@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..definitions.patch import KnownBug, Signature
 from ..definitions.registry import Registered
 from .tracebacks import Frame, Raised
+
+_MOST_RANKS = 100_000
 
 
 @dataclass
@@ -19,12 +21,14 @@ class Diagnosis:
         sure: whether the defective function is in the traceback; else only the exception and its text fit.
         first: where it was seen first.
         times: how often.
+        ranks: of whom, as far as logs tell.
     """
 
     item: Registered
     sure: bool
     first: Raised
     times: int = 1
+    ranks: set[str] = field(default_factory=set)
 
 
 def diagnose(log: Iterable[Raised], registered: Sequence[Registered]) -> tuple[list[Diagnosis], int]:
@@ -44,9 +48,13 @@ def diagnose(log: Iterable[Raised], registered: Sequence[Registered]) -> tuple[l
                 continue
             one = found.get(item.patch.name)
             if one is None or (sure and not one.sure):
-                found[item.patch.name] = Diagnosis(item, sure, raised, one.times + 1 if one else 1)
+                one = found[item.patch.name] = Diagnosis(
+                    item, sure, raised, one.times + 1 if one else 1, one.ranks if one else set()
+                )
             else:
                 one.times += 1
+            if raised.rank and len(one.ranks) < _MOST_RANKS:
+                one.ranks.add(raised.rank)
     sure_texts = {(one.first.exception, one.first.message) for one in found.values() if one.sure}
     # The same text without a frame is that of another framework only where no traceback says which one it is.
     kept = [one for one in found.values() if one.sure or (one.first.exception, one.first.message) not in sure_texts]

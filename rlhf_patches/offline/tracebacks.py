@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
+from . import json_lines
+from .json_lines import BEGIN
+
 _LONGEST_LINE = 1 << 16  # bytes; of a longer one the beginning counts
 _ENDLESS_LINE = 1 << 28  # bytes; no log has one, and a device would be read for ever
 _MOST_FRAMES = 256
@@ -32,7 +35,8 @@ _PREFIX = re.compile(
 _FRAME = re.compile(r'\s*(?:\|\s*)?File "([^"\n]+)", line \d+, in (\S+)')
 _EXCEPTION = re.compile(r"(?:[|+ -]*)((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s?(.*))?$")
 _LOUD = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning)$")
-_BEGIN = "Traceback (most recent call last):"
+_RANK = re.compile(r"\[rank(\d{1,9})\]")
+_WITHIN = 2  # objects of JSON in a field of another
 
 
 class LogError(Exception):
@@ -57,6 +61,8 @@ class Raised:
         near: frames that the same stream has shown before, of tracebacks that may be interleaved with this one.
         line: its number in the log.
         stream: the prefix of its lines: the rank, or the actor.
+        rank: which rank has raised it, if the prefix tells: ``rank 3``.
+        file: the name of the log, if it has one.
     """
 
     exception: str
@@ -65,6 +71,8 @@ class Raised:
     near: tuple[Frame, ...]
     line: int
     stream: str
+    rank: str = ""
+    file: str = ""
 
 
 @dataclass
@@ -130,32 +138,51 @@ def read(log: BinaryIO) -> Iterator[Raised]:
     streams = _Streams()
     for number, line in _lines(log):
         # Most lines of a log end here.
-        if not streams.active and b"Traceback" not in line and b'File "' not in line and b"E" not in line:
+        if not streams.active and b"Traceback" not in line and b"File " not in line and b"E" not in line:
             continue
-        text = _COLOUR.sub("", line.decode("utf-8", "replace")).rstrip("\r\n")
-        prefix, text = _split(text)
-        if not streams.active and _BEGIN not in text and 'File "' not in text and not _may_be_loud(text):
-            continue
-        stream = streams.of(prefix)
-        frame = _FRAME.match(text)
-        if text.endswith(_BEGIN):
-            streams.set_active(stream, True)
+        for prefix, text in _texts(line.decode("utf-8", "replace")):
+            yield from _fed(streams, prefix, text, number)
+
+
+def _texts(line: str, before: str = "", within: int = 0) -> Iterator[tuple[str, str]]:
+    """What a line says, with its prefix: the line itself, or the lines in the fields of an object."""
+    prefix, text = _split(_COLOUR.sub("", line).rstrip("\r\n"))
+    prefix = f"{before} {prefix}".strip()[:_LONGEST_PREFIX]
+    found = json_lines.unfolded(text) if text.startswith("{") and within < _WITHIN else None
+    if found is None:
+        yield prefix, text[:_LONGEST_LINE]
+        return
+    rank, lines = found
+    for each in lines:
+        yield from _texts(each[:_LONGEST_LINE], f"{prefix} {rank}".strip(), within + 1)
+
+
+def _fed(streams: _Streams, prefix: str, text: str, number: int) -> Iterator[Raised]:
+    """What a line ends."""
+    if not streams.active and BEGIN not in text and 'File "' not in text and not _may_be_loud(text):
+        return
+    stream = streams.of(prefix)
+    frame = _FRAME.match(text)
+    if text.endswith(BEGIN):
+        streams.set_active(stream, True)
+        stream.own.clear()
+    elif frame:
+        streams.set_active(stream, True)
+        streams.add(stream, Frame(frame[1][-_LONGEST_PATH:], frame[2][:_LONGEST_NAME]))
+    else:
+        raised = _raised(text, stream, number, prefix)
+        if raised is not None:
+            streams.set_active(stream, False)
             stream.own.clear()
-        elif frame:
-            streams.set_active(stream, True)
-            streams.add(stream, Frame(frame[1][-_LONGEST_PATH:], frame[2][:_LONGEST_NAME]))
-        else:
-            raised = _raised(text, stream, number, prefix)
-            if raised is not None:
-                streams.set_active(stream, False)
-                stream.own.clear()
-                yield raised
+            yield raised
 
 
 def _lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := log.readline(_LONGEST_LINE):
         number += 1
+        if b"{" in line[:_LONGEST_PREFIX] and not line.endswith(b"\n"):  # an object that is cut off is none
+            line += log.readline(json_lines.LONGEST - len(line))
         yield number, line
         size = 0
         while not line.endswith(b"\n") and (line := log.readline(_LONGEST_LINE)):
@@ -169,7 +196,7 @@ def _split(text: str) -> tuple[str, str]:
     end = 0
     while found := _PREFIX.match(text, end):
         end = found.end()
-    return text[:end].strip()[:_LONGEST_PREFIX], text[end:]
+    return text[:end].strip(), text[end:]
 
 
 def _may_be_loud(text: str) -> bool:
@@ -184,4 +211,6 @@ def _raised(text: str, stream: _Stream, number: int, prefix: str) -> Raised | No
         return None
     name = found[1].rpartition(".")[2]
     message = (found[2] or "")[:_LONGEST_MESSAGE]
-    return Raised(name, message, tuple(stream.own), tuple(stream.near), number, prefix)
+    rank = _RANK.search(prefix)
+    named = f"rank {rank[1]}" if rank else ""
+    return Raised(name, message, tuple(stream.own), tuple(stream.near), number, prefix, named)
