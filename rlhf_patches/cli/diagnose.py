@@ -88,7 +88,8 @@ def _say(found: list[Diagnosis], count: int, read: Logs) -> None:
                 f"{patch.name}{registry.credit(one.item.plugin)}: {_how_sure(one)}; first at {_where(one, read)}{times}"
             )
         )
-        print(printable(f"    {seen.exception}: {seen.message}"[:200]))
+        if seen.exception:
+            print(printable(f"    {seen.exception}: {seen.message}"[:200]))
         print(printable(f"    affected: {patch.distribution} {patch.versions}"))
         what = "advice" if isinstance(patch, Advice) else "repair"
         print(printable(f"    {what}: {patch.summary}; `rlhf-patches explain {patch.name}`"))
@@ -99,9 +100,11 @@ def _say(found: list[Diagnosis], count: int, read: Logs) -> None:
 
 
 def _how_sure(one: Diagnosis) -> str:
-    return (
-        "certain (exception, text and function)" if one.sure else "likely (exception and text; no traceback through it)"
-    )
+    if one.match == diagnose.CERTAIN:
+        return "certain (exception, text and function)"
+    if one.match == diagnose.LIKELY:
+        return "likely (exception and text; no traceback through it)"
+    return f"possible (of its traceback {one.first.cut or 'frames are missing'})"
 
 
 def _ranks(ranks: set[str]) -> str:
@@ -125,6 +128,7 @@ def _as_json(one: Diagnosis) -> dict[str, object]:
     return {
         "name": one.item.patch.name,
         "plugin": one.item.plugin,
+        "match": one.match,
         "sure": one.sure,
         "exception": one.first.exception,
         "message": one.first.message,

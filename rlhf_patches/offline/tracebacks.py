@@ -36,7 +36,16 @@ _FRAME = re.compile(r'\s*(?:\|\s*)?File "([^"\n]+)", line \d+, in (\S+)')
 _EXCEPTION = re.compile(r"(?:[|+ -]*)((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s?(.*))?$")
 _LOUD = re.compile(r"(?:Error|Exception|Exit|Interrupt|Warning)$")
 _RANK = re.compile(r"\[rank(\d{1,9})\]")
+# IPython's, and those of tools that shorten tracebacks
+_ELIDED = re.compile(
+    r"[\s|]*\[?\.\.\. (?:skipping )?(?:hidden )?\d{1,9} (?:more |hidden |similar )*frames?\b", re.IGNORECASE
+)
+_AFTER_FRAME = 2  # lines that a frame has below it: its source, and the marks under that
 _WITHIN = 2  # objects of JSON in a field of another
+
+
+HEAD, FRAMES, TAIL = "its beginning is cut off", "frames are missing", "its end is cut off"
+"""What of a traceback may be missing."""
 
 
 class LogError(Exception):
@@ -61,6 +70,8 @@ class Raised:
         near: frames that the same stream has shown before, of tracebacks that may be interleaved with this one.
         line: its number in the log.
         stream: the prefix of its lines: the rank, or the actor.
+        cut: what of its traceback is missing; empty where nothing is known to be. ``HEAD``: it was shown without its
+            first line; ``TAIL``: the log ends before the exception, so type and text are empty or cut off; ``FRAMES``.
         rank: which rank has raised it, if the prefix tells: ``rank 3``.
         file: the name of the log, if it has one.
     """
@@ -71,6 +82,7 @@ class Raised:
     near: tuple[Frame, ...]
     line: int
     stream: str
+    cut: str = ""
     rank: str = ""
     file: str = ""
 
@@ -78,6 +90,10 @@ class Raised:
 @dataclass
 class _Stream:
     active: bool = False
+    begun: bool = False  # with the line that a traceback begins with
+    elided: bool = False
+    since: int = 0  # lines since the last frame
+    last: int = 0  # the number of that line
     own: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MOST_FRAMES))
     near: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MOST_FRAMES))
     size: int = 0
@@ -118,6 +134,12 @@ class _Streams:
         while self._size > _MOST_CHARACTERS:
             self._forget()
 
+    def unfinished(self) -> Iterator[tuple[str, _Stream]]:
+        """Those in which a traceback was the last thing that was said."""
+        for prefix, stream in self._found.items():
+            if stream.active and stream.own and stream.since <= _AFTER_FRAME:
+                yield prefix, stream
+
     def set_active(self, stream: _Stream, active: bool) -> None:
         """Note whether a traceback has begun and not ended."""
         self.active += active - stream.active
@@ -141,7 +163,9 @@ def read(log: BinaryIO) -> Iterator[Raised]:
         if not streams.active and b"Traceback" not in line and b"File " not in line and b"E" not in line:
             continue
         for prefix, text in _texts(line.decode("utf-8", "replace")):
-            yield from _fed(streams, prefix, text, number)
+            yield from _fed(streams, prefix, text, number, line.endswith(b"\n"))
+    for prefix, stream in streams.unfinished():
+        yield _shown(stream, "", "", stream.last, prefix, TAIL)
 
 
 def _texts(line: str, before: str = "", within: int = 0) -> Iterator[tuple[str, str]]:
@@ -157,7 +181,7 @@ def _texts(line: str, before: str = "", within: int = 0) -> Iterator[tuple[str, 
         yield from _texts(each[:_LONGEST_LINE], f"{prefix} {rank}".strip(), within + 1)
 
 
-def _fed(streams: _Streams, prefix: str, text: str, number: int) -> Iterator[Raised]:
+def _fed(streams: _Streams, prefix: str, text: str, number: int, whole: bool) -> Iterator[Raised]:
     """What a line ends."""
     if not streams.active and BEGIN not in text and 'File "' not in text and not _may_be_loud(text):
         return
@@ -165,14 +189,19 @@ def _fed(streams: _Streams, prefix: str, text: str, number: int) -> Iterator[Rai
     frame = _FRAME.match(text)
     if text.endswith(BEGIN):
         streams.set_active(stream, True)
+        stream.begun, stream.elided = True, False
         stream.own.clear()
     elif frame:
         streams.set_active(stream, True)
+        stream.since, stream.last = 0, number
         streams.add(stream, Frame(frame[1][-_LONGEST_PATH:], frame[2][:_LONGEST_NAME]))
     else:
-        raised = _raised(text, stream, number, prefix)
+        stream.since += 1
+        stream.elided = stream.elided or _ELIDED.match(text) is not None
+        raised = _raised(text, stream, number, prefix, whole)
         if raised is not None:
             streams.set_active(stream, False)
+            stream.begun = stream.elided = False
             stream.own.clear()
             yield raised
 
@@ -204,13 +233,18 @@ def _may_be_loud(text: str) -> bool:
     return found is not None and _LOUD.search(found[1]) is not None
 
 
-def _raised(text: str, stream: _Stream, number: int, prefix: str) -> Raised | None:
+def _raised(text: str, stream: _Stream, number: int, prefix: str, whole: bool) -> Raised | None:
     """The exception that a line ends a traceback with, or names by itself."""
     found = _EXCEPTION.match(text)
     if found is None or not (_LOUD.search(found[1]) or (stream.active and stream.own and not text.startswith(" "))):
         return None
     name = found[1].rpartition(".")[2]
     message = (found[2] or "")[:_LONGEST_MESSAGE]
+    cut = FRAMES if stream.elided else HEAD if stream.own and not stream.begun else "" if whole else TAIL
+    return _shown(stream, name, message, number, prefix, cut)
+
+
+def _shown(stream: _Stream, name: str, message: str, number: int, prefix: str, cut: str) -> Raised:
     rank = _RANK.search(prefix)
     named = f"rank {rank[1]}" if rank else ""
-    return Raised(name, message, tuple(stream.own), tuple(stream.near), number, prefix, named)
+    return Raised(name, message, tuple(stream.own), tuple(stream.near), number, prefix, cut, named)

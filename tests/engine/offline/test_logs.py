@@ -14,7 +14,9 @@ import tracemalloc
 
 import pytest
 
-from rlhf_patches.offline import json_lines, logs, tracebacks
+from rlhf_patches.definitions import registry
+from rlhf_patches.offline import diagnose, json_lines, logs, tracebacks
+from rlhf_patches.offline.tracebacks import FRAMES, HEAD, TAIL
 from tests.harness import toy_slime
 from tests.harness.logs import diagnosed
 
@@ -246,3 +248,69 @@ def test_an_object_that_is_cut_off_is_text():
     line = json.dumps({"message": "x" * json_lines.LONGEST, "exc_info": TRACE})
     log = f"{line}\n{TRACE}"
     assert [raised.line for raised in tracebacks.read(io.BytesIO(log.encode()))] == [7]
+
+
+LINES = TRACE.splitlines(True)
+NOISE = "".join(f"step {number}\n" for number in range(5))
+
+
+def matches(log):
+    """The bugs of a log, how sure they are, and what is missing."""
+    found, _ = diagnose.diagnose(tracebacks.read(io.BytesIO(log.encode())), registry.load()[0])
+    return [(one.item.patch.name, one.match, one.first.cut) for one in found]
+
+
+OTHER = '  File "/app/slime/backends/megatron_utils/model.py", line 9, in other\n    assert x\n'
+CUT = {
+    # `tail -n 3`, which has the function: nothing that is missing matters.
+    "certain without its head": (LINES[3:], (BUG, "certain", HEAD)),
+    "a head": (['  File "/usr/lib/python3.11/x.py", line 1, in f\n', "    x\n", LINES[-1]], (BUG, "possible", HEAD)),
+    "frames elided": ([LINES[0], "  [... skipping hidden 3 frame]\n", *LINES[1:3], LINES[-1]],
+                      (BUG, "possible", FRAMES)),
+    "the function's frame": ([*LINES[:3], OTHER, LINES[-1]], (BUG, "possible", "")),
+    "no exception": (LINES[:-1], (BUG, "possible", TAIL)),
+    "neither source nor exception": (LINES[:-2], (BUG, "possible", TAIL)),
+    "half of the type": ([*LINES[:-1], "Assert"], (BUG, "possible", TAIL)),
+    "half of the text": ([*LINES[:-1], LINES[-1][:40]], (BUG, "possible", TAIL)),
+    "all but the last end of line": ([*LINES[:-1], LINES[-1].rstrip("\n")], (BUG, "certain", TAIL)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_what_is_cut_off(case):
+    lines, expected = CUT[case]
+    assert expected in matches("".join(lines))
+    ranked = "".join(f"[rank1]: {line}" for line in lines)
+    assert expected in matches(ranked)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        # The exception of another bug, whole and cut off.
+        TRACE.replace(MESSAGE, "the batch is empty"),
+        "".join([*LINES[:-1], "AssertionError: the batch is emp"]),
+        "".join([*LINES[:-1], "ValueErr"]),
+        "".join([*LINES[:-1], "AssertionError: Who"]),
+        # A stack that was printed, with the work going on.
+        "".join(LINES[:-1]) + NOISE,
+        # The text cut off, without its function.
+        f"{LINES[0]}{LINES[1]}{LINES[2]}{LINES[-1][:40]}",
+        # Another function, without the last end of a line.
+        TRACE.replace("slime/", "own/").rstrip(),
+        # Anything raises a KeyError.
+        '  File "/app/x.py", line 1, in f\n    x\nKeyError: 3\n',
+    ],
+    ids=range(8),
+)
+def test_what_is_cut_off_elsewhere(log):
+    assert matches(log) == []
+
+
+def test_what_is_said_of_it(said, tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("".join(LINES[:-1]))
+    status, out, _ = said("diagnose", log)
+    assert status == 1
+    assert out.startswith(f"{BUG}: possible (of its traceback its end is cut off); first at line 4\n    affected: ")
+    assert [bug["match"] for bug in json.loads(said("diagnose", "--json", log)[1])["bugs"]] == ["possible"]
