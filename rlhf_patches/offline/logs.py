@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, cast
 
-from . import inputs, tracebacks
+from . import hangs, inputs, tracebacks
 
 _MOST_FILES = 100_000
 _GZIP = b"\x1f\x8b"
@@ -54,7 +54,7 @@ class Logs:
     left_out: list[str] = field(default_factory=list)
     read: int = 0
 
-    def __iter__(self) -> Iterator[tracebacks.Raised]:
+    def __iter__(self) -> Iterator[tracebacks.Raised | hangs.Timeout | hangs.Stack]:
         for path in self.paths:
             folder = path != "-" and os.path.isdir(path)
             self.several = self.several or folder or len(self.paths) > 1
@@ -82,7 +82,7 @@ class Logs:
                     return
                 yield entry.path
 
-    def _exceptions(self, path: str, in_folder: bool) -> Iterator[tracebacks.Raised]:
+    def _exceptions(self, path: str, in_folder: bool) -> Iterator[tracebacks.Raised | hangs.Timeout | hangs.Stack]:
         what = "standard input" if path == "-" else path
         try:
             with _opened(path) as stream:

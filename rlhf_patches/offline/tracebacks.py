@@ -11,9 +11,10 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
-from . import json_lines
+from . import hangs, json_lines
+from .hangs import Frame
 from .json_lines import BEGIN
 
 _LONGEST_LINE = 1 << 16  # bytes; of a longer one the beginning counts
@@ -40,6 +41,7 @@ _RANK = re.compile(r"\[rank(\d{1,9})\]")
 _ELIDED = re.compile(
     r"[\s|]*\[?\.\.\. (?:skipping )?(?:hidden )?\d{1,9} (?:more |hidden |similar )*frames?\b", re.IGNORECASE
 )
+_NEEDLES = (b"E", b"Traceback", b"File ", *hangs.NEEDLES)
 _AFTER_FRAME = 2  # lines that a frame has below it: its source, and the marks under that
 _WITHIN = 2  # objects of JSON in a field of another
 
@@ -50,13 +52,6 @@ HEAD, FRAMES, TAIL = "its beginning is cut off", "frames are missing", "its end 
 
 class LogError(Exception):
     """What is read is no log; the message says why."""
-
-
-class Frame(NamedTuple):
-    """One line of a traceback."""
-
-    file: str
-    function: str
 
 
 @dataclass(frozen=True)
@@ -151,19 +146,25 @@ class _Streams:
         self.active -= stream.active
 
 
-def read(log: BinaryIO) -> Iterator[Raised]:
-    """Every exception in a log, in its order.
+def read(log: BinaryIO) -> Iterator[Raised | hangs.Timeout | hangs.Stack]:
+    """Every exception in a log, and every sign that a run stands still, in its order.
 
     Raises:
         LogError: it has a line without an end.
     """
-    streams = _Streams()
+    streams, stacks = _Streams(), hangs.Stacks()
     for number, line in _lines(log):
         # Most lines of a log end here.
-        if not streams.active and b"Traceback" not in line and b"File " not in line and b"E" not in line:
+        active = streams.active or stacks.active
+        if not active and not any(needle in line for needle in _NEEDLES):
             continue
         for prefix, text in _texts(line.decode("utf-8", "replace")):
+            timeout = hangs.timeout(text, number, prefix, _rank(prefix))
+            if timeout is not None:
+                yield timeout
+            yield from stacks.fed(text, number, prefix, _rank(prefix))
             yield from _fed(streams, prefix, text, number, line.endswith(b"\n"))
+    yield from stacks.end()
     for prefix, stream in streams.unfinished():
         yield _shown(stream, "", "", stream.last, prefix, TAIL)
 
@@ -245,6 +246,9 @@ def _raised(text: str, stream: _Stream, number: int, prefix: str, whole: bool) -
 
 
 def _shown(stream: _Stream, name: str, message: str, number: int, prefix: str, cut: str) -> Raised:
-    rank = _RANK.search(prefix)
-    named = f"rank {rank[1]}" if rank else ""
-    return Raised(name, message, tuple(stream.own), tuple(stream.near), number, prefix, cut, named)
+    return Raised(name, message, tuple(stream.own), tuple(stream.near), number, prefix, cut, _rank(prefix))
+
+
+def _rank(prefix: str) -> str:
+    found = _RANK.search(prefix)
+    return f"rank {found[1]}" if found else ""

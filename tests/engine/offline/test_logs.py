@@ -118,9 +118,9 @@ def test_nothing_understood(said, tmp_path, text):
     log.write_text(text)
     status, out, err = said("diagnose", log)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"no exception in {log}: expected a training log" in err
+    assert f"no exception and no hang in {log}: expected a training log" in err
     (tmp_path / "b.log").write_text("")
-    assert "no exception in 2 files: " in said("diagnose", log, tmp_path / "b.log")[2]
+    assert "no exception and no hang in 2 files: " in said("diagnose", log, tmp_path / "b.log")[2]
 
 
 def test_compressed(said, folder, tmp_path, monkeypatch):
