@@ -8,10 +8,20 @@ import json
 from ..definitions import registry
 from ..definitions.patch import Advice
 from ..definitions.status import printable
-from ..offline import diagnose, inputs, tracebacks
+from ..offline import diagnose, hangs, inputs, logs
 from ..offline.diagnose import Diagnosis
+from ..offline.hangs import Group, Stack, Standing, Timeout
+from ..offline.logs import Logs
 from . import output
 from .command_line import Commands, UsageError, add_output
+
+_MOST_RANKS = 8
+_MOST_GROUPS = 8
+_EXPECTED = (
+    "expected a training log in which a Python exception is, with its traceback or its last line alone, a "
+    "timeout of NCCL or gloo, or a stack by faulthandler or py-spy; `rlhf-patches doctor` says which bugs what is "
+    "installed here has"
+)
 
 
 def add(commands: Commands) -> None:
@@ -19,47 +29,122 @@ def add(commands: Commands) -> None:
     command = commands.add(
         "diagnose",
         _diagnose,
-        "which known bug a training log or traceback shows, how sure that is, and what to set",
+        "which known bug training logs or a traceback show, how sure that is, and what to set",
         "rlhf-patches diagnose train.log",
-        wrong=(inputs.InputError, tracebacks.LogError),
+        wrong=(inputs.InputError,),
     )
-    command.add_argument("log", nargs="?", default="-", metavar="LOG", help="a file; '-', or none: standard input")
+    command.add_argument(
+        "log",
+        nargs="*",
+        default=["-"],
+        metavar="LOG",
+        help="files, and folders of them (torchrun's --log-dir), .gz too; '-', or none: standard input",
+    )
     add_output(command)
 
 
 def _diagnose(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
-    try:
-        if options.log == "-":
-            found, count = diagnose.diagnose(tracebacks.read(inputs.standard_input()), registered)
-        else:
-            with open(options.log, "rb") as log:
-                found, count = diagnose.diagnose(tracebacks.read(log), registered)
-    except OSError as error:
-        what = "standard input" if options.log == "-" else options.log
-        raise UsageError(f"cannot read {what}: {error.strerror or error}") from error
+    read = logs.Logs(options.log)
+    standing = Standing()
+    found, count = diagnose.diagnose(read, registered, standing)
+    understood = count or standing.count
+    if not understood and not read.problems:
+        raise UsageError(f"no exception and no hang in {_what(read)}: {_EXPECTED}")
     if options.json:
-        print(json.dumps({"exceptions": count, "bugs": [_as_json(one) for one in found]}, indent=2))
+        print(json.dumps(_all_as_json(found, count, standing, read), indent=2))
     elif options.quiet:
         for one in found:
-            output.complain(f"{one.item.patch.name} ({_how_sure(one)}), line {one.first.line}")
-    else:
-        _say(found, count)
+            output.complain(f"{one.item.patch.name} ({_how_sure(one)}), {_where(one, read)}")
+    elif understood:
+        _say_standing(standing, read)
+        _say(found, count, read)
+    for line in read.problems + ([] if options.quiet else read.left_out):
+        output.complain(line)
     output.complain_of_plugins(failures)
-    return int(bool(found))
+    return 2 if read.problems else int(bool(found))
 
 
-def _say(found: list[Diagnosis], count: int) -> None:
+def _what(read: Logs) -> str:
+    if read.several:
+        left_out = f" ({len(read.left_out)} others are no logs)" if read.left_out else ""
+        return f"{read.read} file{'' if read.read == 1 else 's'}{left_out}"
+    return "standard input" if list(read.paths) == ["-"] else read.paths[0]
+
+
+def _where(one: Diagnosis | Group, read: Logs) -> str:
+    seen = one.first
+    who = seen.stream if not seen.rank or seen.rank.rpartition(" ")[2] in seen.stream else seen.rank
+    file = f"{seen.file} " if read.several else ""
+    return f"{file}line {seen.line}{f' ({who})' if who else ''}"
+
+
+def _say_standing(standing: Standing, read: Logs) -> None:
+    """What has timed out, and where the processes are: those in a collective first."""
+    stacks = sorted(standing.stacks.values(), key=lambda group: not _collective(group))
+    for head, groups in (("Timed out:", list(standing.timeouts.values())), ("Stacks:", stacks)):
+        if groups:
+            print(head)
+        for group in groups[:_MOST_GROUPS]:
+            whose = f"{_ranks(group.ranks)}; " if group.ranks else ""
+            print(printable(f"    {_sign(group)}: {whose}first at {_where(group, read)}"))
+        if len(groups) > _MOST_GROUPS:
+            print(f"    and {len(groups) - _MOST_GROUPS} more kinds, see --json")
+    if standing.timeouts and not standing.stacks:
+        print("Where each rank is `py-spy dump --pid PID` says, while it waits; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 has")
+        print("NCCL's watchdog say it. Both can be read here.")
+    if standing.count:
+        print()
+
+
+def _collective(group: Group) -> str:
+    return hangs.collective(group.first.frames) if isinstance(group.first, Stack) else group.first.collective
+
+
+def _sign(group: Group) -> str:
+    first = group.first
+    if isinstance(first, Timeout):
+        number = f" number {first.sequence}" if first.sequence else ""
+        limit = f" after {int(first.milliseconds) / 1000:g} s" if first.milliseconds else ""
+        return f"{first.collective or 'a collective'}{number} of {first.backend}{limit}"
+    called, by = hangs.collective(first.frames), hangs.caller(first.frames)
+    return f"{called}, called by {by.function} in {by.file}" if called else f"{by.function} in {by.file}"
+
+
+def _group_as_json(group: Group) -> dict[str, object]:
+    first = group.first
+    base = {"collective": _collective(group), "file": first.file, "line": first.line, "times": group.times}
+    if isinstance(first, Timeout):
+        more: dict[str, object] = {
+            "backend": first.backend,
+            "sequence": first.sequence,
+            "milliseconds": first.milliseconds,
+        }
+    else:
+        more = {"frames": [f"{frame.file}:{frame.function}" for frame in first.frames]}
+    return {**base, **more, "ranks": sorted(group.ranks)}
+
+
+def _say(found: list[Diagnosis], count: int, read: Logs) -> None:
     exceptions = f"{count} exception{'' if count == 1 else 's'}"
     if not found:
         print(f"No known bug in {exceptions}. `rlhf-patches doctor` says which bugs what is installed here has.")
         return
     for one in found:
         patch, seen = one.item.patch, one.first
-        where = f"line {seen.line}{f' ({seen.stream})' if seen.stream else ''}"
         times = "" if one.times == 1 else f", {one.times} times"
-        print(printable(f"{patch.name}{registry.credit(one.item.plugin)}: {_how_sure(one)}; first at {where}{times}"))
-        print(printable(f"    {seen.exception}: {seen.message}"[:200]))
+        if len(one.ranks) > 1:
+            times += f", {_ranks(one.ranks)}"
+        print(
+            printable(
+                f"{patch.name}{registry.credit(one.item.plugin)}: {_how_sure(one)}; first at {_where(one, read)}{times}"
+            )
+        )
+        if isinstance(seen, Stack):
+            called = hangs.collective(seen.frames)
+            print(printable(f"    it waits in {called or seen.frames[0].function}; this bug makes a run stand still"))
+        elif seen.exception:
+            print(printable(f"    {seen.exception}: {seen.message}"[:200]))
         print(printable(f"    affected: {patch.distribution} {patch.versions}"))
         what = "advice" if isinstance(patch, Advice) else "repair"
         print(printable(f"    {what}: {patch.summary}; `rlhf-patches explain {patch.name}`"))
@@ -70,19 +155,46 @@ def _say(found: list[Diagnosis], count: int) -> None:
 
 
 def _how_sure(one: Diagnosis) -> str:
-    return (
-        "certain (exception, text and function)" if one.sure else "likely (exception and text; no traceback through it)"
-    )
+    if one.match == diagnose.CERTAIN:
+        return "certain (exception, text and function)"
+    if one.match == diagnose.LIKELY:
+        return "likely (exception and text; no traceback through it)"
+    if isinstance(one.first, Stack):
+        return "possible (a stack through its function)"
+    return f"possible (of its traceback {one.first.cut or 'frames are missing'})"
+
+
+def _ranks(ranks: set[str]) -> str:
+    """Those of a finding, as many as a line has room for."""
+    shown = sorted(ranks, key=lambda rank: (len(rank), rank))
+    more = f" and {len(shown) - _MOST_RANKS} more" if len(shown) > _MOST_RANKS else ""
+    return ", ".join(shown[:_MOST_RANKS]) + more
+
+
+def _all_as_json(found: list[Diagnosis], count: int, standing: Standing, read: Logs) -> dict[str, object]:
+    return {
+        "files": read.read,
+        "exceptions": count,
+        "bugs": [_as_json(one) for one in found],
+        "timeouts": [_group_as_json(group) for group in standing.timeouts.values()],
+        "stacks": [_group_as_json(group) for group in standing.stacks.values()],
+        "problems": read.problems,
+        "left_out": read.left_out,
+    }
 
 
 def _as_json(one: Diagnosis) -> dict[str, object]:
     return {
         "name": one.item.patch.name,
         "plugin": one.item.plugin,
+        "match": one.match,
         "sure": one.sure,
-        "exception": one.first.exception,
-        "message": one.first.message,
+        "exception": "" if isinstance(one.first, Stack) else one.first.exception,
+        "message": "" if isinstance(one.first, Stack) else one.first.message,
+        "file": one.first.file,
         "line": one.first.line,
         "stream": one.first.stream,
+        "rank": one.first.rank,
+        "ranks": sorted(one.ranks),
         "times": one.times,
     }

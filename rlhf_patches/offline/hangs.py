@@ -1,0 +1,191 @@
+"""Signs of a run that stands still: a collective's timeout, by NCCL's watchdog or by gloo, and the stacks of processes.
+
+Stacks are those of faulthandler, of ``py-spy dump``, and the one that torch prints of a collective that failed. Memory
+is bounded, and no expression takes more time than a line is long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_MOST_STACKS = 64  # that have not ended; where there are more, those that began first are forgotten
+_MOST_FRAMES = 100  # faulthandler's own limit
+_MOST_GROUPS = 64
+_MOST_RANKS = 100_000
+_LONGEST_PATH = 500
+_LONGEST_NAME = 200
+_WATCHDOG = re.compile(r"\[(?:[^\[\]\n]{0,99}\s)?Rank (\d{1,9})\] Watchdog caught collective operation timeout: ")
+_WORK = re.compile(r"WorkNCCL\((?:SeqNum=(\d{1,20}), )?OpType=(\w{1,60})")
+_LIMIT = re.compile(r"\bTimeout\(ms\)=(\d{1,15})")
+_GLOO = re.compile(r"\bTimed out waiting (\d{1,15})ms for (?:send|recv) operation to complete")
+_BARRIER = re.compile(r"\[Rank (\d{1,9})\]: Ranks? [\d, ]{1,999} failed to pass monitoredBarrier in (\d{1,15}) ms")
+_HEADER = re.compile(
+    r"(?:(?:Current thread|Thread) 0x[0-9a-fA-F]{1,16}(?: \[[^\]\n]{0,99}\])?|Stack) \(most recent call first\):$"
+    r'|Thread (?:0x[0-9a-fA-F]{1,16}|\d{1,20}) \([a-z+ ]{1,40}\)(?:: ".{0,200}")?$'
+    r"|.{0,300}\bStack trace of the failed collective:\s*$"
+)
+_FRAMES = (
+    re.compile(r'\s{0,20}File "(?P<file>[^"\n]+)", line \d{1,9} in (?P<function>\S+)'),  # faulthandler's
+    re.compile(r"#\d{1,4} (?P<function>\S+) from (?P<file>.{1,4000}):\d{1,9}$"),  # torch's
+    re.compile(r"\s{4}(?P<function>\S{1,400}) \((?P<file>[^()\n]{1,4000}?)(?::\d{1,9})?\)$"),  # py-spy's
+)
+_OWN_RANK = re.compile(r"\s?\[rank\d{1,9}\]:?$")
+_LOCALS = re.compile(r"\s{8}")  # py-spy's, below a frame
+_OWN = "torch/distributed/distributed_c10d.py"
+NEEDLES = (b"Watchdog", b"Timed out", b"monitoredBarrier", b"most recent call first", b"Thread ", b"Stack trace of")
+"""One of these is in each line that begins a sign."""
+
+
+class Frame(NamedTuple):
+    """One line of a traceback, or of a stack."""
+
+    file: str
+    function: str
+
+
+@dataclass(frozen=True)
+class Timeout:
+    """A collective that has timed out.
+
+    Attributes:
+        backend: ``NCCL`` or ``gloo``.
+        collective: which, as far as the line says: ``ALLREDUCE``.
+        sequence: its number in its group, if the line says so.
+        milliseconds: the limit, if the line says so.
+    """
+
+    backend: str
+    collective: str
+    sequence: str
+    milliseconds: str
+    line: int
+    stream: str
+    rank: str
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where a thread was.
+
+    Attributes:
+        frames: innermost first.
+    """
+
+    frames: tuple[Frame, ...]
+    line: int
+    stream: str
+    rank: str
+    file: str = ""
+
+
+def collective(frames: Sequence[Frame]) -> str:
+    """The function of torch.distributed in which a stack is, the outermost; empty where it is in none."""
+    return next((frame.function for frame in reversed(frames) if ("/" + frame.file).endswith(f"/{_OWN}")), "")
+
+
+def caller(frames: Sequence[Frame]) -> Frame:
+    """Who has called it, torch's own modules left out; where there is no collective, the innermost frame."""
+    inside = [number for number, frame in enumerate(frames) if ("/" + frame.file).endswith(f"/{_OWN}")]
+    if not inside:
+        return frames[0]
+    outside = (frame for frame in frames[inside[-1] + 1 :] if "/torch/" not in "/" + frame.file)
+    return next(outside, frames[inside[-1]])
+
+
+def timeout(text: str, number: int, prefix: str, rank: str) -> Timeout | None:
+    """The timeout that a line tells of."""
+    found = _WATCHDOG.search(text)
+    if found:
+        work, limit = _WORK.match(text, found.end()), _LIMIT.search(text, found.end())
+        if work is None:
+            return None
+        return Timeout("NCCL", work[2], work[1] or "", limit[1] if limit else "", number, prefix, f"rank {found[1]}")
+    found = _BARRIER.search(text)
+    if found:
+        return Timeout("gloo", "monitored_barrier", "", found[2], number, prefix, f"rank {found[1]}")
+    found = _GLOO.search(text)
+    return Timeout("gloo", "", "", found[1], number, prefix, rank) if found else None
+
+
+class Stacks:
+    """The stacks of a log, which is given line by line."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, tuple[int, str, list[Frame]]] = OrderedDict()
+
+    @property
+    def active(self) -> int:
+        """How many have begun and not ended."""
+        return len(self._open)
+
+    def fed(self, text: str, number: int, prefix: str, rank: str) -> Iterator[Stack]:
+        """What a line ends: a stack that has frames."""
+        found = self._open.get(prefix)
+        if found is not None:
+            frame = next((frame for each in _FRAMES if (frame := each.match(text))), None)
+            if frame is not None:
+                if len(found[2]) < _MOST_FRAMES:
+                    found[2].append(Frame(frame["file"][-_LONGEST_PATH:], frame["function"][:_LONGEST_NAME]))
+                return
+            if _LOCALS.match(text):
+                return
+            yield from self._ended(prefix)
+        if _HEADER.match(text):
+            if len(self._open) >= _MOST_STACKS:
+                self._open.popitem(last=False)
+            # torch writes such a stack as one message of several lines, the first of which alone names the rank.
+            self._open[_OWN_RANK.sub("", prefix) if "Stack trace" in text else prefix] = (number, rank, [])
+
+    def end(self) -> Iterator[Stack]:
+        """Those that the log's end has ended."""
+        for prefix in list(self._open):
+            yield from self._ended(prefix)
+
+    def _ended(self, prefix: str) -> Iterator[Stack]:
+        number, rank, frames = self._open.pop(prefix)
+        if frames:
+            yield Stack(tuple(frames), number, prefix, rank)
+
+
+@dataclass
+class Group:
+    """The same sign, of one rank or of several."""
+
+    first: Timeout | Stack
+    times: int = 0
+    ranks: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Standing:
+    """All signs of logs, alike ones together; of so many kinds as can be shown.
+
+    Attributes:
+        timeouts: by what timed out.
+        stacks: by the collective, and who called it.
+        count: of all signs.
+    """
+
+    timeouts: dict[tuple[str, ...], Group] = field(default_factory=dict)
+    stacks: dict[tuple[str, ...], Group] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, sign: Timeout | Stack) -> None:
+        """Note a sign."""
+        self.count += 1
+        key: tuple[str, ...]
+        if isinstance(sign, Timeout):
+            groups, key = self.timeouts, (sign.backend, sign.collective, sign.sequence, sign.milliseconds)
+        else:
+            groups, key = self.stacks, (collective(sign.frames), *caller(sign.frames))
+        if key not in groups and len(groups) >= _MOST_GROUPS:
+            return
+        group = groups.setdefault(key, Group(sign))
+        group.times += 1
+        if sign.rank and len(group.ranks) < _MOST_RANKS:
+            group.ranks.add(sign.rank)
