@@ -83,7 +83,7 @@ def test_an_advice_is_shown_as_such_and_is_no_repair(framework, monkeypatch, cap
     pins = tmp_path / "requirements.txt"
     pins.write_text(f"{framework.distribution}==1.0\n")
     out = said("audit", str(pins), status=1).out
-    assert "Found 1 known bugs in 1 package." in out
+    assert "Found 1 known bug in 1 package." in out
     assert f"Nothing repairs {advice.name}: `explain {advice.name}` says what to do." in out
     assert "repairs them at run time" not in out
     (dependency,) = json.loads(said("audit", "--json", str(pins), status=1).out)["dependencies"]
