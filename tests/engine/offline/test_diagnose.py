@@ -236,7 +236,7 @@ def test_memory_is_bounded_as_a_whole(trace):
     tracemalloc.start()
     for lines in (frames, prefixes):
         read = tracebacks.read(io.BufferedReader(Lines(lines), 1 << 17))
-        assert list(read) == []
+        assert all(raised.cut == tracebacks.TAIL for raised in read)  # none has an end
         _, peak = tracemalloc.get_traced_memory()
         assert peak < 28 * 2**20
         tracemalloc.reset_peak()
