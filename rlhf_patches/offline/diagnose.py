@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,10 +14,6 @@ from .tracebacks import FRAMES, HEAD, TAIL, Raised
 CERTAIN, LIKELY, POSSIBLE = MATCHES = ("certain", "likely", "possible")
 """Exception, text and function; exception and text, without a traceback; one of these cut off, or missing."""
 
-# In a patch's symptom, of a run that stands still; not "a thread waits for the GPU" or "no timeout".
-_STANDS_STILL = re.compile(
-    r"\bhangs?\b|\bdeadlock|\bstands\s+still\b|\bnever\s+ends\b|\bwaits?\b[^.]{0,99}\bfor\s+ever\b"
-)
 _MOST_RANKS = 100_000
 _LEAST = 4  # characters of a text that is cut off, by which it is told
 
@@ -100,7 +95,7 @@ class _Waits:
     """Stacks within functions that a patch repairs because a run stands still in them."""
 
     def __init__(self, registered: Sequence[Registered], standing: Standing) -> None:
-        self._known = [(item, _targets(item.patch)) for item in registered if _STANDS_STILL.search(item.patch.symptom)]
+        self._known = [(item, _targets(item.patch)) for item in registered if item.patch.harm == "hang"]
         self._standing = standing
         self._in_collective: dict[str, Diagnosis] = {}
         self._elsewhere: dict[str, Diagnosis] = {}
