@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from rlhf_patches.definitions.patch import HARMS
 from rlhf_patches.testing import rules
 from tests.harness.nested_pytest import alone
 
@@ -74,14 +75,21 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     }
     assert outcomes["test_it_applies_to_the_text[installed]"] == "PASSED"
     assert outcomes["test_it_is_applied_reverted_and_disabled_in_this_process"] == "PASSED"
-    assert 'patch.py:10: symptom="TODO: what a user sees, the error message included",' in said
+    assert 'patch.py:13: symptom="TODO: what a user sees, the error message included",' in said
     assert "result() is not written yet" in said
     for rule in rules.RULES:
         assert f'"{rule}": not written yet: TODO: a test' in said
 
     fill_in(
         tmp_path / PATCH,
-        *((f"TODO: {text}", "It is written.") for text in ("what is wrong, in one line", "why upstream does that")),
+        (f'"",  # TODO: one of {", ".join(HARMS)}', '"wrong metric",'),
+        *(
+            (f"TODO: {text}", "It is written.")
+            for text in (
+                *("what the patch repairs, in one line", "what is wrong, in one line", "why upstream does that"),
+                "the configuration in which it bites, in one line",
+            )
+        ),
         ("TODO: what a user sees, the error message included", "The loss shrinks with padding."),
         ("TODO: what the patch changes, and what it leaves alone", "It divides by the sum. All else is unchanged."),
         ("TODO: the address of upstream's issue or pull request", "https://example.invalid/1"),
