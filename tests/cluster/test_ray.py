@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -250,9 +251,8 @@ def test_a_worker_without_the_package_does_not_go_on_unpatched(connect, base, wi
     with connect(runtime_env(bare)):
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             ray.get(task.remote())
-        worker = Worker.remote()
-        with pytest.raises(ray.exceptions.ActorDiedError, match="hidden by a test"):
-            ray.get(worker.look.remote())
+        worker, error = _that_died()
+        assert "hidden by a test" in str(error)
         with pytest.raises(VerifyError, match="hidden by a test"):
             verify([worker])
     with connect({**bare, "env_vars": runtime_env(bare)["env_vars"]}):
@@ -261,6 +261,18 @@ def test_a_worker_without_the_package_does_not_go_on_unpatched(connect, base, wi
         with pytest.raises(VerifyError, match="has no rlhf_patches: hidden by a test") as caught:
             verify([worker])
         assert sys.executable in str(caught.value)
+
+
+def _that_died():
+    """A worker, and of what it died. Another one where Ray never says so: seen once, on a machine with much to do."""
+    for _ in range(3):
+        worker = Worker.remote()
+        with contextlib.suppress(ray.exceptions.GetTimeoutError):
+            try:
+                pytest.fail(f"it lives: {ray.get(worker.look.remote(), timeout=100)}")
+            except ray.exceptions.ActorDiedError as error:
+                return worker, error
+    pytest.fail("Ray does not say what became of three workers")
 
 
 def _hiding(folder: Path) -> Path:
