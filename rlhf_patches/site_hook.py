@@ -46,7 +46,6 @@ _PATIENCE = 60.0  # seconds
 # Programs that import a framework only to start others, which may call apply(): the ends of their paths.
 _LAUNCHERS = ("/accelerate", "/accelerate-launch", "/commands/launch.py", "/deepspeed", "/launcher/launch.py")
 
-
 _looked = False
 
 
@@ -282,9 +281,11 @@ def install(default: str = "0", watch: tuple[str, ...] = ()) -> None:
     In a virtual environment a ``.pth`` file can be executed twice; the second time does nothing.
     """
     value = os.environ.get("RLHF_PATCHES_AUTOLOAD", default).strip().lower()
-    if value in _OFF and "RLHF_PATCHES_AUTOLOAD" not in os.environ:
-        _look_for_mistakes()
-    if value in _OFF or any(type(finder).__name__ == _FirstImport.__name__ for finder in sys.meta_path):
+    if value in _OFF:
+        if "RLHF_PATCHES_AUTOLOAD" not in os.environ:
+            _look_for_mistakes()
+        return
+    if any(type(finder).__name__ == _FirstImport.__name__ for finder in sys.meta_path):
         return
     extra = os.environ.get("RLHF_PATCHES_WATCH", "").split(",")
     names = frozenset(name.strip().partition(".")[0] for name in (*WATCHED, *watch, *extra) if name.strip())

@@ -6,11 +6,12 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ..definitions import pages, registry
 from ..definitions.patch import Advice
-from ..definitions.status import printable
+from ..definitions.status import plural, printable
 from ..offline import audit, pin_files, pins
 from ..offline.audit import Audited, Bug
 from ..offline.pins import Unread
@@ -53,15 +54,20 @@ class _Findings:
     unread: list[Unread]
     not_read: list[str]
 
-    @property
+    @cached_property
     def with_bugs(self) -> list[tuple[Audited, Bug]]:
         """The worst harm first."""
         found = [(each, bug) for each in self.audited for bug in each.bugs or ()]
         return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
 
-    @property
+    @cached_property
     def not_looked_up(self) -> list[Audited]:
         return [each for each in self.audited if each.reason]
+
+    @property
+    def newer(self) -> int:
+        """How many of these are newer than what was read."""
+        return sum(each.newest_read is not None for each in self.not_looked_up)
 
     @property
     def status(self) -> int:
@@ -145,7 +151,7 @@ def _say(findings: _Findings) -> None:
     repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}
     advice = {bug.patch.name for _, bug in rows} - repaired
     said = pages.counted({bug.patch.name: bug.patch for _, bug in rows}.values())
-    found = f"Found {_count(len(repaired | advice), 'known bug')} in {_count(len(names), 'package')}"
+    found = f"Found {plural(len(repaired | advice), 'known bug')} in {plural(len(names), 'package')}"
     print(f"{found}{f': {said}' if said else ''}.")
     if repaired:
         which = f"{len(repaired)} of them" if advice else "them"
@@ -168,21 +174,17 @@ def _not_looked_up(findings: _Findings) -> list[str]:
 def _counted(findings: _Findings) -> str:
     """One line: how much of what was given was looked up."""
     of_ours, not_up = findings.audited, findings.not_looked_up
-    newer = sum(each.newest_read is not None for each in not_up)
+    newer = findings.newer
     why = [f"{newer} newer than what was read"] if newer else []
     why += [f"{len(not_up) - newer} without a version that can be looked up"] if len(not_up) > newer else []
-    why += [f"{_count(len(findings.unread), 'entry', 'entries')} not understood"] if findings.unread else []
+    why += [f"{plural(len(findings.unread), 'entry', 'entries')} not understood"] if findings.unread else []
     reasons = f": {', '.join(why)}" if why else ""
     if not of_ours:
-        return f"None of the {_count(findings.named, 'package')} named is one that patches are for{reasons}."
+        return f"None of the {plural(findings.named, 'package')} named is one that patches are for{reasons}."
     if findings.with_bugs or why:
-        looked_up = f"Looked up {len(of_ours) - len(not_up)} of {_count(len(of_ours), 'entry', 'entries')}"
+        looked_up = f"Looked up {len(of_ours) - len(not_up)} of {plural(len(of_ours), 'entry', 'entries')}"
         return f"{looked_up} that patches are for, of {findings.named} named{reasons}."
-    return f"No known bugs found in {_count(len(of_ours), 'package')} that patches are for, of {findings.named} named."
-
-
-def _count(number: int, what: str, several: str = "") -> str:
-    return f"{number} {what if number == 1 else several or what + 's'}"
+    return f"No known bugs found in {plural(len(of_ours), 'package')} that patches are for, of {findings.named} named."
 
 
 def _fixed(bug: Bug) -> str:
@@ -204,7 +206,7 @@ def _as_json(findings: _Findings) -> dict[str, Any]:
             "named": findings.named,
             "frameworks": len(findings.audited),
             "looked_up": len(findings.audited) - len(not_up),
-            "newer": sum(each.newest_read is not None for each in not_up),
+            "newer": findings.newer,
             "not_looked_up": len(not_up),
             "not_understood": len(findings.unread),
         },

@@ -7,7 +7,7 @@ import json
 
 from ..definitions import registry
 from ..definitions.patch import Advice
-from ..definitions.status import printable
+from ..definitions.status import plural, printable
 from ..offline import diagnose, hangs, inputs, logs
 from ..offline.diagnose import Diagnosis
 from ..offline.hangs import Group, Stack, Standing, Timeout
@@ -68,7 +68,7 @@ def _diagnose(options: argparse.Namespace) -> int:
 def _what(read: Logs) -> str:
     if read.several:
         left_out = f" ({len(read.left_out)} others are no logs)" if read.left_out else ""
-        return f"{read.read} file{'' if read.read == 1 else 's'}{left_out}"
+        return f"{plural(read.read, 'file')}{left_out}"
     return "standard input" if list(read.paths) == ["-"] else read.paths[0]
 
 
@@ -126,7 +126,7 @@ def _group_as_json(group: Group) -> dict[str, object]:
 
 
 def _say(found: list[Diagnosis], count: int, read: Logs) -> None:
-    exceptions = f"{count} exception{'' if count == 1 else 's'}"
+    exceptions = plural(count, "exception")
     if not found:
         print(f"No known bug in {exceptions}. `rlhf-patches doctor` says which bugs what is installed here has.")
         return

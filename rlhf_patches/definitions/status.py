@@ -279,8 +279,13 @@ def folded(absent: Iterable[PatchReport]) -> list[str]:
 
 def _counted(kind: str, count: int) -> str:
     if kind == ADVICE:
-        return f"{count} piece{'' if count == 1 else 's'} of advice"
-    return f"{count} {kind}{'' if count == 1 else 'es'}"
+        return f"{plural(count, 'piece')} of advice"
+    return plural(count, kind, f"{kind}es")
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """A number of things: "1 patch", "2 patches"; without ``many`` their name takes an s."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def layout(

@@ -18,6 +18,7 @@ from packaging.version import Version
 
 from ..definitions.patch import KnownBug, Patch
 from ..definitions.registry import Registered
+from ..definitions.status import plural
 from ..guards import versions
 from ..guards.versions import Verdict
 from .pins import Pin, PinsError, Unread
@@ -119,7 +120,7 @@ def _audited(pin: Pin, items: list[Registered]) -> Audited:
 
 
 def _newer(newest: str, still_open: Sequence[Bug]) -> str:
-    count = f"{len(still_open) or 'no'} known bug{'' if len(still_open) == 1 else 's'} without a fix"
+    count = f"{plural(len(still_open), 'known bug') if still_open else 'no known bugs'} without a fix"
     names = f": {', '.join(bug.patch.name for bug in still_open)}" if still_open else ""
     return f"newer than {newest}, the newest release read, which has {count}{names}"
 

@@ -14,7 +14,6 @@ from .tracebacks import FRAMES, HEAD, TAIL, Raised
 CERTAIN, LIKELY, POSSIBLE = MATCHES = ("certain", "likely", "possible")
 """Exception, text and function; exception and text, without a traceback; one of these cut off, or missing."""
 
-_MOST_RANKS = 100_000
 _LEAST = 4  # characters of a text that is cut off, by which it is told
 
 
@@ -87,8 +86,7 @@ def _note(found: dict[str, Diagnosis], item: Registered, match: str, first: Rais
     elif _order(match) < _order(one.match):
         one.match, one.first = match, first
     one.times += 1
-    if first.rank and len(one.ranks) < _MOST_RANKS:
-        one.ranks.add(first.rank)
+    hangs.note_rank(one.ranks, first.rank)
 
 
 class _Waits:

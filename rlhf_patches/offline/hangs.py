@@ -85,16 +85,26 @@ class Stack:
 
 def collective(frames: Sequence[Frame]) -> str:
     """The function of torch.distributed in which a stack is, the outermost; empty where it is in none."""
-    return next((frame.function for frame in reversed(frames) if ("/" + frame.file).endswith(f"/{_OWN}")), "")
+    return next((frame.function for frame in reversed(frames) if _is_collectives(frame)), "")
 
 
 def caller(frames: Sequence[Frame]) -> Frame:
     """Who has called it, torch's own modules left out; where there is no collective, the innermost frame."""
-    inside = [number for number, frame in enumerate(frames) if ("/" + frame.file).endswith(f"/{_OWN}")]
+    inside = [number for number, frame in enumerate(frames) if _is_collectives(frame)]
     if not inside:
         return frames[0]
     outside = (frame for frame in frames[inside[-1] + 1 :] if "/torch/" not in "/" + frame.file)
     return next(outside, frames[inside[-1]])
+
+
+def _is_collectives(frame: Frame) -> bool:
+    return ("/" + frame.file).endswith(f"/{_OWN}")
+
+
+def note_rank(ranks: set[str], rank: str) -> None:
+    """Add a rank to those of a finding, where it is known; a log can name any number of them."""
+    if rank and len(ranks) < _MOST_RANKS:
+        ranks.add(rank)
 
 
 def timeout(text: str, number: int, prefix: str, rank: str) -> Timeout | None:
@@ -187,5 +197,4 @@ class Standing:
             return
         group = groups.setdefault(key, Group(sign))
         group.times += 1
-        if sign.rank and len(group.ranks) < _MOST_RANKS:
-            group.ranks.add(sign.rank)
+        note_rank(group.ranks, sign.rank)

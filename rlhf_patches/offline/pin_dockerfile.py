@@ -68,9 +68,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         if end is not None and not begun and line.strip() == end:
             end = None
             continue
-        if not begun and _COMMENT.match(line):
-            continue
-        if begun and _COMMENT.match(line):  # Docker takes them out of what is continued
+        if _COMMENT.match(line):  # Docker takes them out of what is continued, too
             continue
         first = first if begun else number
         if line.rstrip().endswith("\\"):

@@ -52,11 +52,11 @@ def _installed() -> Iterator[Entry]:
         if not name:
             folder = os.path.basename(getattr(distribution, "_path", ""))
             yield Unread("this environment", f"the metadata in {folder} cannot be read", mention=folder)
-        elif canonicalize_name(name) not in seen:
-            seen.add(canonicalize_name(name))
+        elif (name := canonicalize_name(name)) not in seen:
+            seen.add(name)
             note = f"from {direct['url']}" if isinstance(direct, dict) and direct.get("url") else ""
             note = note if version else "its metadata state no version"
-            yield Pin(canonicalize_name(name), version, "this environment", note)
+            yield Pin(name, version, "this environment", note)
 
 
 def read(path: str) -> Reading:

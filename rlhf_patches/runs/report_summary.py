@@ -20,7 +20,7 @@ from itertools import chain, islice, pairwise
 from typing import Any, Union
 
 from ..definitions.registry import BUILT_IN, credit
-from ..definitions.status import Status, printable
+from ..definitions.status import Status, plural, printable
 from ..ranks import ranks_text
 from .processes import PROBLEMS, Effect, Group, Process, grouped
 
@@ -154,7 +154,7 @@ class Summary:
         shown = ", ".join(f"{count} on {host}" for host, count in sorted(hosts.items())[:_SHOWN])
         more = f" and {len(hosts) - _SHOWN} more hosts" if len(hosts) > _SHOWN else ""
         where = f" on {next(iter(hosts))}" if len(hosts) == 1 else f": {shown}{more}"
-        lines = [f"{_plural(len(self.processes), 'process', 'processes')}{where}"]
+        lines = [f"{plural(len(self.processes), 'process', 'processes')}{where}"]
         times = sorted(each.started for each in self.processes if each.started)
         if times:
             lines[0] += f"; started {times[0]}" + (f" to {times[-1]}" if times[-1] != times[0] else "")
@@ -180,7 +180,7 @@ class Summary:
             said += [f"not imported in {patch.not_imported}"] if patch.not_imported else []
             lines.append(f"{patch.title.ljust(width)}  {', '.join(said)}")
         nowhere = len(self.patches) - len(known)
-        return lines + ([f"{_plural(nowhere, 'patch', 'patches')} of modules that no process imported"] * bool(nowhere))
+        return lines + ([f"{plural(nowhere, 'patch', 'patches')} of modules that no process imported"] * bool(nowhere))
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -394,7 +394,3 @@ def _count(group: Group) -> str:
 def _names(processes: Sequence[Process]) -> str:
     shown = ", ".join(str(each) for each in processes[:_SHOWN])
     return shown + (f" and {len(processes) - _SHOWN} more" if len(processes) > _SHOWN else "")
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

@@ -19,6 +19,7 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.prm import PRMConfig, PRMTrainer
 
 from tests.harness import states, trl_on_cpu
+from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "transformers-accumulation-scale"
 SAMPLES = 8
@@ -27,16 +28,6 @@ TOKENS = [{"input_ids": [3 + i, 40 - i, 5 + i, 6], "labels": [-100, i // 4, -100
 ANSWERS = [[6, 7, 9 + i, 20 - i, 1] for i in range(SAMPLES)]
 ANSWERED = 3
 TEMPLATE = "{% for each in messages %}{{ each['content'] + ' ' }}{% endfor %}"
-
-
-class Kept(torch.optim.SGD):
-    """Its steps keep the gradient instead."""
-
-    found: torch.Tensor
-
-    def step(self, closure: Any = None) -> None:
-        gradients = [each.grad for each in self.param_groups[0]["params"] if each.grad is not None]
-        self.found = torch.cat([each.flatten() for each in gradients]).double()
 
 
 def classifier() -> Any:
@@ -95,7 +86,7 @@ def gradient(model: Any, steps: int, kind: Any, config: Any, rows: list[dict[str
         **more,
     )
     trainer.train()
-    return optimizer.found
+    return torch.cat([each.flatten() for each in optimizer.found]).double()
 
 
 def messages() -> list[dict[str, Any]]:
