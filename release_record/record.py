@@ -34,13 +34,14 @@ class Entry:
     """One release. ``tag`` and ``commit`` for git, ``file`` and ``sha256`` for an index.
 
     ``version`` is what its metadata says, which in git need not be what the tag says. ``patches`` has a `Code` for each
-    variant of each patch.
+    variant of each patch, ``texts`` the digest of each module that they are for (`texts`).
     """
 
     version: str
     file: str
     sha256: str
     patches: dict[str, tuple[Code, ...]]
+    texts: dict[str, str]
 
     @property
     def order(self) -> Version:

@@ -23,6 +23,7 @@ from typing import Any
 import compatibility
 import record
 import shipped
+import texts
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from record import Entry, Record
@@ -30,12 +31,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlhf_patches.definitions.patch import KnownBug
+from rlhf_patches.guards import sources
 from rlhf_patches.offline import archive, facts, index
 from rlhf_patches.offline.facts import Code
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache" / "releases"
 WORKERS = 4  # half of the time is waiting for the index
+
+Found = tuple[Entry, dict[str, texts.Facts]]
+"""One release, and by top-level package the facts of its texts."""
 
 
 def main() -> int:
@@ -65,6 +70,8 @@ def main() -> int:
     for item in after:
         for line in changes(before.get((item.name, item.in_git)), item, record.patches_of(item.distribution, patches)):
             console.print(line, markup=False, soft_wrap=True)
+    for package, one in texts.of_record(after, patches).items():
+        texts.save(package, one)
     (ROOT / "docs" / "compatibility.md").write_text(compatibility.page(after, patches), encoding="utf-8")
     (ROOT / "rlhf_patches" / "offline" / "releases.json").write_text(shipped.text(after, patches), encoding="utf-8")
     console.print(compatibility.figures(after, patches))
@@ -98,15 +105,17 @@ def survey_index(name: str, url: str, patches: list[KnownBug], console: Console)
     )
 
 
-def _look_up(name: str, file: index.File, patches: list[KnownBug]) -> Entry:
+def _look_up(name: str, file: index.File, patches: list[KnownBug]) -> Found:
     release = archive.open_release(str(index.Index().fetch(file, CACHE / name)))
     ((_, version),) = release.claims
-    return Entry(
-        version or "",
-        file.filename,
-        file.hashes.get("sha256", ""),
-        {patch.name: facts.examine(release, patch) for patch in patches},
-    )
+    return _looked_at(release, version or "", file.filename, file.hashes.get("sha256", ""), patches)
+
+
+def _looked_at(release: archive.Release, version: str, file: str, sha256: str, patches: list[KnownBug]) -> Found:
+    with sources.parsed_once(kept=20):
+        codes = {patch.name: facts.examine(release, patch) for patch in patches}
+        digests, found = texts.of_release(release, patches)
+    return Entry(version, file, sha256, codes, digests), found
 
 
 # -------------------------------------------------------------------------------------------- from git
@@ -179,17 +188,15 @@ def _commits(folder: str, repository: Repository) -> Iterator[tuple[str, str]]:
     yield "main", _git(folder, "rev-parse", "HEAD").strip()
 
 
-def _look_up_tag(folder: str, ref: str, commit: str, repository: Repository, patches: list[KnownBug]) -> Entry:
+def _look_up_tag(folder: str, ref: str, commit: str, repository: Repository, patches: list[KnownBug]) -> Found:
     modules = sorted({module for patch in patches for module in patch.modules})
     with tempfile.TemporaryDirectory() as tree:
         for path in [f"{module.replace('.', '/')}.py" for module in modules]:
             if _git(folder, "ls-tree", "--name-only", commit, path):
                 (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)
                 (Path(tree) / path).write_text(_git(folder, "show", f"{commit}:{path}"), encoding="utf-8")
-        release = archive.open_release(tree)
-        codes = {patch.name: facts.examine(release, patch) for patch in patches}
-    version = repository.version(_git(folder, "show", f"{commit}:{repository.version_file}"))
-    return Entry(str(Version(version)), ref, commit, codes)
+        version = Version(repository.version(_git(folder, "show", f"{commit}:{repository.version_file}")))
+        return _looked_at(archive.open_release(tree), str(version), ref, commit, patches)
 
 
 def _git(folder: str, *arguments: str) -> str:
@@ -222,31 +229,42 @@ def _survey(
     if fresh.path.exists():
         old = record.load(fresh.path)
         if old.digests == fresh.digests:
-            fresh.entries = [entry for entry in old.entries if sums.get(entry.file) == entry.sha256]
+            fresh.entries = [
+                entry for entry in old.entries if sums.get(entry.file) == entry.sha256 and texts.has(entry.texts)
+            ]
     known = {entry.file for entry in fresh.entries}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     failed = []
+    found: dict[str, texts.Facts] = {}
     with Progress(*columns, console=console) as progress, ProcessPoolExecutor(WORKERS) as pool:
         bar = progress.add_task(fresh.name, total=len(sums), completed=len(known))
         futures = [pool.submit(_attempt, file, *job(file)) for file in sums if file not in known]
         try:
             for done in as_completed(futures):
                 entry = done.result()
-                if isinstance(entry, Entry):
-                    fresh.entries.append(entry)
-                else:
+                if isinstance(entry, str):
                     failed.append(entry)
+                else:
+                    fresh.entries.append(entry[0])
+                    for package, one in entry[1].items():
+                        found.setdefault(package, texts.load(package)).add(one)
                 progress.update(bar, advance=1)
                 if len(fresh.entries) % 20 == 0:
-                    record.save(fresh)
+                    _save(fresh, found)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            record.save(fresh)
+            _save(fresh, found)
     if failed:
         raise SystemExit("\n".join([f"{len(failed)} of {len(sums)} releases could not be looked at:", *failed]))
 
 
-def _attempt(file: str, look_up: Callable[..., Entry], *arguments: Any) -> Entry | str:
+def _save(fresh: Record, found: dict[str, texts.Facts]) -> None:
+    for package, one in found.items():
+        texts.save(package, one)
+    record.save(fresh)
+
+
+def _attempt(file: str, look_up: Callable[..., Found], *arguments: Any) -> Found | str:
     # As text, because not every exception survives the way back from a process of the pool.
     try:
         return look_up(*arguments)

@@ -14,7 +14,6 @@ RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on e
                            unset: one line, the first problem
 RLHF_PATCHES_REPORT        a file in which each process keeps one line of JSON about itself
 RLHF_PATCHES_VERIFY        1 compares the ranks once torch.distributed is initialised (`rlhf_patches.verify`)
-RLHF_PATCHES_CACHE         0 finds everything anew in each process, instead of keeping what was found in a text
 RLHF_PATCHES_RUN           set by ``rlhf-patches run``: a file whose time says that a process has loaded the site hook
 =========================  ==============================================================================
 """
@@ -45,11 +44,10 @@ KNOWN = (
     "LOG",
     "REPORT",
     "VERIFY",
-    "CACHE",
     "RUN",
 )
 # Set without AUTOLOAD, these do not tell that anybody wants patches.
-_NEUTRAL = ("AUTOLOAD", "CACHE", "LOG", "RUN")
+_NEUTRAL = ("AUTOLOAD", "LOG", "RUN")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LINE = "\n  "
@@ -113,7 +111,6 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
     checked(lambda: truth("AUTOLOAD", environment))
     checked(lambda: expand(_listed("ACKNOWLEDGED", environment), names, PREFIX + "ACKNOWLEDGED", hint))
     checked(lambda: truth("VERIFY", environment))
-    checked(lambda: truth("CACHE", environment))
     checked(lambda: log_level(environment))
     found = Settings(
         disable=checked(lambda: expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint)),

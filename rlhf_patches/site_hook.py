@@ -185,11 +185,8 @@ class _FirstImport(import_system.Observer):
             from . import api, settings
             from .definitions import status
             from .engine import import_hooks, log
-            from .guards import rewriting
 
             log.logger()  # imports logging
-            if _demanded():  # else only the patches that rewrite fail without it
-                rewriting.check_ast_grep()
         except no_signal(Exception, SystemExit) as error:  # a file that is named like a dependency does what it likes
             self._problem = (
                 f"the engine could not be loaded, {type(error).__name__}: {error}. Is rlhf-patches installed with all "

@@ -114,6 +114,7 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
         rows = list(_folded(rows))
     output.print_table(("RELEASES", "RANGE", "CODE", "STATUS", "NOTE"), [tuple(map(printable, row)) for row in rows])
     console.print()
+    console.print(printable(_searched(found)))
     for variant, ranges in zip(patch.variants, found.suggested(), strict=True):
         console.print(printable(_verdict(found, variant.guard.versions, ranges, bool(options.releases))))
     for target, fingerprints in found.fingerprints().items():
@@ -144,6 +145,14 @@ def _folded(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
         versions = [row[0] for row in group]
         span = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]} ({len(versions)})"
         yield span, *cells
+
+
+def _searched(found: Survey) -> str:
+    searched = [str(each.version) for each, one in found.known if not one.known]
+    if not searched:
+        return "the texts of all these releases come with rlhf_patches: no process searches them"
+    which = "all these releases" if len(searched) == len(found.known) else ", ".join(searched)
+    return f"each process searches the texts of {which}: what is known of them does not come with rlhf_patches"
 
 
 def _verdict(found: Survey, versions: str, ranges: list[str], of_some: bool) -> str:

@@ -197,6 +197,8 @@ class Guard:
 
         Membership changes at the versions that the ranges name only, so those, and one right after each, tell all.
         """
+        if ranges.plainly_apart(self.versions, other.versions):
+            return None
         both = [ranges.parsed(guard.versions) for guard in (self, other)]
         named = {pin.version.removesuffix(".*") for each in both for pin in each}
         for base in [*sorted(named), OLDER, NEWER]:

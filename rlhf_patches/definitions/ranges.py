@@ -69,6 +69,18 @@ def plainly_contains(versions: str, version: str) -> bool | None:
     return all(holds(release, bound) for holds, bound in comparisons)
 
 
+def plainly_apart(one: str, other: str) -> bool:
+    """Whether two ranges surely have no version in common: one ends before the other begins."""
+    both = [_plain(versions) or () for versions in (one, other)]
+    return any(
+        end[0] < start[0] or (end == start == (end[0], 0) and (ends is operator.lt or starts is operator.gt))
+        for below, above in (both, both[::-1])
+        for ends, end in below
+        for starts, start in above
+        if ends in (operator.lt, operator.le, operator.eq) and starts in (operator.gt, operator.ge, operator.eq)
+    )
+
+
 @functools.cache
 def _plain(versions: str) -> tuple[tuple[Callable[[_Place, _Place], bool], _Place], ...] | None:
     """The comparisons of a specifier; None where one is not plain."""

@@ -157,7 +157,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------- public calls
 
-    @sources.parsed_once(kept=math.inf, stored=True)
+    @sources.parsed_once(kept=math.inf)
     def apply(self, only: Names = None, exclude: Names = None, strict: bool | None = None) -> Report:
         """See `rlhf_patches.apply`."""
         entries = self._registered()
@@ -323,7 +323,7 @@ class Engine:
                 entry.requested, entry.outcome, entry.version = before
                 entry.named = named
 
-    @sources.parsed_once(kept=math.inf, stored=True)
+    @sources.parsed_once(kept=math.inf)
     def switch(self, name: str, on: bool, by_name: bool = True) -> PatchReport:
         """Put on or take off one patch, and nothing else: no line in the log, and no error under strict mode.
 
@@ -442,7 +442,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------ one patch's turn
 
-    @sources.parsed_once(kept=math.inf, stored=True)
+    @sources.parsed_once(kept=math.inf)
     def _imported(self, module_name: str, module: ModuleType) -> None:
         """Called when a watched module has been imported or reloaded. Raises only in strict mode."""
         entries = [e for e in (self._entries or {}).values() if e.requested and module_name in e.patch.modules]
@@ -479,7 +479,6 @@ class Engine:
         from ..guards import decision, implementations  # noqa: F401 - for `_outcome` and `_put_on`
         from .ledger import Ledger
 
-        rewriting.load()
         with self._lock:
             if isinstance(self._ledger, _Nothing):
                 self._ledger = Ledger()
@@ -524,11 +523,14 @@ class Engine:
             return self._said(patch, choices.unaffected(choice.finding))
         if isinstance(patch, Listed):
             raise _NotReady(functools.partial(self._define, entry))
-        if isinstance(self._ledger, _Nothing) or not rewriting.is_loaded():
+        if isinstance(self._ledger, _Nothing):
             raise _NotReady(self._load_what_changes)
         from ..guards import decision
 
-        found = decision.decide(choice, functools.partial(_source, ready))
+        read = functools.partial(_source, ready)
+        if not rewriting.ast_grep_is_known() and decision.has_to_search(choice, read):
+            raise _NotReady(rewriting.load_ast_grep)
+        found = decision.decide(choice, read)
         if found.variant is None:
             return self._said(patch, found)
         if not _has_begun(found.variant, ready):
@@ -594,10 +596,6 @@ class Engine:
             if _is_main(sources.locate(name)):
                 reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
                 return _Outcome(Status.REFUSED, reason)
-        if any(variant.rewrites for variant in choice.variants):
-            if not rewriting.ast_grep_is_known():
-                raise _NotReady(rewriting.load_ast_grep)
-            rewriting.check_ast_grep()  # what will fail at the import is said before it
         waiting = " or ".join(dict.fromkeys(", ".join(group) for group in groups))
         reason = f"{choice.finding.reason}; waiting for the import of {waiting}"
         return _Outcome(Status.PENDING, reason, waits=tuple(variant.modules for variant in choice.variants))
@@ -688,12 +686,12 @@ def _is_ready(name: str) -> bool:
 
 
 def _source(ready: Mapping[str, ModuleType], name: str) -> Source:
-    if name not in ready:
-        return sources.read_module(name)
-    spec = sources.spec_of(ready[name])
+    from ..guards import known
+
+    spec = sources.spec_of(ready[name]) if name in ready else sources.locate(name)
     if spec is None:
         raise Unreadable(f"module {name} has no __spec__, so its source file is unknown")
-    return sources.read(spec)
+    return known.look_up(sources.read(spec))
 
 
 def _origin(module: ModuleType) -> str | None:

@@ -116,7 +116,12 @@ class Ledger:
         for target, changes in groups.items():
             first = changes[0]
             located = functions.attribute(modules[target.partition(":")[0]], first.qualname)
-            function = functions.find(located, first.original_code(), originals, target)
+            try:
+                function = functions.find(located, first.original_code(), originals, target)
+            except Unrecognised:  # is it so in the whole module too? A slice is proven for the Pythons of its time
+                changes = [item.in_the_whole() for item in changes]
+                first = changes[0]
+                function = functions.find(located, first.original_code(), originals, target)
             patched = self._patched.get(function) or Patched(
                 function=function,
                 located=located,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from types import CodeType
 
 from ..definitions.listed import ListedVariant
-from ..definitions.patch import Rewrite, Variant
+from ..definitions.patch import Rewrite, Shape, Variant
 from ..definitions.status import Status
 from ..import_system import no_signal
-from . import choices, shapes
+from . import choices, known, shapes
 from .choices import Choice, Decision
 from .implementations import Unusable
 from .rewriting import Edit, NoEffect, Undefined, Unrecognised
@@ -52,6 +52,18 @@ def decide(choice: Choice, read: Callable[[str], Source]) -> Decision:
             return Decision(Status.ADVICE, f"{finding.reason}{which}, and nothing here repairs it", version)
         return Decision(Status.APPLIES, finding.reason + which, version, variant, tuple(items))
     return choices.told(refusal(finding, *errors), choice.variants)
+
+
+def has_to_search(choice: Choice, read: Callable[[str], Source]) -> bool:
+    """Whether `decide` will look for patterns, because some text is not known (`known`)."""
+    try:
+        return any(
+            isinstance(change, (Rewrite, Shape)) and known.find(change, read(change.target.partition(":")[0])) is None
+            for variant in choice.variants
+            for change in variant.changes  # type: ignore[union-attr]
+        )
+    except Unreadable:  # as `decide` will say
+        return False
 
 
 def shapes_in(

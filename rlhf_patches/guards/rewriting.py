@@ -1,8 +1,9 @@
-"""Rewrites: find a pattern in one function's text, edit it, compile the whole module, take the function's code.
+"""Rewrites: find a pattern in one function's text, edit it, compile the module, take the function's code.
 
-Compiling the whole module gives future imports, closures, ``__class__`` cells, private names and decorators
-their right meaning for free. Edits keep the number of lines, so tracebacks and breakpoints stay right, and
-after compiling we check that no other function's code came out different.
+Compiling the whole module, or the slice of it that is known to give the same code (`slices`), gives future imports,
+closures, ``__class__`` cells, private names and decorators their right meaning for free. Edits keep the number of
+lines, so tracebacks and breakpoints stay right, and after compiling we check that no other function's code came out
+different.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..definitions.listed import DefinitionError
 from ..import_system import no_signal
-from . import sources
+from . import slices, sources
 from .sources import Place, Source
 
 if TYPE_CHECKING:
@@ -32,23 +33,11 @@ _ast_grep: Any = None
 _without_ast_grep: str | None = None
 
 
-def load() -> None:
-    """Import what looks for code in a text, where it is not there yet: milliseconds that a process without any saves.
+def load_ast_grep() -> None:
+    """Import what looks for patterns, if it is there and not imported yet: milliseconds, which known texts save.
 
     The engine calls it before it takes its lock, under which nothing is imported.
     """
-    import hashlib  # noqa: F401 - for fingerprints
-
-    load_ast_grep()
-
-
-def is_loaded() -> bool:
-    """Whether `load` has been called."""
-    return "hashlib" in sys.modules and ast_grep_is_known()
-
-
-def load_ast_grep() -> None:
-    """Import it, if it is there and not imported yet. Not under the engine's lock either."""
     global _ast_grep, _without_ast_grep
     if ast_grep_is_known():
         return
@@ -297,6 +286,22 @@ def _compile(text: str, filename: str) -> CodeType:
         raise Unrecognised(f"the code does not compile: {error} ({filename})") from error
 
 
+def compile_around(source: Source, place: Place, edits: Iterable[Edit] = ()) -> CodeType:
+    """Compile of an edited module what a function takes: its slice if it has one, else all.
+
+    Raises:
+        Unrecognised: it does not compile, or has another number of lines.
+    """
+    text = source.text
+    if place.slice is not None:
+        lines = sources.lines_of(source)
+        kept = slices.cut(lines, place)
+        before = sum(map(len, lines[: place.first_line - 1])) - sum(map(len, kept[: place.first_line - 1]))
+        edits = [Edit(edit.start - before, edit.end - before, edit.text) for edit in edits]
+        text = "\n".join(kept)
+    return compile_module(edited(text, [*edits]), source.filename)
+
+
 def code_of(module_code: CodeType, place: Place) -> CodeType:
     """The code object of a function within its module's."""
     name, line = place.name, place.first_line
@@ -331,16 +336,9 @@ def rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: Se
         Undefined: the edited code uses a name that nothing defines.
         NoEffect: the edits are in assertions, and this interpreter leaves those out.
     """
-    return sources.stored(
-        source, ("rewritten", place, [*edits], [*beside]), lambda: _rewrite_code(source, place, edits, beside)
-    )
-
-
-def _rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: Sequence[Edited]) -> CodeType:
-    before = compile_module(source.text, source.filename)
-    after = compile_module(
-        edited(source.text, [*edits, *(edit for _, others in beside for edit in others)]), source.filename
-    )
+    beside = beside if place.slice is None else ()  # not in this slice
+    others = [edit for _, theirs in beside for edit in theirs]
+    before, after = compile_around(source, place), compile_around(source, place, [*edits, *others])
     target = code_of(before, place)
     replaced = code_of(after, place)
     different = list(_differing(before, after))
@@ -355,7 +353,8 @@ def _rewrite_code(source: Source, place: Place, edits: Sequence[Edit], beside: S
             raise NoEffect(f"under python -O there is no assertion in {place.name} that could fail")
         raise Unrecognised(f"the edits do not change what {place.name} does")
     check_swap(target, replaced, place.name)
-    _check_names(before, target, replaced)
+    if place.slice is None:  # of what is known this is known too
+        _check_names(before, target, replaced)
     return replaced
 
 

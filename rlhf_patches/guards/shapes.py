@@ -8,7 +8,7 @@ from types import CodeType
 from typing import NamedTuple
 
 from ..definitions.patch import Change, Rewrite, Shape, Variant, Wrap
-from . import rewriting, sources, versions
+from . import known, rewriting, sources
 from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import NotFound, Place, Source
 
@@ -32,11 +32,11 @@ class Recognised(NamedTuple):
 
     def original_code(self) -> CodeType:
         """The function's code compiled from the source on disk."""
-        return sources.stored(
-            self.source,
-            ("code", self.place),
-            lambda: rewriting.code_of(rewriting.compile_module(self.source.text, self.source.filename), self.place),
-        )
+        return rewriting.code_of(rewriting.compile_around(self.source, self.place), self.place)
+
+    def in_the_whole(self) -> Recognised:
+        """The same, to be compiled with all of its module."""
+        return self._replace(place=self.place._replace(slice=None))
 
 
 def recognise(change: Change, source: Source) -> Recognised:
@@ -46,17 +46,19 @@ def recognise(change: Change, source: Source) -> Recognised:
         Unrecognised: the function is not there, or not as expected.
         sources.Unreadable: the text does not parse.
     """
-    # What another release of ast-grep finds may be another.
-    by = versions.version_of("ast-grep-py") if isinstance(change, (Rewrite, Shape)) else None
-    found = sources.stored(source, ("recognised", repr(change), by), lambda: _found(change, source))
+    found = known.find(change, source)
+    if found is None:
+        found = _find(change, source)
     if isinstance(found, str):
         raise Unrecognised(found)
     place, edits, fingerprint = found
-    return Recognised(change, source, Place(*place), tuple(Edit(*edit) for edit in edits), fingerprint)
+    if fingerprint is not None and fingerprint not in change.fingerprints:
+        raise Unrecognised(f"{change.target} has the fingerprint {fingerprint}, which is none of those that were read")
+    return Recognised(change, source, place, edits, fingerprint)
 
 
-def _found(change: Change, source: Source) -> tuple[Place, tuple[Edit, ...], str | None] | str:
-    """Where the target is, the edits and the fingerprint; or why it is not recognised. To be stored: see there."""
+def _find(change: Change, source: Source) -> known.Found | str:
+    """Where the target is, the edits and the fingerprint; or why it is not recognised."""
     try:
         node = sources.find_function(source, change.target.partition(":")[2])
         place = sources.place_of(node)
@@ -72,10 +74,7 @@ def _found(change: Change, source: Source) -> tuple[Place, tuple[Edit, ...], str
         if signature == change.signature:
             return place, (), None
         return f"{change.target} has the signature {signature}, expected {change.signature}"
-    fingerprint = sources.fingerprint_of(node)
-    if fingerprint in change.fingerprints:
-        return place, (), fingerprint
-    return f"{change.target} has the fingerprint {fingerprint}, which is none of those that were read"
+    return place, (), sources.fingerprint_of(node)
 
 
 def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognised]:

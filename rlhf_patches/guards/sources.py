@@ -16,10 +16,13 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 from ..import_system import no_signal
-from . import stores
+from .slices import Slice
+
+if TYPE_CHECKING:
+    from .known import Known
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -44,6 +47,7 @@ class Place(NamedTuple):
         column: of its ``def``, in bytes.
         is_async: whether it is an ``async def``.
         parameters: name, `inspect.Parameter.kind` as a number, and whether there is a default.
+        slice: what is compiled in place of the whole text, where it is known to give the same code; else None.
     """
 
     name: str
@@ -52,14 +56,19 @@ class Place(NamedTuple):
     column: int
     is_async: bool
     parameters: tuple[tuple[str, int, bool], ...]
+    slice: Slice | None = None
 
 
 class Source(NamedTuple):
-    """The text of a module, as Python itself would decode it (universal newlines, no byte order mark)."""
+    """The text of a module, as Python itself would decode it (universal newlines, no byte order mark).
+
+    ``known`` is what `known.look_up` has found of it.
+    """
 
     module: str
     filename: str
     text: str
+    known: Known | None = None
 
 
 # --------------------------------------------------------------------------------------- finding files
@@ -221,21 +230,19 @@ class _Memory(threading.local):
     made: dict[Hashable, tuple[Any, Exception | None]] | None = None
     small: dict[Hashable, tuple[Any, Exception | None]] | None = None
     kept: float = 0
-    stores: list[stores.Store] | None = None
 
 
 _memory = _Memory()
 
 
 @contextlib.contextmanager
-def parsed_once(kept: float = 12, stored: bool = False) -> Iterator[None]:
+def parsed_once(kept: float = 12) -> Iterator[None]:
     """Within it this thread reads, parses and compiles a text once, however many patches look at it.
 
     At its end all is forgotten: syntax trees are large, and a training run is long.
 
     Args:
         kept: how many results are kept, those that were used last. Texts that run in this process anyway need no limit.
-        stored: whether what an earlier process found in a text counts, and is kept for later ones (`stores`).
     """
     if _memory.made is not None:
         yield
@@ -243,12 +250,9 @@ def parsed_once(kept: float = 12, stored: bool = False) -> Iterator[None]:
     with _no_collection():  # to the end of the trees: a collection while they live is one of the whole heap
         try:  # first: a signal's handler may raise anywhere
             _memory.made, _memory.small, _memory.kept = {}, {}, kept
-            _memory.stores = [] if stored and stores.is_on() else None
             yield
-            for store in _memory.stores or ():
-                store.save()
         finally:
-            _memory.made = _memory.small = _memory.stores = None
+            _memory.made = _memory.small = None
 
 
 def remembered(key: Hashable, make: Callable[[], _Made], small: bool = False) -> _Made:
@@ -275,24 +279,9 @@ def remembered(key: Hashable, make: Callable[[], _Made], small: bool = False) ->
     return result  # type: ignore[no-any-return]
 
 
-def stored(source: Source, key: tuple[Any, ...], find: Callable[[], _Made]) -> _Made:
-    """What ``find()`` returns, or returned in an earlier process, where `parsed_once` says that this counts.
-
-    Args:
-        source: the text.
-        key: the rest of what it depends on, as tuples, lists, strings and numbers.
-        find: of these alone; gives the same kinds, code objects and None. What it raises is not stored.
-    """
-    if _memory.stores is None:
-        return find()
-    return remembered(("store", source), lambda: _open(source), small=True).get(key, find)
-
-
-def _open(source: Source) -> stores.Store:
-    store = stores.Store(source.filename, source.text)
-    assert _memory.stores is not None
-    _memory.stores.append(store)
-    return store
+def lines_of(source: Source) -> list[str]:
+    """The lines of a text, not to be changed."""
+    return remembered(("lines", source), lambda: source.text.split("\n"), small=True)
 
 
 def parse(source: Source) -> ast.Module:

@@ -18,7 +18,6 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from ..guards import stores
 from . import index
 from .index import Index, IndexProblem
 
@@ -46,7 +45,8 @@ class DownloadError(RuntimeError):
 
 def default_cache() -> Path:
     """``$XDG_CACHE_HOME/rlhf-patches``, as the XDG specification has it."""
-    return Path(stores.folder() or Path.home() / ".cache" / "rlhf-patches")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "rlhf-patches"
 
 
 def found(text: str, cache: Path | None = None) -> str:

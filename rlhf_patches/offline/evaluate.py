@@ -12,11 +12,14 @@ from .. import settings
 from ..definitions.patch import KnownBug, Variant
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status, patch_report
-from ..guards import choices, decision, implementations, shapes, sources
+from ..guards import choices, decision, implementations, known, shapes, sources
 from ..guards.choices import Choice, Decision, Found
 from ..guards.decision import Held
 from ..guards.sources import NotFound, Source, Unreadable
 from .archive import Release, ReleaseError
+
+
+SEARCHED = "; each process searches its text, which is of no known release"
 
 
 def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] = ()) -> Report:
@@ -33,7 +36,9 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
         for item in registered:
             off = environment.switched_off(item.patch.name)
             unasked = environment.unasked(item.patch.name, item.patch.contested)
-            found = _judge(item.patch, choices.look, sources.read_module, {} if off else beside, unasked=unasked)
+            found = _judge(item.patch, choices.look, _read, {} if off else beside, unasked=unasked)
+            if any(each.source.known is None for each in found.recognised):
+                found = found._replace(reason=found.reason + SEARCHED)
             if off:
                 found = Decision(Status.DISABLED, off, found.version)
             rows.append(_row(item, found))
@@ -92,6 +97,10 @@ def is_patched(release: Release, registered: Iterable[Registered]) -> bool:
     """
     packages = {module.partition(".")[0] for item in registered for module in item.patch.modules}
     return any(map(release.has_package, packages))
+
+
+def _read(module: str) -> Source:
+    return known.look_up(sources.read_module(module))
 
 
 def _row(item: Registered, found: Decision) -> PatchReport:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 
 from ..definitions.patch import KnownBug, Replace, Variant, Wrap
-from ..guards import decision, shapes, sources, versions
+from ..guards import decision, known, shapes, sources, versions
 from ..guards.rewriting import Unrecognised
 from ..guards.sources import NotFound, Source, Unreadable
 from ..guards.versions import Verdict
@@ -70,6 +70,19 @@ def _examine(release: Release, variant: Variant) -> Code:
     except Unrecognised as error:
         return Code(DIFFERENT, fingerprints, _without_label(release, error))
     return Code(DEFECT, fingerprints)
+
+
+def is_known(release: Release, patch: KnownBug) -> bool:
+    """Whether all that is looked for in a release's texts comes with the package, so that no process searches them."""
+    for variant in patch.variants:
+        for change in variant.changes:
+            try:
+                source = known.look_up(release.source(change.target.partition(":")[0]))
+            except (NotFound, Unreadable):
+                continue
+            if known.find(change, source) is None:
+                return False
+    return True
 
 
 def targets(variant: Variant) -> tuple[str, ...]:

@@ -35,12 +35,14 @@ class Judged(NamedTuple):
         version: what the release's metadata says.
         status, reason: those of ``check``.
         codes: what the shape guard of each variant has found.
+        known: `facts.is_known`.
     """
 
     version: str | None
     status: Status
     reason: str
     codes: tuple[Code, ...]
+    known: bool
 
 
 class Looked(NamedTuple):
@@ -109,13 +111,14 @@ def _judged(release: Release, registered: Sequence[Registered]) -> dict[str, Any
             (row,) = evaluate.check(release, [item], by_name=True)
             codes = [{**asdict(code), "why": confined.short(code.why)} for code in facts.examine(release, item.patch)]
             texts = {"version": confined.short(row.version), "reason": confined.short(row.reason)}
-            found[row.name] = {**texts, "status": row.status.value, "codes": codes}
+            known = facts.is_known(release, item.patch)
+            found[row.name] = {**texts, "status": row.status.value, "codes": codes, "known": known}
     return found
 
 
 def _read(said: dict[str, Any]) -> Judged:
     codes = [Code(**{**code, "fingerprints": tuple(code["fingerprints"])}) for code in said["codes"]]
-    return Judged(said["version"], Status(said["status"]), said["reason"], tuple(codes))
+    return Judged(said["version"], Status(said["status"]), said["reason"], tuple(codes), said["known"])
 
 
 # ------------------------------------------------------------------------------------------- one patch
@@ -244,6 +247,7 @@ class Survey:
             "why": code.why,
             "status": one.status.value,
             "reason": one.reason,
+            "known": one.known,
             "disagreement": self.disagreement(one) or None,
         }
 

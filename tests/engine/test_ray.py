@@ -14,11 +14,6 @@ from rlhf_patches.ray import runtime_env, verify
 from tests.harness.ray_environment import BARE, HOOK
 
 
-@pytest.fixture(autouse=True)
-def _nothing_set(monkeypatch):
-    monkeypatch.delenv("RLHF_PATCHES_CACHE")
-
-
 @pytest.mark.parametrize(
     ("version", "hook_file", "expected"),
     [

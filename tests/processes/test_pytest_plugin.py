@@ -23,8 +23,7 @@ def run(installed, folder, text, **settings):
     assert "1 passed in" in done.stdout
 
 
-def test_no_engine_is_imported_until_the_fixture_is_used(installed, tmp_path, monkeypatch):
-    monkeypatch.delenv("RLHF_PATCHES_CACHE")  # any of our variables is looked at, where it may be a mistake
+def test_no_engine_is_imported_until_the_fixture_is_used(installed, tmp_path):
     run(installed, tmp_path, MINE)
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == ["rlhf_patches", "rlhf_patches.import_system", "rlhf_patches.pytest_plugin"]

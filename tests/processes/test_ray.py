@@ -11,11 +11,6 @@ import pytest
 from tests.harness.ray_environment import BARE, HOOK
 
 
-@pytest.fixture(autouse=True)
-def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RLHF_PATCHES_CACHE")
-
-
 def test_the_package_does_not_import_it_and_it_does_not_import_ray():
     code = "import rlhf_patches, sys; assert 'rlhf_patches.ray' not in sys.modules; import rlhf_patches.ray; "
     code += "rlhf_patches.ray.runtime_env(); assert 'ray' not in sys.modules"

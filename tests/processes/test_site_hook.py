@@ -31,16 +31,14 @@ def test_the_wheel_ships_the_hook_beside_the_package(installed):
     assert (installed.site / "rlhf_patches" / "patches" / "plugin.py").exists()
 
 
-def test_off_loads_nothing(installed, slime, monkeypatch):
-    monkeypatch.delenv("RLHF_PATCHES_CACHE")  # the tests' own
+def test_off_loads_nothing(installed, slime):
     assert "rlhf_patches" not in installed.code(MODULES).split()
     assert installed.code(toy_slime.LOOK, cwd=slime) == "untouched"
     assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="0") == "untouched"
     assert installed.code(toy_slime.LOOK, cwd=slime, RLHF_PATCHES_AUTOLOAD="off") == "untouched"
 
 
-def test_on_loads_only_itself_before_a_framework(installed, monkeypatch):
-    monkeypatch.delenv("RLHF_PATCHES_CACHE")
+def test_on_loads_only_itself_before_a_framework(installed):
     bare = set(installed.code(MODULES, "-I").split())
     on = set(installed.code(MODULES, "-I", **ON).split())
     assert on - bare == {
@@ -303,7 +301,7 @@ APPLY = "import rlhf_patches; rlhf_patches.apply(strict=False)"
         (toy_slime.IMPORT, {"STRICT": "1", "RANK": "1"}, False),
         (toy_slime.IMPORT, {"STRICT": "1", "AUTOLOAD": "0"}, False),
         (toy_slime.IMPORT, {"STRICT": "1", "LOG": "off"}, False),
-        (toy_slime.IMPORT, {"STRICT": "off", "CACHE": "0", "LOG": "info", "ONLY": ""}, False),
+        (toy_slime.IMPORT, {"STRICT": "off", "LOG": "info", "ONLY": ""}, False),
         ("import json", {"STRICT": "1"}, False),
         ("import sys; sys.argv[0] = '/bin/accelerate'; import slime", {"STRICT": "1"}, False),
         (f"{toy_slime.IMPORT}; {APPLY}", {"STRICT": "1"}, False),

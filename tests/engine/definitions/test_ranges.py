@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +32,36 @@ def test_they_are_as_packaging_has_them(sign):
                     version,
                 )
     assert (told > 200) == (sign in ranges._COMPARED)
+
+
+SIGNS = (">=", "<=", "==", "!=", ">", "<")
+ENDS = [sign + version for sign in SIGNS for version in ("0.9", "1.0", "1.0rc1", "1.0.post1", "1.0.dev0", "1.0.1")]
+
+
+def test_ranges_that_are_apart_have_no_version_in_common():
+    """With any version that packaging can tell apart from a bound: none is in both."""
+    near = [Version(f"{release}{suffix}") for release in ("0.9", "1.0", "1.0.0.1", "1.0.1") for suffix in SUFFIXES[:8]]
+    contained = {
+        text: {version for version in near if SpecifierSet(text).contains(version, prereleases=True)}
+        for text in [*ENDS, ">=0.9,<1.0", ">=1.0,<1.0.1", ">0.9,<=1.0,!=0.9.5"]
+    }
+    told = 0
+    for one, of_one in contained.items():
+        for other, of_other in contained.items():
+            if ranges.plainly_apart(one, other):
+                told += 1
+                assert of_one.isdisjoint(of_other), (one, other)
+    assert told > 100
+    assert ranges.plainly_apart("<1.0", ">=1.0")
+    assert ranges.plainly_apart("==1.0.1", ">=0.9,<1.0.1")
+    assert not ranges.plainly_apart("<=1.0", ">=1.0")
+    assert not ranges.plainly_apart("<1.0rc1", ">=1.0.dev0")  # 1.0.dev1
+
+
+def test_no_built_in_patch_needs_packaging_for_its_variants():
+    for listed in LISTED:
+        for one, other in itertools.combinations(listed.variants, 2):
+            assert ranges.plainly_apart(one.versions, other.versions), listed.name
 
 
 @given(st.text("0123456789.<>=!~, *abrcpostdev+-v\n\u0663", max_size=12), st.text("0123456789.\n v\u0663", max_size=6))

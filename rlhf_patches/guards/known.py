@@ -1,0 +1,122 @@
+"""What is known of a framework's texts beforehand: facts from the record of releases, which come with the package.
+
+``texts/NAME.json`` is for the modules of one top-level package. It says where in each text the functions are that
+patches are for, and of each text of such a function what recognising a change in it gives. A fact counts only where the
+function's text is, to the digest, the one it was found in, and the edited one what it was then; a file that is damaged
+counts as not there. `release_record/texts.py` writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pkgutil
+from collections.abc import Sequence
+from typing import Any, Union
+
+from ..definitions.patch import Change, Rewrite, Shape, Wrap
+from . import sources
+from .rewriting import Edit, with_edits
+from .slices import Slice
+from .sources import Place, Source
+
+Found = tuple[Place, tuple[Edit, ...], Union[str, None]]
+"""Where a change's target is, the edits, and the fingerprint; the latter two as those of `shapes.Recognised`."""
+
+
+class Known:
+    """What is known of one text: its future statements, and by qualified name the functions, or why there is none.
+
+    Of a function: its first line, the digest of its text, which names in it are imported, and the facts of its text.
+    """
+
+    def __init__(self, future: Sequence[str], functions: dict[str, Any]) -> None:
+        self.future, self.functions = tuple(future), functions
+
+
+def look_up(source: Source) -> Source:
+    """The same source, with what is known of its text if that is one of the record's."""
+    return sources.remembered(("known", source), lambda: source._replace(known=_known(source)), small=True)
+
+
+def _known(source: Source) -> Known | None:
+    package = source.module.partition(".")[0]
+    data = sources.remembered(("facts", package), lambda: _read(package), small=True)
+    entry = _entry(data, digest(source.text, 32))
+    if entry is None:
+        return None
+    functions = {
+        name: place if isinstance(place, str) else [*place, _entry(data, place[1])]
+        for name, place in entry["functions"].items()
+    }
+    return Known(entry["future"], functions)
+
+
+def _read(package: str) -> bytes:
+    """The facts of one package, each on a line of its own, so that none but those that are needed are parsed."""
+    try:
+        data = pkgutil.get_data(__package__, f"texts/{package}.json") or b""
+    except OSError:
+        return b""
+    head, _, rest = data.partition(b"\n")
+    return rest if head == header(rest) else b""
+
+
+def header(rest: bytes) -> bytes:
+    """The first line of a file of facts."""
+    return b'{"sha256": "%s",' % hashlib.sha256(rest).hexdigest().encode()
+
+
+def _entry(data: bytes, key: str) -> Any:
+    start = data.find(b'\n"%s": ' % key.encode())
+    if start < 0:
+        return None
+    line = data[start + 1 : data.index(b"\n", start + 1)]
+    return json.loads(line.partition(b": ")[2].removesuffix(b","))
+
+
+def find(change: Change, source: Source) -> Found | str | None:
+    """What `shapes` finds of a change in a text, or why it does not recognise it; None where that is not known."""
+    if source.known is None or (isinstance(change, Wrap) and change.signature):
+        return None
+    qualname = change.target.partition(":")[2]
+    entry = source.known.functions.get(qualname)
+    if entry is None or isinstance(entry, str):
+        return entry
+    first, key, imported, facts = entry
+    if facts is None:
+        return None
+    lines = sources.lines_of(source)
+    text = "\n".join(lines[first - 1 : first - 1 + facts["lines"]])
+    if digest(text) != key:
+        return None
+    parameters = tuple((name, kind, bool(default)) for name, kind, default in facts["parameters"])
+    classes = tuple(qualname.split(".")[:-1])
+    slice_ = Slice(first - 1 + facts["lines"], classes, tuple(imported), source.known.future)
+    line = first + facts["line"]
+    place = Place(facts["name"], line, first, facts["column"], bool(facts["async"]), parameters, slice_)
+    if not isinstance(change, (Rewrite, Shape)):
+        return place, (), facts["fingerprint"]
+    found = facts["changes"].get(key_of(change))
+    if found is None or isinstance(found, str):
+        return found
+    start = sum(map(len, lines[: first - 1])) + first - 1
+    edits = [Edit(*edit) for edit in found["edits"]]
+    if isinstance(change, Rewrite) and (len(edits) != change.matches or after(text, edits) != found["after"]):
+        return None
+    return place, tuple(Edit(start + edit.start, start + edit.end, edit.text) for edit in edits), None
+
+
+def after(text: str, edits: Sequence[Edit]) -> str:
+    """The digest of a function's text with edits made."""
+    return digest(with_edits(text, edits))
+
+
+def digest(text: str, digits: int = 16) -> str:
+    """The first hex digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+
+
+def key_of(change: Rewrite | Shape) -> str:
+    """What the facts call a change: another one as soon as anything in it is another."""
+    return digest(ascii(change))
