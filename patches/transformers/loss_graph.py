@@ -6,7 +6,6 @@ Nothing here changes the graph, unpacks what a user's hooks have packed, or wait
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,22 +15,25 @@ from torch.utils import _python_dispatch
 
 # Nodes by name, without "Backward0".
 _KINDS = {
-    "around": re.compile("ToCopy").fullmatch,
-    "as it is": re.compile(
-        "Clone|Alias|View|ReshapeAlias|UnsafeView|Squeeze|Unsqueeze|Select|Slice|Permute|Transpose|T|AsStrided"
-    ).fullmatch,
+    "around": ("ToCopy",),
+    "as it is": (
+        *("Clone", "Alias", "View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze"),
+        *("Select", "Slice", "Permute", "Transpose", "T", "AsStrided"),
+    ),
     # What takes elements of its inputs.
-    "elements": re.compile(
-        "Stack|Cat|Expand|Unbind|Gather|Index|IndexSelect|MaskedSelect|MaskedFill|Where|ConstantPadNd|Repeat"
-    ).fullmatch,
+    "elements": (
+        *("Stack", "Cat", "Expand", "Unbind", "Gather", "Index", "IndexSelect"),
+        *("MaskedSelect", "MaskedFill", "Where", "ConstantPadNd", "Repeat"),
+    ),
     # Losses that know whether they are reduced to a mean or a sum.
-    "reduced": re.compile(
-        "NllLoss(2D)?|MseLoss|SmoothL1Loss|HuberLoss|BinaryCrossEntropy(WithLogits)?|SoftMarginLoss|MultiMarginLoss"
-        "|MultilabelMarginLoss"
-    ).fullmatch,
-    "of each token": re.compile(
-        "LogSoftmax|Softmax|LogSigmoid|Sigmoid|Softplus|Log|Log1P|Exp|Logsumexp|Pow|CtcLoss|CudnnCtcLoss|Tanh"
-    ).fullmatch,
+    "reduced": (
+        *("NllLoss", "NllLoss2D", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy"),
+        *("BinaryCrossEntropyWithLogits", "SoftMarginLoss", "MultiMarginLoss", "MultilabelMarginLoss"),
+    ),
+    "of each token": (
+        *("LogSoftmax", "Softmax", "LogSigmoid", "Sigmoid", "Softplus", "Log", "Log1P", "Exp"),
+        *("Logsumexp", "Pow", "CtcLoss", "CudnnCtcLoss", "Tanh"),
+    ),
 }
 # What DistributedDataParallel and ZeRO-3 put around each tensor that comes out of a model, as FSDP2 does a ToCopy.
 _OF_PYTHON = {
@@ -271,7 +273,7 @@ def _kind_of(name: str) -> str:
     if not name[-1].isdigit():  # a Python function's, which may be called as one of torch's
         return _OF_PYTHON.get(name, name)
     name = name.rstrip("0123456789").removesuffix("Backward")
-    return next((kind for kind, is_of_it in _KINDS.items() if is_of_it(name)), name)
+    return next((kind for kind, names in _KINDS.items() if name in names), name)
 
 
 def _follow_factor(reading: Reading, pending: list[_Edge], edge: _Edge, name: str, items: Items) -> None:

@@ -79,6 +79,11 @@ def find(change: Change, source: Source) -> Found | str | None:
     """What `shapes` finds of a change in a text, or why it does not recognise it; None where that is not known."""
     if source.known is None or (isinstance(change, Wrap) and change.signature):
         return None
+    return sources.remembered(("found", change, source), lambda: _find(change, source), small=True)
+
+
+def _find(change: Change, source: Source) -> Found | str | None:
+    assert source.known is not None
     qualname = change.target.partition(":")[2]
     entry = source.known.functions.get(qualname)
     if entry is None or isinstance(entry, str):
@@ -100,7 +105,7 @@ def find(change: Change, source: Source) -> Found | str | None:
     found = facts["changes"].get(key_of(change))
     if found is None or isinstance(found, str):
         return found
-    start = sum(map(len, lines[: first - 1])) + first - 1
+    start = len("\n".join(lines[: first - 1])) + (first > 1)
     edits = [Edit(*edit) for edit in found["edits"]]
     if isinstance(change, Rewrite) and (len(edits) != change.matches or after(text, edits) != found["after"]):
         return None

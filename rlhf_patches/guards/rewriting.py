@@ -286,7 +286,7 @@ def _compile(text: str, filename: str) -> CodeType:
         raise Unrecognised(f"the code does not compile: {error} ({filename})") from error
 
 
-def compile_around(source: Source, place: Place, edits: Iterable[Edit] = ()) -> CodeType:
+def compile_around(source: Source, place: Place, edits: Sequence[Edit] = ()) -> CodeType:
     """Compile of an edited module what a function takes: its slice if it has one, else all.
 
     Raises:
@@ -294,12 +294,11 @@ def compile_around(source: Source, place: Place, edits: Iterable[Edit] = ()) -> 
     """
     text = source.text
     if place.slice is not None:
-        lines = sources.lines_of(source)
+        lines, above = sources.lines_of(source), place.first_line - 1
         kept = slices.cut(lines, place)
-        before = sum(map(len, lines[: place.first_line - 1])) - sum(map(len, kept[: place.first_line - 1]))
-        edits = [Edit(edit.start - before, edit.end - before, edit.text) for edit in edits]
-        text = "\n".join(kept)
-    return compile_module(edited(text, [*edits]), source.filename)
+        less = len("\n".join(lines[:above])) - len("\n".join(kept[:above])) if edits else 0
+        text, edits = "\n".join(kept), [Edit(edit.start - less, edit.end - less, edit.text) for edit in edits]
+    return compile_module(edited(text, edits), source.filename)
 
 
 def code_of(module_code: CodeType, place: Place) -> CodeType:
