@@ -30,9 +30,9 @@ def move(patch: KnownBug, old: str, new: str) -> Path:
     wanted = f"{patch.name}: the range {old or 'of every version'} is not moved to {new}: "
     modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
     files = {
-        Path(module.__file__)
+        Path(name)
         for module in modules
-        if (getattr(module, "__file__", None) or "").endswith(".py")
+        if (name := str(getattr(module, "__file__", None))).endswith(".py")
         and any(value is patch for value in list(vars(module).values()))
     }
     found = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from ..authoring import ranges
+from ..authoring.ranges import RangeError, move
 from ..definitions import registry
 from ..definitions.registry import Registered
 from ..definitions.status import printable
@@ -149,8 +149,8 @@ def _write(found: Survey) -> None:
         old = variant.guard.versions
         if len(suggested) == 1 and SpecifierSet(suggested[0]) != SpecifierSet(old):
             try:
-                file = ranges.move(found.patch, old, suggested[0])
-            except ranges.RangeError as error:
+                file = move(found.patch, old, suggested[0])
+            except RangeError as error:
                 output.complain(str(error))
             else:
                 output.complain(f"{found.patch.name}: {old or 'every version'} became {suggested[0]} in {file}")
