@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
-
-from rlhf_patches import cli
 
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
@@ -16,13 +18,18 @@ def test_the_readme_is_short():
     assert any(line.startswith("$ pip install") for line in LINES[:10])
 
 
-def test_the_readme_shows_what_audit_prints(capsys, monkeypatch, tmp_path):
+def test_the_readme_shows_what_audit_prints(tmp_path):
     """On a terminal of 100 columns."""
     start = next(place for place, line in enumerate(LINES) if line.startswith("$ rlhf-patches audit requirements.txt"))
     (tmp_path / "requirements.txt").write_text(LINES[start].rpartition(" ")[2])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "100")
-    assert cli.main(["audit", "requirements.txt"]) == 1
-    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    assert LINES[start + 1 : LINES.index("```", start)] == out.splitlines()
+    screen, terminal = os.openpty()
+    command = [sys.executable, "-m", "rlhf_patches", "audit", "requirements.txt"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}, stdout=terminal)
+    os.close(terminal)
+    said = b""
+    with contextlib.suppress(OSError), open(screen, "rb", buffering=0) as file:  # EIO is the end of a terminal
+        while more := file.read(65536):
+            said += more
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).splitlines()
+    assert LINES[start + 1 : LINES.index("```", start)] == shown
+    assert done.returncode == 1
