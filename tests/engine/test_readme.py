@@ -19,12 +19,12 @@ def test_the_readme_is_short():
 
 
 def test_the_readme_shows_what_audit_prints(tmp_path):
-    """On a terminal of 100 columns."""
+    """On a terminal of 80 columns."""
     start = next(place for place, line in enumerate(LINES) if line.startswith("$ rlhf-patches audit requirements.txt"))
     (tmp_path / "requirements.txt").write_text(LINES[start].rpartition(" ")[2])
     screen, terminal = os.openpty()
     command = [sys.executable, "-m", "rlhf_patches", "audit", "requirements.txt"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}, stdout=terminal)
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}, stdout=terminal)
     os.close(terminal)
     said = b""
     with contextlib.suppress(OSError), open(screen, "rb", buffering=0) as file:  # EIO is the end of a terminal
