@@ -18,7 +18,6 @@ LOOK, COMMIT = "LOOK AT THIS: ", "COMMIT THIS: what was read, in\n"
         ("@true", ["nothing is new"]),
         ("@echo look at this: a range; exit 1", [LOOK]),
         ("@echo a release >> release_record/trl.json", [COMMIT, " M release_record/trl.json"]),
-        ("@touch docs/other.md", ["nothing is new"]),
         ("@echo a file > release_record/$(NAMES).json; exit 1", [LOOK, COMMIT, "?? release_record/new.json"]),
     ],
 )
