@@ -1,4 +1,4 @@
-"""Build docs/ as a site, ``.cache/site/html``: ``make site``. Its first page is a catalogue to search.
+"""Build docs/ as a site, ``.cache/site/html``: ``make site``. It starts as README does, and has a catalogue to search.
 
 By Zensical, which reads mkdocs.yml; a link that leads nowhere ends the build.
 """
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from rlhf_patches._version import __version__
 from rlhf_patches.definitions import pages
 from rlhf_patches.definitions.patch import KnownBug
 from rlhf_patches.patches import plugin
@@ -22,12 +23,29 @@ sys.path.insert(0, str(ROOT / "release_record"))
 import record  # noqa: E402
 
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?!patches/|[a-z-]+\.md)[^)]+)\)")
+_CODE = re.compile(r"(`+)(.+?)\1")
+_START = """\
+{head}
+
+[Find a bug](find.md){{ .md-button .md-button--primary }} [All commands](cli.md){{ .md-button }}
+
+## Three commands
+
+```
+# Which known bugs these versions have
+rlhf-patches audit uv.lock
+# Which of them an error or a hang is
+rlhf-patches diagnose train.log
+# Your run, with what it needs repaired
+rlhf-patches run -- torchrun train.py
+```
+
+{trust}
+"""
 _PAGE = """\
 # Find a bug
 
-rlhf_patches repairs known bugs of RLHF training stacks at run time, in memory only: `import rlhf_patches;
-rlhf_patches.apply()`. Each patch repairs one bug, only in the releases that have it, only where it recognises the code.
-Paste an error message, or choose what you use.
+Paste an error message, or choose what you use. Each bug has a page: what you see, why, and what the patch changes.
 
 <form id="find" markdown="0">
 <label>Framework <select name="framework"><option value="">all</option>{frameworks}</select></label>
@@ -65,18 +83,41 @@ def build(folder: Path) -> Path:
     shutil.copytree(ROOT / "docs", docs)
     for page in docs.rglob("*.md"):
         page.write_text(_within(page.read_text(encoding="utf-8")), encoding="utf-8")
-    (docs / "index.md").write_text(first_page(plugin.rlhf_patches(), record.load_all()), encoding="utf-8")
-    shutil.copy(ROOT / "tools" / "mkdocs.yml", folder)
+    (docs / "index.md").write_text(start_page((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")
+    (docs / "find.md").write_text(catalogue_page(plugin.rlhf_patches(), record.load_all()), encoding="utf-8")
+    settings = (ROOT / "tools" / "mkdocs.yml").read_text(encoding="utf-8")
+    (folder / "mkdocs.yml").write_text(settings.replace("VERSION", __version__), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, check=True)
     return folder / "html"
 
 
 def _within(markdown: str) -> str:
-    """Links to the repository's other files lead nowhere on a site: their text stays, and the path."""
-    return _OUTSIDE.sub(lambda link: f"{link[1]} (`{link[2]}` in the repository)", markdown)
+    """A page as it is on a site.
+
+    Links to the repository's other files lead nowhere: their text stays, and the path. GitHub wants a backslash before
+    each ``|`` in a table; here it would be shown where the ``|`` is code.
+    """
+    lines = _OUTSIDE.sub(lambda link: f"{link[1]} (`{link[2]}` in the repository)", markdown).split("\n")
+    return "\n".join(_CODE.sub(_bare, line) if line.startswith("|") else line for line in lines)
 
 
-def first_page(patches: Iterable[KnownBug], records: Iterable[record.Record]) -> str:
+def _bare(code: re.Match[str]) -> str:
+    return code[0].replace("\\|", "|")
+
+
+def start_page(readme: str) -> str:
+    """What it is, how to install it, three commands, and why to trust it: the most of it as README has it."""
+    head, *sections = re.split(r"\n(?=## )", readme.replace("](docs/", "]("))
+    (trust,) = (section for section in sections if section.startswith("## Why you can trust it"))
+    return _START.format(head=_without_links(head), trust=_without_links(trust))
+
+
+def _without_links(section: str) -> str:
+    """A section without the paragraph of links at its end, which the site has beside every page."""
+    return "\n\n".join(part for part in section.strip().split("\n\n") if not part.startswith("["))
+
+
+def catalogue_page(patches: Iterable[KnownBug], records: Iterable[record.Record]) -> str:
     """The catalogue as Markdown with HTML: one row per patch, and in it what the filters look at."""
     patches, records = list(patches), list(records)
     frameworks = "".join(f"<option>{name}</option>" for name in sorted({patch.distribution for patch in patches}))

@@ -70,6 +70,21 @@ class Fix(NamedTuple):
     skipped: list[str]
 
 
+def check_it_can_be_read() -> None:
+    """Check that what reads diffs is installed: before a release is fetched, or standard input waited for.
+
+    Raises:
+        FixError: it is not.
+    """
+    try:
+        import unidiff.patch  # noqa: F401
+    except ImportError as error:
+        raise FixError(
+            "--from-diff needs unidiff, which reads diffs (the extra `author`) and is not installed here: "
+            "python -m pip install unidiff"
+        ) from error
+
+
 def read(text: str, upstream: Upstream) -> Fix:
     """Draft rewrites for a unified diff: git format-patch, git diff, GitHub's .diff.
 
@@ -78,7 +93,7 @@ def read(text: str, upstream: Upstream) -> Fix:
         upstream: the code that it is to repair.
 
     Raises:
-        FixError: it is no diff, or unidiff is not installed.
+        FixError: it is no diff.
         UpstreamError: a module cannot be read.
     """
     fix = Fix(_subject(text), {}, {}, [], [], [])
@@ -100,13 +115,9 @@ def read(text: str, upstream: Upstream) -> Fix:
 
 
 def _parsed(text: str) -> list[Any]:
-    try:
-        from unidiff.errors import UnidiffParseError
-        from unidiff.patch import PatchSet
-    except ImportError as error:
-        raise FixError(
-            "reading a diff needs unidiff (the extra `author`), which is not installed: python -m pip install unidiff"
-        ) from error
+    from unidiff.errors import UnidiffParseError
+    from unidiff.patch import PatchSet
+
     try:
         return list(PatchSet(text))
     except UnidiffParseError as error:

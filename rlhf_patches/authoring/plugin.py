@@ -122,6 +122,7 @@ from rlhf_patches import {", ".join(kinds)}
     cause="{MARK} why upstream does that",
     repair="{MARK} what the patch changes, and what it leaves alone",
     references=("{MARK} the address of upstream's issue or pull request",),
+    signatures=(),  # {MARK} of a bug that raises: (Signature("KeyError", "what it says"),), for `diagnose`
     variants=(
         Variant(
 {self._guard()}
@@ -163,6 +164,7 @@ def rlhf_patches() -> list[Patch]:
         return f'''\
 """The patch on the real {self._framework}: wrong without it, right with it, out of the way of all else."""
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,15 @@ class TestContract(PatchContract):
     held = HELD
 
 
+def effect(call):
+    """What a call returns, or what it raises, as "KeyError: 'x'": a bug may be either."""
+    try:
+        return call()
+    except Exception as error:
+        traceback.print_exc()  # pytest shows it where the test fails
+        return f"{{type(error).__name__}}: {{error}}"
+
+
 def test_wrong_without_the_patch_and_right_with_it(apply_patch):
 {imports}
 
@@ -192,11 +203,11 @@ def test_wrong_without_the_patch_and_right_with_it(apply_patch):
 {calls}        pytest.fail("result() is not written yet: it has to call upstream's code")
         return {", ".join(wanted)}
 
-    wrong = "{MARK} what it returns without the patch"
+    wrong = "{MARK} what it returns without the patch, or what it raises, as 'KeyError: key'"
     right = "{MARK} what is right, from a computation that does not use the patch"
-    assert result() == wrong
+    assert effect(result) == wrong
     apply_patch(PATCH.name)
-    assert result() == right
+    assert effect(result) == right
 
 
 def test_nothing_is_left_to_write():

@@ -36,7 +36,9 @@ def add(commands: Commands) -> None:
     of = command.add_mutually_exclusive_group(required=True)
     of.add_argument("--target", metavar="MODULE:FUNC", help="the function that has the bug")
     of.add_argument(
-        "--from-diff", metavar="FIX", help="upstream's fix, a unified diff: its hunks become rewrites; - reads it here"
+        "--from-diff",
+        metavar="FIX",
+        help="upstream's fix, a unified diff: its hunks become rewrites; - reads it here; needs unidiff",
     )
     command.add_argument("--in", dest="release", metavar="RELEASE", help=author.RELEASE)
     command.add_argument("--into", metavar="DIR", help="the new folder (default: ./NAME)")
@@ -47,6 +49,8 @@ def add(commands: Commands) -> None:
 
 
 def _new(options: argparse.Namespace) -> int:
+    if options.from_diff is not None:
+        fix.check_it_can_be_read()
     _check_new(options.name)
     found = upstream.open_upstream(options.release)
     if options.from_diff is not None:

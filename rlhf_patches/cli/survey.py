@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from ..authoring.ranges import RangeError, move
 from ..definitions import registry
 from ..definitions.registry import Registered
 from ..definitions.status import printable
@@ -35,6 +36,9 @@ def add(commands: Commands) -> None:
     command.add_argument("--all", action="store_true", help="a line for each release")
     command.add_argument("--releases", metavar="SPECIFIER", default="", help="only these, '>=1.0,<2' say")
     command.add_argument("--pre", action="store_true", help="pre-releases, too")
+    command.add_argument(
+        "--write", action="store_true", help="put the range that is suggested into the patch's file, where it disagrees"
+    )
     command.add_argument("--cache", metavar="DIR", help="keep the files there; else each is deleted when it is read")
     command.add_argument(
         "--index",
@@ -45,6 +49,8 @@ def add(commands: Commands) -> None:
 
 
 def _survey(options: argparse.Namespace) -> int:
+    if options.write and options.releases:
+        raise UsageError("--write goes without --releases: the bounds of a range are told by all releases")
     if options.cache:
         try:
             Path(options.cache).mkdir(parents=True, exist_ok=True)
@@ -75,6 +81,8 @@ def _survey(options: argparse.Namespace) -> int:
                 output.complain(f"{each.patch.name}: {each.patch.distribution} {one.version} {text}")
         elif not options.json:
             _print(each, options)
+        if options.write:
+            _write(each)
         if not each.learned:
             output.complain(f"{each.patch.name}: none of these releases has {', '.join(each.patch.modules)}")
     unknown = not all(each.learned for each in found) or any(one.failed for each in found for one in each.looked)
@@ -97,7 +105,8 @@ def _of_one(name: str, items: list[Registered], options: argparse.Namespace) -> 
     to = Console(stderr=True)
     index = Index(options.index)
     published = index.releases(name)
-    releases = survey.chosen(published, specifier, options.pre)
+    # Pre-releases, too, are in a range or out of it.
+    releases = survey.chosen(published, specifier, options.pre or options.write)
     if not releases:
         there = f"; the newest is {published[-1].version}" if published else ""
         raise UsageError(f"{index.label} has no release of {name} {specifier}".rstrip() + there)
@@ -128,6 +137,24 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
         for fingerprint in sorted(known - fingerprints.keys()):
             console.print(f"    {fingerprint}, which is in the patch, is that of none of these releases")
     print()
+
+
+def _write(found: Survey) -> None:
+    """Move the ranges that the code contradicts, as far as one other range is what it suggests."""
+    if not found.disagreements:
+        return
+    if any(one.failed for one in found.looked):
+        output.complain(f"{found.patch.name}: no range is moved, since not every release could be looked at")
+        return
+    for variant, suggested in zip(found.patch.variants, found.suggested(), strict=True):
+        old = variant.guard.versions
+        if len(suggested) == 1 and SpecifierSet(suggested[0]) != SpecifierSet(old):
+            try:
+                file = move(found.patch, old, suggested[0])
+            except RangeError as error:
+                output.complain(str(error))
+            else:
+                output.complain(f"{found.patch.name}: {old or 'every version'} became {suggested[0]} in {file}")
 
 
 def _cells(found: Survey, each: Looked) -> tuple[str, str, str, str]:

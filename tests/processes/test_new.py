@@ -94,6 +94,7 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
         ("TODO: what the patch changes, and what it leaves alone", "It divides by the sum. All else is unchanged."),
         ("TODO: the address of upstream's issue or pull request", "https://example.invalid/1"),
         ("TODO: when the patch can be removed", "with toy-framework 2"),
+        ('(),  # TODO: of a bug that raises: (Signature("KeyError", "what it says"),), for `diagnose`', "(),"),
     )
     _, said, status = own_tests(environment, tmp_path)
     assert status == 1
@@ -104,7 +105,7 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     fill_in(
         tmp_path / TEST,
         (body, "        return masked_mean([1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0])\n\n"),
-        ('"TODO: what it returns without the patch"', "1.0"),
+        ("\"TODO: what it returns without the patch, or what it raises, as 'KeyError: key'\"", "1.0"),
         ('"TODO: what is right, from a computation that does not use the patch"', "2.0"),
     )
     (tmp_path / TEST).write_text(
@@ -121,6 +122,21 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     outcomes, said, status = own_tests(environment, tmp_path)
     assert status == 0, said
     assert outcomes["test_wrong_without_the_patch_and_right_with_it"] == "PASSED"
+
+    with pytest.raises(ZeroDivisionError) as division:  # which Python says in other words in 3.14
+        _ = 0.0 / 0
+    fill_in(  # with nothing in the mask, what the patch does is to raise
+        tmp_path / TEST,
+        ("[1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0]", "[1.0, 3.0], [0, 0]"),
+        ("wrong = 1.0", "wrong = 0.0"),
+        ("right = 2.0", f"right = 'ZeroDivisionError: {division.value}'"),
+    )
+    outcomes, said, status = own_tests(environment, tmp_path)
+    assert status == 0, said
+    fill_in(tmp_path / TEST, ("right = 'ZeroDivisionError", "right = 'ValueError"))
+    outcomes, said, status = own_tests(environment, tmp_path)
+    assert outcomes["test_wrong_without_the_patch_and_right_with_it"] == "FAILED"
+    assert "in masked_mean" in said  # where it comes from
 
 
 @pytest.mark.exhaustive

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html.parser
+import re
 import shutil
 import subprocess
 from urllib.parse import urlencode
 
 import pytest
 
+from rlhf_patches.definitions import pages
 from tools import site
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -38,20 +40,32 @@ class Rows(html.parser.HTMLParser):
             self.shown.append(attributes["href"].removeprefix("patches/").removesuffix(".html"))
 
 
-def opened(page, fragment=""):
-    """The page's elements after its scripts have run."""
+def opened(page, fragment="", *options):
+    """The page's text after its scripts have run."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     done = subprocess.run(
-        [*command, f"{page.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120, check=True
+        [*command, *options, f"{page.as_uri()}{fragment}"], capture_output=True, text=True, timeout=120, check=True
     )
-    return Rows(done.stdout.partition('id="catalogue"')[2].partition("</table>")[0]).shown
+    return done.stdout
+
+
+def found(page, fragment=""):
+    """The patches that the catalogue shows."""
+    return Rows(opened(page, fragment).partition('id="catalogue"')[2].partition("</table>")[0]).shown
+
+
+def with_script(page, script):
+    """A copy of a page that runs a script when it is loaded."""
+    copy = page.with_name(f"copy-of-{page.name}")
+    copy.write_text(page.read_text().replace("</body>", f"<script>addEventListener('load', {script});</script></body>"))
+    return copy
 
 
 @in_a_browser
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [  # as the address has it
-        ({}, [patch.name for patch in site.plugin.rlhf_patches()]),
+        ({}, [patch.name for patch in sorted(site.plugin.rlhf_patches(), key=pages.by_harm)]),
         ({"words": "[rank1]: RuntimeError: size mismatch, got input (7), vec (0)"}, ["trl-chunked-nll-zero3"]),
         ({"words": "KeyError: GPTModel( in disable_forward_pre_hook"}, ["megatron-forward-pre-hook-reentry"]),
         ({"framework": "peft", "release": "0.21.2"}, ["peft-disable-adapter-restore", "peft-lora-merge-drift"]),
@@ -60,19 +74,55 @@ def opened(page, fragment=""):
     ],
 )
 def test_a_bug_is_found(built, asked, expected):
-    assert opened(built / "index.html", f"#{urlencode(asked)}") == expected
+    assert found(built / "find.html", f"#{urlencode(asked)}") == expected
 
 
 @in_a_browser
 def test_what_is_typed_is_looked_for(built):
-    page = built / "typed.html"
     typing = (
-        "<script>addEventListener('load', () => { const field = document.querySelector('#find [name=words]');"
-        "field.value = 'policy_ref in the saved policy'; field.dispatchEvent(new Event('input', {bubbles: true})); })"
-        "</script></body>"
+        "() => { const field = document.querySelector('#find [name=words]');"
+        "field.value = 'policy_ref in the saved policy'; field.dispatchEvent(new Event('input', {bubbles: true})); }"
     )
-    page.write_text((built / "index.html").read_text().replace("</body>", typing))
-    assert opened(page) == ["peft-save-adapter-prefix"]
+    assert found(with_script(built / "find.html", typing)) == ["peft-save-adapter-prefix"]
+
+
+@in_a_browser
+@pytest.mark.parametrize(("wanted", "scheme"), [("0", "slate"), ("1", "default")])
+def test_it_is_dark_where_the_system_is(built, wanted, scheme):
+    text = opened(built / "index.html", "", f"--blink-settings=preferredColorScheme={wanted}")
+    assert re.findall(r'<body[^>]* data-md-color-scheme="(\w+)"', text) == [scheme]
+
+
+@in_a_browser
+@pytest.mark.parametrize("name", ["index", "find", "cli", "compatibility"])
+def test_a_phone_shows_it_whole(built, name):
+    measure = (
+        "() => { const cells = [...document.querySelectorAll('#catalogue td')];"
+        "const ends = cells.map(cell => cell.getBoundingClientRect().right);"
+        "parent.postMessage([innerWidth, document.documentElement.scrollWidth, ...ends].join(' '), '*'); }"
+    )
+    phone = built / f"phone-{name}.html"  # a window of Chromium is no narrower than 500 pixels
+    phone.write_text(
+        "<body><script>addEventListener('message', said => { document.body.dataset.widths = said.data; });</script>"
+        f'<iframe style="width: 390px" src="{with_script(built / f"{name}.html", measure).name}"></iframe></body>'
+    )
+    ((width, *others),) = [each.split() for each in re.findall(r'data-widths="([^"]*)"', opened(phone))]
+    assert width == "390"
+    assert len(others) > (4 * 50 if name == "find" else 0)
+    assert max(map(float, others)) <= 390
+
+
+def test_the_start_says_what_it_is_and_how_to_begin(built):
+    page = (built / "index.html").read_text()
+    for text in ("pip install .", "rlhf-patches diagnose train.log", "Why you can trust it", 'href="find.html"'):
+        assert text in page
+    assert f"rlhf_patches {site.__version__}, Apache License 2.0" in page
+
+
+def test_no_backslash_is_shown_in_a_table(built):
+    cells = [cell for page in built.rglob("*.html") for cell in re.findall(r"(?s)<td.*?</td>", page.read_text())]
+    assert any("[--json | --quiet]" in cell for cell in cells)
+    assert [cell for cell in cells if "\\|" in cell] == []
 
 
 def test_every_patch_has_its_page(built):
@@ -84,6 +134,7 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path, monkeypatch):
     (tmp_path / "tools").mkdir()
     shutil.copy(site.ROOT / "tools" / "mkdocs.yml", tmp_path / "tools")
     shutil.copytree(site.ROOT / "docs", tmp_path / "docs")
+    shutil.copy(site.ROOT / "README.md", tmp_path)
     with (tmp_path / "docs" / "ray.md").open("a") as page:
         page.write("\n[nowhere](nowhere.md)\n")
     monkeypatch.setattr(site, "ROOT", tmp_path)

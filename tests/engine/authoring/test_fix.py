@@ -162,7 +162,7 @@ def test_each_hunk_says_what_is_drafted_and_what_is_not(new, package, engine, mo
     assert module.Model().loss(5) == 3
     # What is not drafted is left to the author, so that the plugin's test fails.
     text = Path("some-fix/rlhf_patches_some_fix/patch.py").read_text()
-    assert text.count("# TODO: ") == 7  # with the change that has it refused, and the harm
+    assert text.count("# TODO: ") == 8  # with the change that has it refused, the harm and the signatures
     assert "helper is new" in text
 
 
@@ -252,9 +252,18 @@ def test_wrong_input_is_one_line(new, said, package, monkeypatch, tmp_path):
         2,
         "rlhf-patches: nowhere.patch cannot be read: [Errno 2] No such file or directory: 'nowhere.patch'\n",
     )
-    monkeypatch.setitem(sys.modules, "unidiff.patch", None)
-    assert "python -m pip install unidiff" in new(fixed)[2]
     assert os.listdir() == []
+
+
+def test_without_unidiff_that_is_said_before_anything_is_read(said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "unidiff.patch", None)
+    status, out, err = said("new", "some-fix", "--from-diff", "nowhere.patch", "--in", "nowhere.whl")
+    assert (status, out) == (2, "")
+    assert err == (
+        "rlhf-patches: --from-diff needs unidiff, which reads diffs (the extra `author`) and is not installed here: "
+        "python -m pip install unidiff\n"
+    )
 
 
 def test_a_fix_of_two_distributions_is_refused(new, package, said):
