@@ -13,6 +13,8 @@ from ..definitions.patch import Advice
 from ..definitions.status import printable
 from ..offline import audit, audit_osv, audit_sarif, audit_text, pin_files, pins
 from ..offline.audit import Audited, Bug, Findings, Gap
+from ..offline.run_config import RunConfig
+from ..offline.run_yaml import RunConfigError
 from . import output
 from .catalogue import find
 from .command_line import Commands, add_output
@@ -27,7 +29,7 @@ def add(commands: Commands) -> None:
         _audit,
         "which known bugs these versions have, what repairs each, and which release fixes it; offline, from versions",
         "pip freeze | rlhf-patches audit - || echo 'look above'",
-        wrong=(pins.PinsError,),
+        wrong=(pins.PinsError, RunConfigError),
     )
     command.add_argument(
         "file",
@@ -36,6 +38,14 @@ def add(commands: Commands) -> None:
         help="requirements or constraints, pyproject.toml, uv.lock, poetry.lock, pdm.lock, Pipfile.lock, pylock.toml, "
         "environment.yml, conda-lock's files, a Dockerfile, what `pip list` or `conda list` prints, as JSON too; '-': "
         "any of these on standard input; none: this environment",
+    )
+    command.add_argument(
+        "--config",
+        metavar="CONFIG",
+        nargs="+",
+        default=[],
+        help="what a run is configured with: DeepSpeed's JSON, accelerate's YAML, a trainer's arguments as YAML or "
+        "JSON, or its command line in a file (Hydra's overrides, too); bugs that cannot concern it are folded away",
     )
     add_output(command, _FORMATS)
     command.add_argument(
@@ -47,6 +57,7 @@ def _audit(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
     for name in options.ignore:
         find(name, registered, failures)
+    run = RunConfig(options.config) if options.config else None
     readings, not_read = _read(options.file)
     for gap in not_read:
         output.complain(gap.text)
@@ -54,8 +65,9 @@ def _audit(options: argparse.Namespace) -> int:
         named = [pin for reading in readings for pin in reading.pins]
         unread = [each for reading in readings for each in reading.unread]
         audited = [_without(each, options.ignore) for each in audit.audit(named, registered)]
+        audited = [each.within(run) for each in audited] if run else audited
         unread = audit.that_count(unread, registered)
-        findings = Findings(options.file, len(named), audited, unread, not_read)
+        findings = Findings(options.file, len(named), audited, unread, not_read, run)
         if options.quiet:
             _complain(findings)
         else:
@@ -101,8 +113,8 @@ def _print(findings: Findings, form: str) -> None:
 def _complain(findings: Findings) -> None:
     for each, bug in findings.with_bugs:
         output.complain(f"{each.pin.name} {each.pin.version} ({each.pin.place}): {bug.patch.name}: {bug.facts}")
-    for gap in findings.gaps:
-        output.complain(gap.text)
+    for text in [*(gap.text for gap in findings.gaps), *findings.notes]:
+        output.complain(text)
 
 
 def _say(findings: Findings) -> None:
@@ -117,10 +129,12 @@ def _say(findings: Findings) -> None:
                 )
                 for each, bug in rows
             ],
-            [(printable(pages.bug(bug.patch) + registry.credit(bug.plugin)),) for _, bug in rows],
+            [_below(bug, findings.run) for _, bug in rows],
         )
         print()
-    for line in [*(gap.text for gap in findings.gaps), *findings.in_sum()]:
+    for each, bug, reason in findings.excluded:
+        print(printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot concern this run: {reason}"))
+    for line in [*(gap.text for gap in findings.gaps), *findings.notes, *findings.in_sum()]:
         print(printable(line))
     repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}
     advice = {bug.patch.name for _, bug in rows} - repaired
@@ -131,6 +145,12 @@ def _say(findings: Findings) -> None:
         print(f"Nothing repairs {name}: `explain {name}` says what to do.")
 
 
+def _below(bug: Bug, run: RunConfig | None) -> list[str]:
+    lines = [pages.bug(bug.patch) + registry.credit(bug.plugin)]
+    lines += [f"this run: {run.untold(bug.patch)}"] if run else []
+    return [printable(line) for line in lines]
+
+
 def _where(audited: Audited) -> str:
     return printable(f"{audited.pin.place}{f' ({audited.pin.note})' if audited.pin.note else ''}")
 
@@ -138,7 +158,7 @@ def _where(audited: Audited) -> str:
 def _as_json(findings: Findings) -> dict[str, Any]:
     not_up = findings.not_looked_up
     return {
-        "dependencies": [_dependency(each) for each in findings.audited],
+        "dependencies": [_dependency(each, findings.run) for each in findings.audited],
         "fixes": [],
         "not_understood": [{"place": each.place, "reason": each.why} for each in findings.shown_unread],
         "not_read": [gap.text for gap in findings.not_read],
@@ -149,11 +169,13 @@ def _as_json(findings: Findings) -> dict[str, Any]:
             "newer": findings.newer,
             "not_looked_up": len(not_up),
             "not_understood": len(findings.unread),
+            **({"excluded": len(findings.excluded)} if findings.run else {}),
         },
+        **({"config_not_clear": list(findings.notes)} if findings.run else {}),
     }
 
 
-def _dependency(audited: Audited) -> dict[str, Any]:
+def _dependency(audited: Audited, run: RunConfig | None) -> dict[str, Any]:
     pin = audited.pin
     row: dict[str, Any] = {"name": pin.name, "place": pin.place, "note": pin.note}
     if audited.reason:
@@ -164,11 +186,13 @@ def _dependency(audited: Audited) -> dict[str, Any]:
     if audited.bugs is not None or audited.newest_read:
         row["version"] = pin.version
     if audited.bugs is not None:
-        row["vulns"] = list(map(_bug_as_json, audited.bugs))
+        row["vulns"] = [_bug_as_json(bug, run) for bug in audited.bugs]
+    if run:
+        row["excluded"] = [{"id": bug.patch.name, "reason": reason} for bug, reason in audited.excluded]
     return row
 
 
-def _bug_as_json(bug: Bug) -> dict[str, Any]:
+def _bug_as_json(bug: Bug, run: RunConfig | None = None) -> dict[str, Any]:
     return {
         "id": bug.patch.name,
         "fix_versions": [bug.fixed] if bug.fixed else [],
@@ -180,4 +204,5 @@ def _bug_as_json(bug: Bug) -> dict[str, Any]:
         "repaired_by": bug.repaired_by,
         **({"what_to_do": bug.patch.what_to_do} if isinstance(bug.patch, Advice) else {}),
         "newest_read": bug.read,
+        **({"this_run": run.untold(bug.patch)} if run else {}),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from ..definitions.status import plural
 from ..guards import versions
 from ..guards.versions import Verdict
 from .pins import Pin, PinsError, Unread
+from .run_config import RunConfig
 
 _MOST = 1000
 """Pins of frameworks; an environment has one of each, and each has a page of bugs."""
@@ -71,6 +72,7 @@ class Audited:
         reason: why it was not looked up, or not as far as the newest release read; empty where it was.
         newest_read: that release, where the version is newer.
         still_open: the bugs that it has.
+        excluded: bugs of this version that cannot concern the run whose configuration was given, each with the reason.
     """
 
     pin: Pin
@@ -78,6 +80,13 @@ class Audited:
     reason: str = ""
     newest_read: str | None = None
     still_open: tuple[Bug, ...] = ()
+    excluded: tuple[tuple[Bug, str], ...] = ()
+
+    def within(self, run: RunConfig) -> Audited:
+        """Without the bugs that cannot concern the run."""
+        reasons = [(bug, run.excludes(bug.patch)) for bug in self.bugs or ()]
+        excluded = tuple((bug, reason) for bug, reason in reasons if reason)
+        return replace(self, bugs=tuple(bug for bug, reason in reasons if not reason), excluded=excluded)
 
 
 class Gap(NamedTuple):
@@ -105,6 +114,7 @@ class Findings:
         audited: those of frameworks.
         unread: the entries that were not understood.
         not_read: files of which nothing is known.
+        run: the configuration of the run that is asked about, if it was given.
     """
 
     files: Sequence[str]
@@ -112,11 +122,18 @@ class Findings:
     audited: Sequence[Audited]
     unread: Sequence[Unread]
     not_read: Sequence[Gap]
+    run: RunConfig | None = None
 
     @cached_property
     def with_bugs(self) -> list[tuple[Audited, Bug]]:
         """The worst harm first."""
         found = [(each, bug) for each in self.audited for bug in each.bugs or ()]
+        return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
+
+    @cached_property
+    def excluded(self) -> list[tuple[Audited, Bug, str]]:
+        """Bugs that cannot concern this run, each with the reason; the worst harm first."""
+        found = [(each, bug, reason) for each in self.audited for bug, reason in each.excluded]
         return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
 
     @cached_property
@@ -165,7 +182,7 @@ class Findings:
 
     def in_sum(self) -> list[str]:
         """Sentences: how much of what was given was looked up, and what was found."""
-        return [self._counted(), *self._found()]
+        return [self._counted(), *self._found(), *self._of_this_run()]
 
     def _counted(self) -> str:
         of_ours, not_up = self.audited, self.not_looked_up
@@ -175,7 +192,7 @@ class Findings:
         reasons = f": {', '.join(why)}" if why else ""
         if not of_ours:
             return f"None of the {plural(self.named, 'package')} named is one that patches are for{reasons}."
-        if self.with_bugs or why:
+        if self.with_bugs or self.excluded or why:
             looked_up = f"Looked up {len(of_ours) - len(not_up)} of {plural(len(of_ours), 'entry', 'entries')}"
             return f"{looked_up} that patches are for, of {self.named} named{reasons}."
         return f"No known bugs found in {plural(len(of_ours), 'package')} that patches are for, of {self.named} named."
@@ -188,6 +205,22 @@ class Findings:
         said = pages.counted(patches.values())
         found = f"Found {plural(len(patches), 'known bug')} in {plural(len(names), 'package')}"
         return [f"{found}{f': {said}' if said else ''}."]
+
+    def _of_this_run(self) -> list[str]:
+        if self.run is None:
+            return []
+        excluded = {bug.patch.name for _, bug, _ in self.excluded}
+        left = {bug.patch.name for _, bug in self.with_bugs}
+        said = [f"Its configuration excludes {plural(len(excluded), 'known bug')}: {', '.join(sorted(excluded))}."]
+        return [
+            *(said if excluded else ["Its configuration excludes no known bug."]),
+            *([f"{len(left)} may concern this run, or that cannot be told."] if left else []),
+        ]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What of the run's configuration is not clear as a whole."""
+        return self.run.notes if self.run else ()
 
 
 def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited]:

@@ -43,7 +43,7 @@ def document(findings: Findings) -> dict[str, Any]:
     for gap in findings.not_read:
         add(gap.place, "", None, [_own(NOT_READ, gap.text, gap.place)])
     results = [{"source": {"path": path, "type": "lockfile"}, "packages": found} for path, found in packages.items()]
-    return {"results": results, "summary": findings.in_sum()}
+    return {"results": results, "summary": [*findings.in_sum(), *map(printable, findings.notes)]}
 
 
 def _own(name: str, text: str, place: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ What was not looked up is a result too: a consumer that reads nothing but result
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from .._version import __version__
 from ..definitions import pages, registry
 from ..definitions.patch import Advice, KnownBug
 from ..definitions.status import printable
-from .audit import Bug, Findings
+from .audit import Audited, Bug, Findings
 
 NOT_LOOKED_UP, NOT_READ = "not-looked-up", "not-read"
 
@@ -30,6 +31,7 @@ _RULES = {
 def document(findings: Findings) -> dict[str, Any]:
     """One run: a rule for each known bug, a result for each finding, the worst harm first."""
     bugs = {bug.patch.name: bug for _, bug in findings.with_bugs}
+    bugs |= {bug.patch.name: bug for _, bug, _ in findings.excluded}
     rules = [*map(_rule, bugs.values()), *map(_own_rule, _RULES)]
     numbers = {rule["id"]: number for number, rule in enumerate(rules)}
 
@@ -43,14 +45,14 @@ def document(findings: Findings) -> dict[str, Any]:
             "locations": [_location(findings, place)],
         }
 
-    results = [
-        result(
-            bug.patch.name,
-            f"{each.pin.name} {each.pin.version}: {pages.bug(bug.patch)}{registry.credit(bug.plugin)} ({bug.facts})",
-            each.pin.place,
-        )
-        for each, bug in findings.with_bugs
-    ]
+    def of(each: Audited, bug: Bug) -> dict[str, Any]:
+        wrong = pages.bug(bug.patch) + registry.credit(bug.plugin)
+        return result(bug.patch.name, f"{each.pin.name} {each.pin.version}: {wrong} ({bug.facts})", each.pin.place)
+
+    results = list(itertools.starmap(of, findings.with_bugs))
+    for each, bug, reason in findings.excluded:
+        why = f"cannot concern this run: {_message(reason)}"
+        results.append({**of(each, bug), "suppressions": [{"kind": "external", "justification": why}]})
     results += [result(NOT_LOOKED_UP, gap.text, gap.place) for gap in findings.gaps]
     results += [result(NOT_READ, gap.text, gap.place) for gap in findings.not_read]
     return {
@@ -59,7 +61,15 @@ def document(findings: Findings) -> dict[str, Any]:
         "runs": [
             {
                 "tool": {"driver": {"name": "rlhf-patches", "version": __version__, "rules": rules}},
-                "invocations": [{"executionSuccessful": not findings.not_read, "exitCode": findings.status}],
+                "invocations": [
+                    {
+                        "executionSuccessful": not findings.not_read,
+                        "exitCode": findings.status,
+                        "toolConfigurationNotifications": [
+                            {"message": {"text": _message(note)}} for note in findings.notes
+                        ],
+                    }
+                ],
                 "results": results,
             }
         ],

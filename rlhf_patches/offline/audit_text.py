@@ -21,6 +21,8 @@ def github(findings: Findings) -> Iterator[str]:
         title = f"{each.pin.name} {each.pin.version}: {bug.patch.name}"
         text = f"{pages.bug(bug.patch)}{registry.credit(bug.plugin)} ({bug.facts})"
         yield _command("warning", title, text, *findings.location(each.pin.place))
+    for note in findings.notes:
+        yield _command("notice", "configuration", note)
     for gap in findings.gaps:
         yield _command("notice", "not looked up", gap.text, *findings.location(gap.place))
 
@@ -52,7 +54,11 @@ def markdown(findings: Findings) -> Iterator[str]:
         yield ""
     for gap in [*findings.gaps, *findings.not_read]:
         yield f"- {_code(gap.text)}"
-    if findings.gaps or findings.not_read:
+    for _, bug, reason in findings.excluded:
+        yield f"- **{bug.patch.name}** cannot concern this run: {_code(reason)}"
+    for note in findings.notes:
+        yield f"- {_code(note)}"
+    if findings.gaps or findings.not_read or findings.excluded or findings.notes:
         yield ""
     yield " ".join(findings.in_sum())
 
