@@ -84,7 +84,9 @@ class Audited:
 
     def within(self, run: RunConfig) -> Audited:
         """Without the bugs that cannot concern the run."""
-        reasons = [(bug, run.excludes(bug.patch)) for bug in self.bugs or ()]
+        if self.bugs is None:
+            return self
+        reasons = [(bug, run.excludes(bug.patch)) for bug in self.bugs]
         excluded = tuple((bug, reason) for bug, reason in reasons if reason)
         return replace(self, bugs=tuple(bug for bug, reason in reasons if not reason), excluded=excluded)
 

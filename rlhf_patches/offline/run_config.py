@@ -127,8 +127,10 @@ class RunConfig:
             self.notes.append(f"{place}: {value}, so nothing is excluded")
             self._settings.append(Setting("", None, place))
         elif key in _NAMES_A_FILE:
-            if value not in (None, "true", "false"):
-                self._named(str(value), place)
+            if value is None:
+                self._settings.append(Setting(_ZERO, None, place))
+            elif value not in ("true", "false"):
+                self._named(value, place)
         elif not is_accelerates and (key == "fsdp_config" or key.startswith(("fsdp_config.", "deepspeed."))):
             # The Trainer's own, which takes precedence over accelerate's.
             self._settings.append(Setting(_ZERO if key.startswith("deepspeed.") else "fsdp_config", None, place))

@@ -128,6 +128,7 @@ NOT_CERTAIN = [
     ({"a.json": zero(stage=3), "a.sh": "accelerate launch train.py --deepspeed other.json"}, ZERO2),
     ({"a.json": zero(stage=3), "a.sh": "accelerate launch train.py --deepspeed $CONFIG"}, ZERO2),
     ({"a.json": zero(stage=3), "a.yaml": "deepspeed: zero2\n"}, ZERO2),
+    ({"a.json": zero(stage=3), "a.yaml": "deepspeed: *other\n"}, ZERO2),
     ({"a.json": zero(stage=3), "b.json": {"deepspeed": zero(stage=2)}}, ZERO2),
     ({"a.yaml": FSDP, "b.yaml": "fsdp: full_shard\nfsdp_config:\n  version: 2\n"}, UPCAST),
     ({"a.yaml": FSDP, "a.sh": "accelerate launch --fsdp_version 2 train.py"}, UPCAST),
@@ -254,6 +255,18 @@ def test_what_is_said(tmp_path, monkeypatch, capsys):
     assert f"- **{DAPO}** cannot concern this run: <code>loss&#95;type is grpo" in markdown
     github = said("--format", "github", "--config", "args.yaml", "run.sh").out
     assert "::notice title=configuration::run.sh: $MORE may add options" in github
+
+
+def test_what_was_not_looked_up_stays_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("pins").write_text("x==1\ntrl>=1\ntrl==999\n")
+    Path("args.yaml").write_text("loss_type: grpo\n")
+    assert cli.main(["audit", "pins", "--json"]) == 1
+    without = json.loads(capsys.readouterr().out)
+    assert cli.main(["audit", "pins", "--json", "--config", "args.yaml"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [row | {"excluded": []} for row in without["dependencies"]] == document["dependencies"]
+    assert document["summary"] == without["summary"] | {"excluded": 0}
 
 
 def test_all_that_there_is_may_be_excluded(tmp_path, monkeypatch, capsys, framework):
