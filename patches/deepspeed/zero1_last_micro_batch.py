@@ -13,6 +13,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="ZeRO-1 uses each rank's own gradient of the last micro-batch, not the mean over the ranks",
     when="ZeRO-1 without offload, bf16, and data_types.grad_accum_dtype fp32",
+    never_with=("zero_optimization.stage=2|3",),
     symptom="""\
 ZeRO-1 with `bf16` and `"data_types": {"grad_accum_dtype": "fp32"}`, without offload: of the last micro-batch of a step
 each rank uses its own gradient, not the mean over the ranks. Without gradient accumulation that is the whole step: each

@@ -10,6 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="ZeRO-2 keeps the gradient of the last micro-batch only",
     when="ZeRO-2 without offload, and gradient_accumulation_steps above 1",
+    never_with=("zero_optimization.stage=absent|0|1|3",),
     symptom="""\
 DeepSpeed 0.17.6 to 0.18.2, ZeRO-2 without offload and a `gradient_accumulation_steps` of 2 or more, in every precision:
 the loss looks right, and the gradient norm is too low (5.1 where 11.6 is right, of four micro-batches). ZeRO-1 and

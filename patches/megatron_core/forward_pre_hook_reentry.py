@@ -13,6 +13,7 @@ PATCH = Patch(
     harm="crash",
     bug="KeyError or AssertionError where forward pre-hooks are disabled or enabled twice",
     when="--overlap-param-gather, and training that is entered once per rollout",
+    never_with=("overlap_param_gather=false",),
     signatures=(
         Signature("KeyError", frames=(f"{_CLASS}.disable_forward_pre_hook",)),
         Signature("AssertionError", frames=(f"{_CLASS}.enable_forward_pre_hook",)),

@@ -25,6 +25,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="advantages are normalised with a mean that counts padding",
     when="trainer.algorithm.advantage_batch_normalize, and responses of different lengths",
+    never_with=("trainer.algorithm.advantage_batch_normalize=false",),
     symptom="""\
 With `trainer.algorithm.advantage_batch_normalize`, nothing fails. Normalised advantages have neither mean 0 nor
 variance 1 over the tokens of responses, and change with the length to which the batch is padded: one long response

@@ -16,6 +16,7 @@ PATCH = Patch(
     harm="memory",
     bug="logits are copied to float32 as a whole, and log-probabilities have no chunks",
     when="the Megatron backend, long sequences",
+    never_with=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL 0.1.0 and 0.2.0 with the Megatron backend run out of CUDA memory at the end of the forward pass or at the start
 of the backward pass, at sequence lengths at which the model itself has room left.""",

@@ -17,6 +17,7 @@ PATCH = Patch(
     harm="memory",
     bug="token log-probabilities make tensors of the size of the logits, and many collectives",
     when="the Megatron backend, long sequences",
+    never_with=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL with the Megatron backend runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at
 sequence lengths at which the model itself has room left; and that step is slow, the more so the smaller

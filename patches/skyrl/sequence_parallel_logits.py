@@ -13,6 +13,7 @@ PATCH = Patch(
     harm="slow",
     bug="removing padding waits for the GPU at every row, and allocates all logits once per row in backward",
     when="the Megatron backend without sample packing",
+    never_with=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL with the Megatron backend and without sample packing: each micro-batch waits for the GPU several times per row,
 and backward allocates and adds up as many tensors of the size of all logits as the micro-batch has rows. With an output

@@ -68,6 +68,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="rewards are normalised across prompts where these have different numbers of samples",
     when="GRPO, GSPO, CISPO or REINFORCE++-baseline, and a rollout function with filtered or aborted samples",
+    never_with=("advantage_estimator=ppo|reinforce_plus_plus",),
     symptom="""\
 GRPO, GSPO, CISPO or REINFORCE++-baseline with a rollout function that returns different numbers of samples per prompt
 (aborted or filtered samples, several samples of one trajectory) learns less or something else: a prompt all of whose

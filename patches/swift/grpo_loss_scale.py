@@ -40,6 +40,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="DAPO's, CISPO's and FIPO's losses are divided by the accumulation steps twice",
     when="GRPO without Megatron, --loss_type dapo, cispo or fipo, and gradient accumulation",
+    never_with=("loss_type=grpo|bnpo|dr_grpo|sapo|real", "rlhf_type=dpo|kto|orpo|simpo|cpo|rm|ppo"),
     symptom="""\
 GRPO without Megatron (`swift rlhf --rlhf_type grpo`) with `--loss_type dapo`, `cispo` or `fipo`: loss and `grad_norm`
 are as many times too small as `--gradient_accumulation_steps` says, and gradient clipping hardly ever acts. The same

@@ -27,6 +27,7 @@ PATCH = Patch(
     harm="crash",
     bug="pipeline stages but the first slice the reference's and the KL's input wrongly",
     when="Megatron KTO with pipeline and sequence parallelism",
+    never_with=("rlhf_type=dpo|grpo|gkd|rm", "pipeline_model_parallel_size=1"),
     symptom="""\
 KTO (`megatron rlhf --rlhf_type kto`) with pipeline parallelism and `--sequence_parallel true`: on every pipeline
 stage but the first, the slices for the reference and the KL passes are wrong or empty. TransformerEngine stops with

@@ -70,6 +70,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="Megatron DPO minimises the sigmoid loss whatever --loss_type names",
     when="megatron rlhf with DPO, and a --loss_type other than sigmoid",
+    never_with=("loss_type=sigmoid", "rlhf_type=grpo|kto|gkd|rm"),
     symptom="""\
 DPO with Megatron (`megatron rlhf --rlhf_type dpo`) and `--loss_type hinge`, `ipo` or any other: the run is the same as
 with `sigmoid`, to the last digit, and nothing says so.""",

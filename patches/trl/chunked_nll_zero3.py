@@ -12,6 +12,7 @@ PATCH = Patch(
     harm="hang",
     bug="ranks wait for each other for ever, or the first step raises",
     when="SFTTrainer with loss_type chunked_nll under ZeRO-3",
+    never_with=("zero_optimization.stage=absent|0|1|2", "loss_type=nll|dft"),
     symptom="""\
 `SFTTrainer` with `loss_type="chunked_nll"` under DeepSpeed ZeRO-3:
 

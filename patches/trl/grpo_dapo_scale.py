@@ -10,6 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the loss is gradient_accumulation_steps / steps_per_generation times its size",
     when="GRPOTrainer with loss_type dapo (the default), cispo or vespo, and steps_per_generation other than the steps",
+    never_with=("loss_type=grpo|bnpo|dr_grpo|luspo|sapo",),
     symptom="""\
 `GRPOTrainer` with `loss_type="dapo"` (the default), `"cispo"` or `"vespo"`, and a `steps_per_generation` (or a
 `generation_batch_size`) that is not `gradient_accumulation_steps`: loss and gradient are

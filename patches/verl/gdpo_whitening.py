@@ -10,6 +10,9 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="advantages are weighted by the lengths of the responses when they are normalised",
     when="adv_estimator=gdpo, and responses of different lengths",
+    never_with=(
+        "algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline|reinforce_plus_plus",
+    ),
     symptom="""\
 `algorithm.adv_estimator=gdpo`, verl 0.7.1 to 0.9.1, with responses of different lengths: the advantages of a batch do
 not have mean 0 and variance 1 over responses. Where long responses are worse, their advantages are too close to 0 and

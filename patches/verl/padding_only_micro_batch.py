@@ -46,6 +46,7 @@ PATCH = Patch(
     harm="crash",
     bug="the loss raises where no token of a micro-batch counts",
     when="distillation.enabled, and small micro-batches",
+    never_with=("distillation.enabled=false",),
     symptom="""\
 Distillation (`distillation.enabled=True`) on verl 0.8.0 to 0.9.1 ends in the loss, before backward, with `RuntimeError:
 min(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim'

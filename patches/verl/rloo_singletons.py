@@ -10,6 +10,9 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="a response without others of its prompt has advantage 0, and nothing is learnt from it",
     when="adv_estimator=rloo_vectorized, and rollout.n=1 or filtered groups",
+    never_with=(
+        "algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline|reinforce_plus_plus",
+    ),
     symptom="""\
 `algorithm.adv_estimator=rloo_vectorized`, verl 0.6.0 to 0.9.1: with `rollout.n=1` all advantages are 0, the policy's
 gradient as well, and nothing is learned; where filtering has left one response of a prompt, that one is not trained on.

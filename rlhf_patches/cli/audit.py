@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 from ..definitions import pages, registry
 from ..definitions.patch import Advice
-from ..definitions.status import plural, printable
-from ..offline import audit, pin_files, pins
-from ..offline.audit import Audited, Bug
-from ..offline.pins import Unread
+from ..definitions.status import printable
+from ..offline import audit, audit_osv, audit_sarif, audit_text, pin_files, pins
+from ..offline.audit import Audited, Bug, Findings, Gap
+from ..offline.run_config import RunConfig
+from ..offline.run_yaml import RunConfigError
 from . import output
 from .catalogue import find
 from .command_line import Commands, add_output
 
-_SHOWN = 20  # entries that were not understood, each with its line
+_FORMATS = ("text", "json", "sarif", "github", "markdown", "osv")
 
 
 def add(commands: Commands) -> None:
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
         _audit,
         "which known bugs these versions have, what repairs each, and which release fixes it; offline, from versions",
         "pip freeze | rlhf-patches audit - || echo 'look above'",
-        wrong=(pins.PinsError,),
+        wrong=(pins.PinsError, RunConfigError),
     )
     command.add_argument(
         "file",
@@ -39,78 +39,57 @@ def add(commands: Commands) -> None:
         "environment.yml, conda-lock's files, a Dockerfile, what `pip list` or `conda list` prints, as JSON too; '-': "
         "any of these on standard input; none: this environment",
     )
-    add_output(command)
+    command.add_argument(
+        "--config",
+        metavar="CONFIG",
+        nargs="+",
+        default=[],
+        help="what a run is configured with: DeepSpeed's JSON, accelerate's YAML, a trainer's arguments as YAML or "
+        "JSON, or its command line in a file (Hydra's overrides, too); bugs that cannot concern it are folded away",
+    )
+    add_output(command, _FORMATS)
     command.add_argument(
         "--ignore", metavar="NAME", action="append", default=[], help="a patch whose bug does not count; repeatable"
     )
-
-
-@dataclass(frozen=True)
-class _Findings:
-    """``named`` counts the pins of whatever distribution, ``not_read`` says of each file why nothing is known of it."""
-
-    named: int
-    audited: list[Audited]
-    unread: list[Unread]
-    not_read: list[str]
-
-    @cached_property
-    def with_bugs(self) -> list[tuple[Audited, Bug]]:
-        """The worst harm first."""
-        found = [(each, bug) for each in self.audited for bug in each.bugs or ()]
-        return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
-
-    @cached_property
-    def not_looked_up(self) -> list[Audited]:
-        return [each for each in self.audited if each.reason]
-
-    @property
-    def newer(self) -> int:
-        """How many of these are newer than what was read."""
-        return sum(each.newest_read is not None for each in self.not_looked_up)
-
-    @property
-    def status(self) -> int:
-        """0 only where everything that names a framework was looked up, and has no known bug."""
-        return 2 if self.not_read else int(bool(self.with_bugs or self.not_looked_up or self.unread))
 
 
 def _audit(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
     for name in options.ignore:
         find(name, registered, failures)
+    run = RunConfig(options.config) if options.config else None
     readings, not_read = _read(options.file)
-    for text in not_read:
-        output.complain(text)
+    for gap in not_read:
+        output.complain(gap.text)
     if readings:
         named = [pin for reading in readings for pin in reading.pins]
         unread = [each for reading in readings for each in reading.unread]
         audited = [_without(each, options.ignore) for each in audit.audit(named, registered)]
-        findings = _Findings(len(named), audited, audit.that_count(unread, registered), not_read)
-        if options.json:
-            print(json.dumps(_as_json(findings), indent=2))
-        elif options.quiet:
+        audited = [each.within(run) for each in audited] if run else audited
+        unread = audit.that_count(unread, registered)
+        findings = Findings(options.file, len(named), audited, unread, not_read, run)
+        if options.quiet:
             _complain(findings)
         else:
-            _say(findings)
+            _print(findings, "json" if options.json else options.format)
     output.complain_of_plugins(failures)
     return findings.status if readings else 2
 
 
-def _read(files: Sequence[str]) -> tuple[list[pin_files.Reading], list[str]]:
+def _read(files: Sequence[str]) -> tuple[list[pin_files.Reading], list[Gap]]:
     if not files:
         return [pin_files.installed()], []
     readings, not_read = [], []
     for file in files:
+        what = "standard input" if file == "-" else file
         try:
             reading = pin_files.read(file)
         except pins.PinsError as error:
-            not_read.append(str(error))
+            not_read.append(Gap(what, str(error)))
             continue
         readings.append(reading)
         if not any(pin.version for pin in reading.pins):
-            what = "standard input" if file == "-" else file
-            not_read.append(f"{what} pins nothing: {pins.EXPECTED}")
+            not_read.append(Gap(what, f"{what} pins nothing: {pins.EXPECTED}"))
     return readings, not_read
 
 
@@ -119,15 +98,26 @@ def _without(audited: Audited, ignored: list[str]) -> Audited:
     return replace(audited, bugs=bugs)
 
 
-def _complain(findings: _Findings) -> None:
+def _print(findings: Findings, form: str) -> None:
+    if form == "text":
+        _say(findings)
+    elif form == "github":
+        print("\n".join(audit_text.github(findings)))
+    elif form == "markdown":
+        print("\n".join(audit_text.markdown(findings)))
+    else:
+        made = {"json": _as_json, "sarif": audit_sarif.document, "osv": audit_osv.document}[form](findings)
+        print(json.dumps(made, indent=2))
+
+
+def _complain(findings: Findings) -> None:
     for each, bug in findings.with_bugs:
-        facts = "; ".join(filter(None, (bug.patch.harm, f"fixed in {_fixed(bug)}" if bug.fixed else _fixed(bug))))
-        output.complain(f"{each.pin.name} {each.pin.version} ({each.pin.place}): {bug.patch.name}: {facts}")
-    for line in _not_looked_up(findings):
-        output.complain(line)
+        output.complain(f"{each.pin.name} {each.pin.version} ({each.pin.place}): {bug.patch.name}: {bug.facts}")
+    for text in [*(gap.text for gap in findings.gaps), *findings.notes]:
+        output.complain(text)
 
 
-def _say(findings: _Findings) -> None:
+def _say(findings: Findings) -> None:
     rows = findings.with_bugs
     if rows:
         output.print_table(
@@ -135,24 +125,19 @@ def _say(findings: _Findings) -> None:
             [
                 (
                     *(each.pin.name, printable(each.pin.version or "")),
-                    *(bug.patch.harm, bug.patch.name, _fixed(bug), _where(each)),
+                    *(bug.patch.harm, bug.patch.name, bug.fixed_in, _where(each)),
                 )
                 for each, bug in rows
             ],
-            [(printable(pages.bug(bug.patch) + registry.credit(bug.plugin)),) for _, bug in rows],
+            [_below(bug, findings.run) for _, bug in rows],
         )
         print()
-    for line in _not_looked_up(findings):
+    for each, bug, reason in findings.excluded:
+        print(printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot concern this run: {reason}"))
+    for line in [*(gap.text for gap in findings.gaps), *findings.notes, *findings.in_sum()]:
         print(printable(line))
-    print(_counted(findings))
-    if not rows:
-        return
-    names = {each.pin.name for each, _ in rows}
     repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}
     advice = {bug.patch.name for _, bug in rows} - repaired
-    said = pages.counted({bug.patch.name: bug.patch for _, bug in rows}.values())
-    found = f"Found {plural(len(repaired | advice), 'known bug')} in {plural(len(names), 'package')}"
-    print(f"{found}{f': {said}' if said else ''}.")
     if repaired:
         which = f"{len(repaired)} of them" if advice else "them"
         print(f"rlhf-patches repairs {which} at run time where it is on: `explain BUG` says how, `doctor` whether.")
@@ -160,48 +145,23 @@ def _say(findings: _Findings) -> None:
         print(f"Nothing repairs {name}: `explain {name}` says what to do.")
 
 
-def _not_looked_up(findings: _Findings) -> list[str]:
-    """A line for each pin that was not looked up and each entry that was not understood, up to a number of these."""
-    lines = []
-    for each in findings.not_looked_up:
-        version = f" {each.pin.version}" if each.newest_read else ""
-        lines.append(f"{each.pin.name}{version} ({each.pin.place}) was not looked up: {each.reason}")
-    lines += [f"{each.place}: {each.why}" for each in findings.unread[:_SHOWN]]
-    more = len(findings.unread) - _SHOWN
-    return lines + ([f"{more} more were not understood"] if more > 0 else [])
-
-
-def _counted(findings: _Findings) -> str:
-    """One line: how much of what was given was looked up."""
-    of_ours, not_up = findings.audited, findings.not_looked_up
-    newer = findings.newer
-    why = [f"{newer} newer than what was read"] if newer else []
-    why += [f"{len(not_up) - newer} without a version that can be looked up"] if len(not_up) > newer else []
-    why += [f"{plural(len(findings.unread), 'entry', 'entries')} not understood"] if findings.unread else []
-    reasons = f": {', '.join(why)}" if why else ""
-    if not of_ours:
-        return f"None of the {plural(findings.named, 'package')} named is one that patches are for{reasons}."
-    if findings.with_bugs or why:
-        looked_up = f"Looked up {len(of_ours) - len(not_up)} of {plural(len(of_ours), 'entry', 'entries')}"
-        return f"{looked_up} that patches are for, of {findings.named} named{reasons}."
-    return f"No known bugs found in {plural(len(of_ours), 'package')} that patches are for, of {findings.named} named."
-
-
-def _fixed(bug: Bug) -> str:
-    return bug.fixed or ("no release yet" if bug.read else "unknown")
+def _below(bug: Bug, run: RunConfig | None) -> list[str]:
+    lines = [pages.bug(bug.patch) + registry.credit(bug.plugin)]
+    lines += [f"this run: {run.untold(bug.patch)}"] if run else []
+    return [printable(line) for line in lines]
 
 
 def _where(audited: Audited) -> str:
     return printable(f"{audited.pin.place}{f' ({audited.pin.note})' if audited.pin.note else ''}")
 
 
-def _as_json(findings: _Findings) -> dict[str, Any]:
+def _as_json(findings: Findings) -> dict[str, Any]:
     not_up = findings.not_looked_up
     return {
-        "dependencies": [_dependency(each) for each in findings.audited],
+        "dependencies": [_dependency(each, findings.run) for each in findings.audited],
         "fixes": [],
-        "not_understood": [{"place": each.place, "reason": each.why} for each in findings.unread[:_SHOWN]],
-        "not_read": findings.not_read,
+        "not_understood": [{"place": each.place, "reason": each.why} for each in findings.shown_unread],
+        "not_read": [gap.text for gap in findings.not_read],
         "summary": {
             "named": findings.named,
             "frameworks": len(findings.audited),
@@ -209,11 +169,13 @@ def _as_json(findings: _Findings) -> dict[str, Any]:
             "newer": findings.newer,
             "not_looked_up": len(not_up),
             "not_understood": len(findings.unread),
+            **({"excluded": len(findings.excluded)} if findings.run else {}),
         },
+        **({"config_not_clear": list(findings.notes)} if findings.run else {}),
     }
 
 
-def _dependency(audited: Audited) -> dict[str, Any]:
+def _dependency(audited: Audited, run: RunConfig | None) -> dict[str, Any]:
     pin = audited.pin
     row: dict[str, Any] = {"name": pin.name, "place": pin.place, "note": pin.note}
     if audited.reason:
@@ -224,11 +186,13 @@ def _dependency(audited: Audited) -> dict[str, Any]:
     if audited.bugs is not None or audited.newest_read:
         row["version"] = pin.version
     if audited.bugs is not None:
-        row["vulns"] = list(map(_bug_as_json, audited.bugs))
+        row["vulns"] = [_bug_as_json(bug, run) for bug in audited.bugs]
+    if run:
+        row["excluded"] = [{"id": bug.patch.name, "reason": reason} for bug, reason in audited.excluded]
     return row
 
 
-def _bug_as_json(bug: Bug) -> dict[str, Any]:
+def _bug_as_json(bug: Bug, run: RunConfig | None = None) -> dict[str, Any]:
     return {
         "id": bug.patch.name,
         "fix_versions": [bug.fixed] if bug.fixed else [],
@@ -240,4 +204,5 @@ def _bug_as_json(bug: Bug) -> dict[str, Any]:
         "repaired_by": bug.repaired_by,
         **({"what_to_do": bug.patch.what_to_do} if isinstance(bug.patch, Advice) else {}),
         "newest_read": bug.read,
+        **({"this_run": run.untold(bug.patch)} if run else {}),
     }

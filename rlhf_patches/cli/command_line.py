@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 INTERRUPTED = 130
 """The status after Ctrl-C, as shells have it."""
@@ -50,8 +50,10 @@ class Commands:
         return command
 
 
-def add_output(command: argparse.ArgumentParser) -> None:
-    """Give a command ``--json`` and ``--quiet``."""
+def add_output(command: argparse.ArgumentParser, formats: Sequence[str] = ()) -> None:
+    """Give a command ``--json`` and ``--quiet``; with ``formats``, whose first is the default, ``--format`` too."""
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="in JSON, see docs/cli.md")
     form.add_argument("--quiet", action="store_true", help="nothing but what is wrong, on standard error")
+    if formats:
+        form.add_argument("--format", choices=formats, default=formats[0], help="see docs/cli.md; json is --json")

@@ -27,6 +27,7 @@ _Kind = TypeVar("_Kind", bound=type)
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+_SETTING = re.compile(r"[a-z_][\w.]*=[^\s|=A-Z]+(?:\|[^\s|=A-Z]+)*")
 _METAVARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
@@ -478,6 +479,9 @@ class KnownBug:
         harm: one of `HARMS`, the worst that it does; nothing where that is not said.
         bug: what is wrong, in one line; of an advice its summary.
         when: the configuration in which it bites, in one line.
+        never_with: settings with which it cannot, for certain: ``zero_optimization.stage=absent|0|3``. Each is a key of
+            a configuration file or of the command line, with its dots, and values of it, in lower case; "absent" is for
+            keys of DeepSpeed's file. One that holds is enough for ``rlhf-patches audit --config`` to fold the bug away.
         changes_numbers, contested: of a `Patch`.
     """
 
@@ -493,6 +497,7 @@ class KnownBug:
     harm: str
     bug: str
     when: str
+    never_with: tuple[str, ...]
     changes_numbers: str | None = None
     contested: str = ""
 
@@ -512,6 +517,11 @@ class KnownBug:
         _check_items(str(self), "variants", self.variants, Variant)
         if self.signatures != ():
             _check_items(str(self), "signatures", self.signatures, Signature)
+        for setting in self.never_with:
+            if not _SETTING.fullmatch(setting):
+                raise DefinitionError(
+                    f"{self}: never_with has {_shown(setting)}; expected 'key=value|value' in lower case"
+                )
         self._check_guards()
 
     def __str__(self) -> str:
@@ -540,6 +550,12 @@ class KnownBug:
         """Its entry in a list; ``path`` is where it is, as ``module:NAME``."""
         variants = tuple(variant.listed() for variant in self.variants)
         return Listed(self.name, path, variants, self.changes_numbers, self.contested)
+
+    @property
+    def excluding(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The settings of `never_with`: each key with its values."""
+        pairs = (setting.partition("=") for setting in self.never_with)
+        return tuple((key, tuple(values.split("|"))) for key, _, values in pairs)
 
     @property
     def distribution(self) -> str:
@@ -595,6 +611,7 @@ class Patch(KnownBug):
     harm: str = ""
     bug: str = ""
     when: str = ""
+    never_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -638,6 +655,7 @@ class Advice(KnownBug):
     harm: str = ""
     bug: str = ""
     when: str = ""
+    never_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

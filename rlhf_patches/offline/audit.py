@@ -8,23 +8,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from ..definitions import pages
 from ..definitions.patch import KnownBug, Patch
 from ..definitions.registry import Registered
 from ..definitions.status import plural
 from ..guards import versions
 from ..guards.versions import Verdict
 from .pins import Pin, PinsError, Unread
+from .run_config import RunConfig
 
 _MOST = 1000
 """Pins of frameworks; an environment has one of each, and each has a page of bugs."""
+_SHOWN = 20  # entries that were not understood, each with its line
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,16 @@ class Bug:
         """What brings the patch; None for an advice."""
         return self.plugin if isinstance(self.patch, Patch) else None
 
+    @property
+    def fixed_in(self) -> str:
+        """The release, or why there is none, in words."""
+        return self.fixed or ("no release yet" if self.read else "unknown")
+
+    @property
+    def facts(self) -> str:
+        """Harm and fix: "hang; fixed in 1.14.0"."""
+        return "; ".join(filter(None, (self.patch.harm, f"fixed in {self.fixed}" if self.fixed else self.fixed_in)))
+
 
 @dataclass(frozen=True)
 class Audited:
@@ -59,6 +72,7 @@ class Audited:
         reason: why it was not looked up, or not as far as the newest release read; empty where it was.
         newest_read: that release, where the version is newer.
         still_open: the bugs that it has.
+        excluded: bugs of this version that cannot concern the run whose configuration was given, each with the reason.
     """
 
     pin: Pin
@@ -66,6 +80,149 @@ class Audited:
     reason: str = ""
     newest_read: str | None = None
     still_open: tuple[Bug, ...] = ()
+    excluded: tuple[tuple[Bug, str], ...] = ()
+
+    def within(self, run: RunConfig) -> Audited:
+        """Without the bugs that cannot concern the run."""
+        if self.bugs is None:
+            return self
+        reasons = [(bug, run.excludes(bug.patch)) for bug in self.bugs]
+        excluded = tuple((bug, reason) for bug, reason in reasons if reason)
+        return replace(self, bugs=tuple(bug for bug, reason in reasons if not reason), excluded=excluded)
+
+
+class Gap(NamedTuple):
+    """What was not looked up.
+
+    Attributes:
+        place: as a `Pin` has it; of a file that could not be read, the file.
+        text: what and why.
+        name, version: of the distribution, where the place names one.
+    """
+
+    place: str
+    text: str
+    name: str = ""
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The answer for all that was given.
+
+    Attributes:
+        files: what was given; empty for this environment.
+        named: how many pins of whatever distribution there are.
+        audited: those of frameworks.
+        unread: the entries that were not understood.
+        not_read: files of which nothing is known.
+        run: the configuration of the run that is asked about, if it was given.
+    """
+
+    files: Sequence[str]
+    named: int
+    audited: Sequence[Audited]
+    unread: Sequence[Unread]
+    not_read: Sequence[Gap]
+    run: RunConfig | None = None
+
+    @cached_property
+    def with_bugs(self) -> list[tuple[Audited, Bug]]:
+        """The worst harm first."""
+        found = [(each, bug) for each in self.audited for bug in each.bugs or ()]
+        return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
+
+    @cached_property
+    def excluded(self) -> list[tuple[Audited, Bug, str]]:
+        """Bugs that cannot concern this run, each with the reason; the worst harm first."""
+        found = [(each, bug, reason) for each in self.audited for bug, reason in each.excluded]
+        return sorted(found, key=lambda one: pages.by_harm(one[1].patch))
+
+    @cached_property
+    def not_looked_up(self) -> list[Audited]:
+        """The pins of frameworks that were not, or not as far as the newest release read."""
+        return [each for each in self.audited if each.reason]
+
+    @property
+    def shown_unread(self) -> Sequence[Unread]:
+        """The first of the entries that were not understood."""
+        return self.unread[:_SHOWN]
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Each pin that was not looked up and each entry that was not understood, up to a number of these."""
+        gaps = []
+        for each in self.not_looked_up:
+            name, version = each.pin.name, each.pin.version if each.newest_read else None
+            what = f"{name} {version}" if version else name
+            text = f"{what} ({each.pin.place}) was not looked up: {each.reason}"
+            gaps.append(Gap(each.pin.place, text, name, version))
+        gaps += [Gap(each.place, f"{each.place}: {each.why}") for each in self.shown_unread]
+        more = self.unread[_SHOWN:]
+        return gaps + [Gap(each.place, f"{len(more)} more were not understood") for each in more[:1]]
+
+    @property
+    def newer(self) -> int:
+        """How many of these are newer than what was read."""
+        return sum(each.newest_read is not None for each in self.not_looked_up)
+
+    @property
+    def status(self) -> int:
+        """0 only where everything that names a framework was looked up, and has no known bug."""
+        return 2 if self.not_read else int(bool(self.with_bugs or self.not_looked_up or self.unread))
+
+    def location(self, place: str) -> tuple[str | None, int | None]:
+        """The file and the line of a place; no file for standard input and this environment."""
+        if not self.files or not place:
+            return None, None
+        file, line = place, None
+        if place not in self.files:  # a file's own name may end in a number
+            numbered = re.fullmatch(r"(.*)(?::|, entry )(\d+)", place, re.DOTALL)
+            if numbered is not None:
+                file, line = numbered[1], int(numbered[2]) if place[numbered.end(1)] == ":" else None
+        return (None, line) if file == "standard input" and "-" in self.files else (file, line)
+
+    def in_sum(self) -> list[str]:
+        """Sentences: how much of what was given was looked up, and what was found."""
+        return [self._counted(), *self._found(), *self._of_this_run()]
+
+    def _counted(self) -> str:
+        of_ours, not_up = self.audited, self.not_looked_up
+        why = [f"{self.newer} newer than what was read"] if self.newer else []
+        why += [f"{len(not_up) - self.newer} without a version that can be looked up"] * (len(not_up) > self.newer)
+        why += [f"{plural(len(self.unread), 'entry', 'entries')} not understood"] if self.unread else []
+        reasons = f": {', '.join(why)}" if why else ""
+        if not of_ours:
+            return f"None of the {plural(self.named, 'package')} named is one that patches are for{reasons}."
+        if self.with_bugs or self.excluded or why:
+            looked_up = f"Looked up {len(of_ours) - len(not_up)} of {plural(len(of_ours), 'entry', 'entries')}"
+            return f"{looked_up} that patches are for, of {self.named} named{reasons}."
+        return f"No known bugs found in {plural(len(of_ours), 'package')} that patches are for, of {self.named} named."
+
+    def _found(self) -> list[str]:
+        if not self.with_bugs:
+            return []
+        patches = {bug.patch.name: bug.patch for _, bug in self.with_bugs}
+        names = {each.pin.name for each, _ in self.with_bugs}
+        said = pages.counted(patches.values())
+        found = f"Found {plural(len(patches), 'known bug')} in {plural(len(names), 'package')}"
+        return [f"{found}{f': {said}' if said else ''}."]
+
+    def _of_this_run(self) -> list[str]:
+        if self.run is None:
+            return []
+        excluded = {bug.patch.name for _, bug, _ in self.excluded}
+        left = {bug.patch.name for _, bug in self.with_bugs}
+        said = [f"Its configuration excludes {plural(len(excluded), 'known bug')}: {', '.join(sorted(excluded))}."]
+        return [
+            *(said if excluded else ["Its configuration excludes no known bug."]),
+            *([f"{len(left)} may concern this run, or that cannot be told."] if left else []),
+        ]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What of the run's configuration is not clear as a whole."""
+        return self.run.notes if self.run else ()
 
 
 def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited]:

@@ -1,0 +1,125 @@
+"""The findings of `audit` as SARIF 2.1.0, for GitHub's code scanning and editors.
+
+What was not looked up is a result too: a consumer that reads nothing but results must not take it for clean.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from .._version import __version__
+from ..definitions import pages, registry
+from ..definitions.patch import Advice, KnownBug
+from ..definitions.status import printable
+from .audit import Audited, Bug, Findings
+
+NOT_LOOKED_UP, NOT_READ = "not-looked-up", "not-read"
+
+_LEVELS = {"hang": "warning", "crash": "warning", "memory": "note", "slow": "note", "": "warning"}
+"""By harm; what goes on with wrong numbers is an error."""
+_RULES = {
+    NOT_LOOKED_UP: ("warning", "Not looked up: whether it has known bugs was not found out"),
+    NOT_READ: ("error", "Not read: nothing is known of this file"),
+}
+
+
+def document(findings: Findings) -> dict[str, Any]:
+    """One run: a rule for each known bug, a result for each finding, the worst harm first."""
+    bugs = {bug.patch.name: bug for _, bug in findings.with_bugs}
+    bugs |= {bug.patch.name: bug for _, bug, _ in findings.excluded}
+    rules = [*map(_rule, bugs.values()), *map(_own_rule, _RULES)]
+    numbers = {rule["id"]: number for number, rule in enumerate(rules)}
+
+    def result(rule: str, text: str, place: str) -> dict[str, Any]:
+        number = numbers[rule]
+        return {
+            "ruleId": rule,
+            "ruleIndex": number,
+            "level": rules[number]["defaultConfiguration"]["level"],
+            "message": {"text": _message(text)},
+            "locations": [_location(findings, place)],
+        }
+
+    def of(each: Audited, bug: Bug) -> dict[str, Any]:
+        wrong = pages.bug(bug.patch) + registry.credit(bug.plugin)
+        return result(bug.patch.name, f"{each.pin.name} {each.pin.version}: {wrong} ({bug.facts})", each.pin.place)
+
+    results = list(itertools.starmap(of, findings.with_bugs))
+    for each, bug, reason in findings.excluded:
+        why = f"cannot concern this run: {_message(reason)}"
+        results.append({**of(each, bug), "suppressions": [{"kind": "external", "justification": why}]})
+    results += [result(NOT_LOOKED_UP, gap.text, gap.place) for gap in findings.gaps]
+    results += [result(NOT_READ, gap.text, gap.place) for gap in findings.not_read]
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": {"name": "rlhf-patches", "version": __version__, "rules": rules}},
+                "invocations": [
+                    {
+                        "executionSuccessful": not findings.not_read,
+                        "exitCode": findings.status,
+                        "toolConfigurationNotifications": [
+                            {"message": {"text": _message(note)}} for note in findings.notes
+                        ],
+                    }
+                ],
+                "results": results,
+            }
+        ],
+    }
+
+
+def _rule(bug: Bug) -> dict[str, Any]:
+    patch = bug.patch
+    advice = f"What to do: {patch.what_to_do}" if isinstance(patch, Advice) else ""
+    repaired = f"Repaired at run time by {bug.repaired_by}: `rlhf-patches explain {patch.name}` says how."
+    link = next((each for each in patch.references if each.startswith("https://")), None)
+    return {
+        "id": patch.name,
+        "shortDescription": {"text": _message(patch.bug or patch.summary)},
+        "fullDescription": {"text": _message(pages.bug(patch))},
+        "help": {"text": "\n\n".join((_lines(patch.symptom), _lines(advice) or repaired))},
+        **({"helpUri": link} if link else {}),
+        "defaultConfiguration": {"level": level(patch)},
+        "properties": {"harm": patch.harm or None, "tags": [patch.distribution, *filter(None, [patch.harm])]},
+    }
+
+
+def _own_rule(name: str) -> dict[str, Any]:
+    severity, text = _RULES[name]
+    return {"id": name, "shortDescription": {"text": text}, "defaultConfiguration": {"level": severity}}
+
+
+def level(patch: KnownBug) -> str:
+    """SARIF's word for the harm: "error", "warning", "note"."""
+    return _LEVELS.get(patch.harm, "error")
+
+
+def _location(findings: Findings, place: str) -> dict[str, Any]:
+    file, line = findings.location(place)
+    if file is None:
+        return {"logicalLocations": [{"fullyQualifiedName": printable(place)}]}
+    # GitHub wants a line; of lock files in TOML and JSON none is known.
+    return {"physicalLocation": {"artifactLocation": {"uri": _uri(file)}, "region": {"startLine": line or 1}}}
+
+
+def _uri(file: str) -> str:
+    """Relative to the working directory where it is below that, as GitHub wants it."""
+    path, here = Path(os.path.abspath(file)), Path.cwd()
+    return quote(os.fsencode(path.relative_to(here).as_posix())) if path.is_relative_to(here) else path.as_uri()
+
+
+def _message(text: str) -> str:
+    """Outside text must be no placeholder ({0}) and no link, which viewers look for in messages."""
+    return re.sub(r"\{(\d+)\}", r"{{\1}}", printable(text)).replace("](", "] (")
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(_message, text.splitlines()))

@@ -1,0 +1,74 @@
+"""The findings of `audit` as GitHub shows them: annotations of a workflow, and Markdown for a comment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..definitions import pages, registry
+from ..definitions.status import printable
+from .audit import Findings
+
+_PLAIN = frozenset(" .,/=+-()'")
+"""Beside letters and digits: what means nothing to Markdown."""
+
+
+def github(findings: Findings) -> Iterator[str]:
+    """A workflow command a line. GitHub shows ten of a kind for each step, so the sum comes first in its kind."""
+    yield _command("notice", "rlhf-patches audit", " ".join(findings.in_sum()))
+    for gap in findings.not_read:
+        yield _command("error", "not read", gap.text, *findings.location(gap.place))
+    for each, bug in findings.with_bugs:
+        title = f"{each.pin.name} {each.pin.version}: {bug.patch.name}"
+        text = f"{pages.bug(bug.patch)}{registry.credit(bug.plugin)} ({bug.facts})"
+        yield _command("warning", title, text, *findings.location(each.pin.place))
+    for note in findings.notes:
+        yield _command("notice", "configuration", note)
+    for gap in findings.gaps:
+        yield _command("notice", "not looked up", gap.text, *findings.location(gap.place))
+
+
+def _command(kind: str, title: str, text: str, file: str | None = None, line: int | None = None) -> str:
+    where = {} if file is None else {"file": file, "line": str(line or 1)}  # a lock file in TOML or JSON tells no line
+    properties = ",".join(f"{name}={_property(value)}" for name, value in {**where, "title": title}.items())
+    return f"::{kind} {properties}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def markdown(findings: Findings) -> Iterator[str]:
+    """A table of the bugs, then what was not looked up, and the sum."""
+    if findings.with_bugs:
+        yield "| package | version | harm | what is wrong, and when | fixed in | where |"
+        yield "| --- | --- | --- | --- | --- | --- |"
+    for each, bug in findings.with_bugs:
+        wrong = f"**{bug.patch.name}**: {_cell(pages.bug(bug.patch) + registry.credit(bug.plugin))}"
+        cells = (each.pin.name, _code(each.pin.version or ""), bug.patch.harm, wrong, bug.fixed_in)
+        yield f"| {' | '.join(cells)} | {_code(each.pin.place)} |"
+    if findings.with_bugs:
+        yield ""
+    for gap in [*findings.gaps, *findings.not_read]:
+        yield f"- {_code(gap.text)}"
+    for _, bug, reason in findings.excluded:
+        yield f"- **{bug.patch.name}** cannot concern this run: {_code(reason)}"
+    for note in findings.notes:
+        yield f"- {_code(note)}"
+    if findings.gaps or findings.not_read or findings.excluded or findings.notes:
+        yield ""
+    yield " ".join(findings.in_sum())
+
+
+def _code(text: str) -> str:
+    """Outside text: no Markdown, HTML, link, mention or end of a cell."""
+    escaped = (c if c.isalnum() or c in _PLAIN else f"&#{ord(c)};" for c in printable(text))
+    return f"<code>{''.join(escaped)}</code>"
+
+
+def _cell(text: str) -> str:
+    """A patch's own text, which has Markdown."""
+    return printable(text).replace("<", "&lt;").replace("|", "&#124;")

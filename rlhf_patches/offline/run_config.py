@@ -1,0 +1,259 @@
+"""What the configuration files of a run set, and which known bugs cannot concern it: only what they say for certain.
+
+Nothing is resolved: a variable of the shell, an interpolation, "auto" and whatever else may be something else is not
+clear, and what is not clear excludes no bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..definitions.patch import KnownBug
+from . import inputs, run_yaml
+from .inputs import InputError
+from .run_yaml import RunConfigError
+
+_LARGEST = 2**20
+_ABSENT = "absent"
+_ZERO, _DEVICE = "zero_optimization", "zero_optimization.offload_optimizer.device"
+# Other spellings, of accelerate's files and of arguments.
+_SAME = {
+    "deepspeed_config.zero_stage": f"{_ZERO}.stage",
+    "zero_stage": f"{_ZERO}.stage",
+    "deepspeed_config.offload_optimizer_device": _DEVICE,
+    "offload_optimizer_device": _DEVICE,
+    f"{_ZERO}.cpu_offload": f"{_ZERO}.offload_optimizer",
+}
+_NAMES_A_FILE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file", "config", "config_file")
+# A word that may become several, or none; or names a file with more.
+_PURE = re.compile(r"\$\w+|\$[@*#]|\$\{[^}]*\}|\$\(.*|`.*|@\S+|.*\n.*", re.DOTALL)
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w/@-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
+_REDIRECTIONS = ("<", ">", ">>", "<<<")
+_ASSIGNMENT = re.compile(r"\w+\+?=")
+# Commands that start no run, whatever their options.
+_PREPARING = ("set", "cd", "export", "unset", "ulimit", "mkdir", "echo", "sleep", "source", ".", "pip", "module", "tee")
+_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+class Setting(NamedTuple):
+    """A key as one place sets it; no value where that is not clear."""
+
+    key: str
+    value: str | None
+    place: str
+
+
+class RunConfig:
+    """All files together: a bug is excluded only where every file that sets a key agrees.
+
+    Attributes:
+        notes: sentences: what of the files is not clear as a whole.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        """Read them; ``-`` is standard input.
+
+        Raises:
+            RunConfigError: one cannot be read, or is not understood.
+        """
+        self.notes: list[str] = []
+        self._settings: list[Setting] = []
+        self._of_deepspeed: list[str] = []
+        self._given = {os.path.realpath(file) for file in files}
+        for file in files:
+            self._read(file)
+
+    def excludes(self, patch: KnownBug) -> str:
+        """Why the bug cannot concern this run; empty where it may, or where that cannot be told."""
+        for key, values in patch.excluding:
+            found = self._find(key)
+            if found and all(each.value in values for each in found):
+                return "; ".join(dict.fromkeys(map(_said, found)))
+        return ""
+
+    def untold(self, patch: KnownBug) -> str:
+        """Of a bug that is not excluded: what the files say of the keys that could exclude it."""
+        said = []
+        for key, _ in patch.excluding:
+            said += [_said(each) for each in self._find(key)] or [f"{key} is not set"]
+        return "; ".join(dict.fromkeys(said)) or "no setting is known that would exclude it"
+
+    def _find(self, key: str) -> list[Setting]:
+        # What is set as a whole ("offload_optimizer": "auto"), or comes from a file that was not given, is not clear.
+        found = [
+            each if each.key == key else Setting(key, None, each.place)
+            for each in self._settings
+            if each.key == key or each.key == "" or key.startswith(f"{each.key}.")
+        ]
+        if key.startswith(f"{_ZERO}."):
+            without = [file for file in self._of_deepspeed if not any(each.place == file for each in found)]
+            found += [Setting(key, _ABSENT, file) for file in without]
+        return found
+
+    def _read(self, file: str) -> None:
+        what = "standard input" if file == "-" else file
+        try:
+            text = inputs.text(file, _LARGEST)
+        except InputError as error:
+            raise RunConfigError(str(error)) from error
+        if text.lstrip()[:1] == "{":
+            data = _json(text, what)
+            if _ZERO in data:
+                self._of_deepspeed.append(what)
+            found = list(_flat(data, "", what))
+        elif file.endswith((".yml", ".yaml")):
+            found = list(_of_yaml(text, what))
+        else:
+            found = list(_of_command_lines(text, what))
+        if not any(each.key for each in found) and what not in self._of_deepspeed:
+            raise RunConfigError(
+                f"{what} sets nothing: expected DeepSpeed's JSON, accelerate's YAML, a trainer's arguments as YAML or "
+                "JSON, or a command line with its options"
+            )
+        is_accelerates = any(each.key in ("distributed_type", "compute_environment") for each in found)
+        for each in found:
+            self._add(each, is_accelerates)
+
+    def _add(self, setting: Setting, is_accelerates: bool) -> None:
+        key, value, place = setting
+        if key == "":
+            self.notes.append(f"{place}: {value}, so nothing is excluded")
+            self._settings.append(Setting("", None, place))
+        elif key in _NAMES_A_FILE:
+            if value is None:
+                self._settings.append(Setting(_ZERO, None, place))
+            elif value not in ("true", "false"):
+                self._named(value, place)
+        elif not is_accelerates and (key == "fsdp_config" or key.startswith(("fsdp_config.", "deepspeed."))):
+            # The Trainer's own, which takes precedence over accelerate's.
+            self._settings.append(Setting(_ZERO if key.startswith("deepspeed.") else "fsdp_config", None, place))
+        elif not is_accelerates and key.startswith("fsdp_"):
+            self._settings.append(Setting(f"fsdp_config.{key}", value, place))
+        else:
+            self._settings.append(Setting(_SAME.get(key, key), value, place))
+
+    def _named(self, file: str, place: str) -> None:
+        folder = os.path.dirname(place.rpartition(":")[0] or place)
+        with contextlib.suppress(ValueError):  # a NUL in the name
+            if {os.path.realpath(path) for path in (file, os.path.join(folder, file))} & self._given:
+                return
+        self.notes.append(f"{place} names {file}, which was not given: what it may set excludes nothing")
+        self._settings += [Setting(key, None, place) for key in (_ZERO, "fsdp_config")]
+
+
+def _said(setting: Setting) -> str:
+    if setting.value == _ABSENT:
+        return f"{setting.key} is not in {setting.place}"
+    return f"{setting.key} is {setting.value or 'not clear'} in {setting.place}"
+
+
+def _json(text: str, place: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise RunConfigError(f"{place} is no JSON: {error}") from error
+    return dict(data)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _flat(data: Mapping[str, Any], prefix: str, place: str) -> Iterator[Setting]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.", place)
+        else:
+            yield _setting(f"{prefix}{key}", value, place)
+
+
+def _setting(key: str, value: object, place: str) -> Setting:
+    named = key in _NAMES_A_FILE and isinstance(value, str)
+    return Setting(key, str(value) if named else _value(value), place)
+
+
+def _value(value: object) -> str | None:
+    """As text in lower case; None where it is not clear."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(int(value)) if math.isfinite(value) and value == int(value) else None
+    if not isinstance(value, str) or "$" in value or "`" in value or not value:
+        return None
+    word = value.strip().lower()
+    return None if word == "auto" else _WORDS.get(word, word)
+
+
+def _of_yaml(text: str, place: str) -> Iterator[Setting]:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("#", "---"))]
+    if lines and all(line.startswith("- ") for line in lines):  # .hydra/overrides.yaml
+        words = [line[2:].strip().strip("\"'") for line in lines]
+        yield from _of_words(words, place)
+        return
+    for key, value, number in run_yaml.read(text, place):
+        yield _setting(key, value, f"{place}:{number}")
+
+
+def _of_command_lines(text: str, place: str) -> Iterator[Setting]:
+    """The options of the one command: what another one sets, or leaves out, is not what the run does."""
+    commands = [words for words in _commands(text, place) if words and not _prepares(words)]
+    for words in commands:
+        yield from _of_words(words, place)
+    if len(commands) > 1:
+        yield Setting("", f"there are {len(commands)} commands: give the run's own alone", place)
+
+
+def _prepares(words: Sequence[str]) -> bool:
+    return words[0] in _PREPARING or all(_ASSIGNMENT.match(word) for word in words)
+
+
+def _commands(text: str, place: str) -> Iterator[list[str]]:
+    lines = (line for line in text.replace("\r\n", "\n").split("\n") if not line.lstrip().startswith("#"))
+    # What a comment at a line's end has counts, too: it can only exclude less.
+    lexer = shlex.shlex("\n".join(lines).replace("\\\n", ""), posix=True, punctuation_chars=";&|<>\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    command: list[str] = []
+    try:
+        for word in lexer:
+            if word.strip("&") in _REDIRECTIONS:  # where to counts as a word: it may be none, but one of a quotation
+                if word == ">&" and command and command[-1] in ("1", "2"):  # 2>&1
+                    command.pop()
+            elif word and not word.strip(";&|\n"):
+                yield command
+                command = []
+            else:
+                command.append(word)
+    except ValueError as error:
+        raise RunConfigError(f"{place} is no command line: a quotation does not end") from error
+    yield command
+
+
+def _of_words(words: Sequence[str], place: str) -> Iterator[Setting]:
+    """Options (``--key value``, ``--key=value``, ``--key``) and Hydra's overrides (``a.b=value``)."""
+    number = 0
+    while number < len(words):
+        word = words[number]
+        number += 1
+        override = _OVERRIDE.fullmatch(word)
+        if word.startswith("--") and len(word) > 2:
+            key, sign, value = word[2:].partition("=")
+            if not sign:
+                following = words[number] if number < len(words) else ""
+                takes_it = following and not re.match(r"-[^\d.]", following) and not _PURE.fullmatch(following)
+                value = following if takes_it and not _OVERRIDE.fullmatch(following) else "true"
+                number += value is following
+            yield _setting(key.replace("-", "_"), value, place)
+        elif override is not None:
+            yield _setting(override[1], override[2], place)
+        elif _PURE.fullmatch(word):
+            yield Setting("", f"{word:.50} may add options: give what it expands to", place)
