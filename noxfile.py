@@ -214,7 +214,7 @@ BEFORE_AND_AFTER = (
 NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 # What is installed beside TRL. ms-swift, in the other environment, has no room for these.
 BY_TRL = [f"tests/patches/{name}" for name in ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf")]
-OF_ALL = ["tests/patches/test_contract.py", "tests/patches/test_stores.py"]
+OF_ALL = ["tests/patches/test_contract.py", "tests/patches/test_texts.py"]
 NOT_BY_TRL = ["tests/patches", *(f"--ignore={folder}" for folder in BY_TRL)]
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}
@@ -394,9 +394,13 @@ def transformers_releases(session: nox.Session) -> None:
 
 @session(python=FRAMEWORK_PYTHON)
 def survey(session: nox.Session) -> None:
-    """Look at every release that is not in the record yet."""
+    """Look at every release that is not in the record yet, and prove what is shipped of its texts on each Python."""
     provide(session)
     session.run("python", "release_record/survey.py", *session.posargs)
+    site = session.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True)
+    path = os.pathsep.join([str(HERE), str(site).strip()])  # what it takes is the same on each
+    for version in filter(is_here, ENGINE_PYTHONS):
+        session.run(f"python{version}", "release_record/prove.py", env={"PYTHONPATH": path}, external=True)
 
 
 @session(python=FRAMEWORK_PYTHON)

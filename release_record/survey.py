@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="distributions (default: all that patches name)")
     parser.add_argument("--git", action="append", default=[], metavar="NAME=FOLDER", help="a clone: its tags and main")
     parser.add_argument("--index", default=index.PYPI, metavar="URL", help="another index than PyPI")
+    parser.add_argument("--again", action="store_true", help="look at all releases anew, whatever the record has")
     parser.add_argument("--offline", action="store_true", help="look at nothing new, only write what is derived")
     options = parser.parse_args()
     patches = record.built_in()
@@ -63,9 +64,9 @@ def main() -> int:
             name, _, folder = clone.partition("=")
             if name not in REPOSITORIES or not folder:
                 parser.error(f"--git {clone}: expected NAME=FOLDER, with NAME one of {', '.join(REPOSITORIES)}")
-            survey_git(name, folder, patches, console)
+            survey_git(name, folder, patches, console, options.again)
         for name in names or ([] if options.git else known):
-            survey_index(name, options.index, patches, console)
+            survey_index(name, options.index, patches, console, options.again)
     after = record.load_all()
     for item in after:
         for line in changes(before.get((item.name, item.in_git)), item, record.patches_of(item.distribution, patches)):
@@ -90,7 +91,7 @@ def main() -> int:
 # ----------------------------------------------------------------------------------------- from an index
 
 
-def survey_index(name: str, url: str, patches: list[KnownBug], console: Console) -> None:
+def survey_index(name: str, url: str, patches: list[KnownBug], console: Console, again: bool = False) -> None:
     """Bring the record of one distribution up to date."""
     own = record.patches_of(name, patches)
     oldest = Version(record.reviewed().oldest.get(name, {}).get("version", "0.dev0"))
@@ -102,6 +103,7 @@ def survey_index(name: str, url: str, patches: list[KnownBug], console: Console)
         {each: file.hashes.get("sha256", "") for each, file in wanted.items()},
         lambda file: (_look_up, name, wanted[file], own),
         console,
+        again,
     )
 
 
@@ -164,7 +166,7 @@ REPOSITORIES = {
 }
 
 
-def survey_git(name: str, folder: str, patches: list[KnownBug], console: Console) -> None:
+def survey_git(name: str, folder: str, patches: list[KnownBug], console: Console, again: bool = False) -> None:
     """Bring the record of a repository up to date, from a clone."""
     repository = REPOSITORIES[name]
     own = record.patches_of(repository.distribution, patches)
@@ -175,6 +177,7 @@ def survey_git(name: str, folder: str, patches: list[KnownBug], console: Console
         commits,
         lambda ref: (_look_up_tag, folder, ref, commits[ref], repository, own),
         console,
+        again,
     )
 
 
@@ -215,6 +218,7 @@ def _survey(
     sums: dict[str, str],
     job: Callable[[str], tuple[Any, ...]],
     console: Console,
+    again: bool,
 ) -> None:
     """Look up what is not in the record yet, and save as it comes in.
 
@@ -224,24 +228,29 @@ def _survey(
         sums: per file (or tag) its checksum (or commit): an entry with the same one is kept.
         job: for a file, a function that makes its entry, and the arguments.
         console: for the progress bar.
+        again: whether to look up everything.
     """
     fresh.digests = {patch.name: record.digest(patch) for patch in patches}
-    if fresh.path.exists():
+    if fresh.path.exists() and not again:
         old = record.load(fresh.path)
         if old.digests == fresh.digests:
+            known = texts.known_texts()
             fresh.entries = [
-                entry for entry in old.entries if sums.get(entry.file) == entry.sha256 and texts.has(entry.texts)
+                entry
+                for entry in old.entries
+                if sums.get(entry.file) == entry.sha256
+                and all((module.partition(".")[0], digest) in known for module, digest in entry.texts.items())
             ]
-    known = {entry.file for entry in fresh.entries}
+    done = {entry.file for entry in fresh.entries}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     failed = []
     found: dict[str, texts.Facts] = {}
     with Progress(*columns, console=console) as progress, ProcessPoolExecutor(WORKERS) as pool:
-        bar = progress.add_task(fresh.name, total=len(sums), completed=len(known))
-        futures = [pool.submit(_attempt, file, *job(file)) for file in sums if file not in known]
+        bar = progress.add_task(fresh.name, total=len(sums), completed=len(done))
+        futures = [pool.submit(_attempt, file, *job(file)) for file in sums if file not in done]
         try:
-            for done in as_completed(futures):
-                entry = done.result()
+            for future in as_completed(futures):
+                entry = future.result()
                 if isinstance(entry, str):
                     failed.append(entry)
                 else:

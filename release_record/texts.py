@@ -1,17 +1,16 @@
-"""The facts of released texts that the package ships, ``rlhf_patches/guards/texts/NAME.json`` (`rlhf_patches.guards.known`).
+"""The facts of released texts that the package ships, ``rlhf_patches/guards/texts/NAME.json`` (`guards.known`).
 
-They are found as in any process that does not know a text: by the tree, by ast-grep, by compiling the whole module. Kept
-is what is the same with the slice of each function, as released and edited. `prove` asks that again on each Python.
+They are found as in any process that does not know a text: by the tree, by ast-grep, by compiling the whole module.
+Kept is what is the same with the slice of each function, as released and edited. `prove` asks again on each Python.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -113,14 +112,9 @@ def save(package: str, facts: Facts) -> None:
     os.replace(unfinished, path)
 
 
-def has(digests: Mapping[str, str]) -> bool:
-    """Whether there are facts of the texts of these modules."""
-    return all(digest in _known_texts(module.partition(".")[0]) for module, digest in digests.items())
-
-
-@functools.cache
-def _known_texts(package: str) -> frozenset[str]:
-    return frozenset(load(package).texts)
+def known_texts() -> set[tuple[str, str]]:
+    """Package and digest of each text that there are facts of."""
+    return {(package, digest) for package in packages() for digest in load(package).texts}
 
 
 def of_record(records: Iterable[Record], patches: Iterable[KnownBug]) -> dict[str, Facts]:
@@ -131,10 +125,7 @@ def of_record(records: Iterable[Record], patches: Iterable[KnownBug]) -> dict[st
             for module, digest in entry.texts.items():
                 wanted.setdefault(module.partition(".")[0], set()).add(digest)
     changes = [change for patch in patches for variant in patch.variants for change in variant.changes]
-    return {
-        package: load(package).only(digests, [c for c in changes if c.target.partition(":")[0].partition(".")[0] == package])
-        for package, digests in wanted.items()
-    }
+    return {package: load(package).only(digests, changes) for package, digests in wanted.items()}
 
 
 def is_kept(change: Change) -> bool:
@@ -219,21 +210,22 @@ def by_function(module: str, variants: Iterable[Variant]) -> dict[str, list[list
 
 
 def _of_change(change: Change, source: Source, text: str, start: int) -> dict[str, Any] | str:
-    """The edits of a change in a function's text, which starts at a character of the module's; or why there are none."""
+    """The edits of a change in a function's text, which begins at ``start`` in the module's; or why there are none."""
     try:
         edits = shapes.recognise(change, source._replace(known=None)).edits
     except Unrecognised as error:
         return _LINES.sub("", str(error))
     inside = [Edit(edit.start - start, edit.end - start, edit.text) for edit in edits]
     said = {"edits": [list(edit) for edit in inside]}
-    return {**said, "after": known.after(text, inside)} if inside else said
+    return {**said, "after": known.digest(rewriting.with_edits(text, inside))} if inside else said
 
 
 def _holds(source: Source, place: Place, together: Iterable[dict[str, Any] | str], start: int) -> bool:
     """Whether changes that are made together, if they all are, give with the slice what they give with the whole."""
     if not all(isinstance(each, dict) for each in together):
         return True
-    edits = [Edit(begin + start, end + start, new) for each in together for begin, end, new in each["edits"]]
+    found: list[Any] = [edit for each in together if isinstance(each, dict) for edit in each["edits"]]
+    edits = [Edit(begin + start, end + start, new) for begin, end, new in found]
     try:
         check(source, place, sorted(edits))
     except (Unrecognised, Undefined):

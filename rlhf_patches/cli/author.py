@@ -51,7 +51,8 @@ def _try(options: argparse.Namespace) -> int:
     source, node = upstream.open_upstream(options.release).function(options.target)
     places: list[tuple[int, int]] = []
     if options.pattern is not None:
-        places = rewriting.lines_of_matches(source, node, options.pattern, options.inside)
+        found = [match.range() for match in rewriting.matches(source, node, options.pattern, options.inside)]
+        places = [(each.start.line + 1, each.end.line + 1) for each in found]
     first = sources.first_line(node)
     marked = {line for start, end in places for line in range(start, end + 1)}
     for number, text in enumerate(source.text.splitlines()[first - 1 : node.end_lineno], first):

@@ -154,7 +154,7 @@ def _rewrite(options: argparse.Namespace, source: Source, node: FunctionNode) ->
         if options.replacement is not None or options.inside is not None or options.use:
             raise UsageError("--replacement, --inside and --use need --pattern: what they belong to")
         return Rewrite(options.target, plugin.NO_PATTERN, plugin.NO_REPLACEMENT)
-    matches = len(rewriting.lines_of_matches(source, node, options.pattern, options.inside))
+    matches = len(rewriting.matches(source, node, options.pattern, options.inside))
     if not matches:
         complaint = rewriting.no_python(options.pattern)
         why = f"it {complaint}" if complaint else f"`rlhf-patches try {options.target}` shows its lines"

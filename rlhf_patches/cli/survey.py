@@ -175,11 +175,9 @@ def _folded(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
 
 
 def _searched(found: Survey) -> str:
-    searched = [str(each.version) for each, one in found.known if not one.known]
-    if not searched:
-        return "the texts of all these releases come with rlhf_patches: no process searches them"
-    which = "all these releases" if len(searched) == len(found.known) else ", ".join(searched)
-    return f"each process searches the texts of {which}: what is known of them does not come with rlhf_patches"
+    known = sum(one.known for _, one in found.known)
+    others = "" if known == len(found.known) else "; the others' are searched in each process"
+    return f"what is known of its code in {known} of {len(found.known)} releases comes with rlhf_patches{others}"
 
 
 def _verdict(found: Survey, versions: str, ranges: list[str], of_some: bool) -> str:

@@ -79,13 +79,13 @@ def find(change: Change, source: Source) -> Found | str | None:
     """What `shapes` finds of a change in a text, or why it does not recognise it; None where that is not known."""
     if source.known is None or (isinstance(change, Wrap) and change.signature):
         return None
-    return sources.remembered(("found", change, source), lambda: _find(change, source), small=True)
+    text = source.known
+    return sources.remembered(("found", change, source), lambda: _find(change, source, text), small=True)
 
 
-def _find(change: Change, source: Source) -> Found | str | None:
-    assert source.known is not None
+def _find(change: Change, source: Source, known: Known) -> Found | str | None:
     qualname = change.target.partition(":")[2]
-    entry = source.known.functions.get(qualname)
+    entry = known.functions.get(qualname)
     if entry is None or isinstance(entry, str):
         return entry
     first, key, imported, facts = entry
@@ -97,7 +97,7 @@ def _find(change: Change, source: Source) -> Found | str | None:
         return None
     parameters = tuple((name, kind, bool(default)) for name, kind, default in facts["parameters"])
     classes = tuple(qualname.split(".")[:-1])
-    slice_ = Slice(first - 1 + facts["lines"], classes, tuple(imported), source.known.future)
+    slice_ = Slice(first - 1 + facts["lines"], classes, tuple(imported), known.future)
     line = first + facts["line"]
     place = Place(facts["name"], line, first, facts["column"], bool(facts["async"]), parameters, slice_)
     if not isinstance(change, (Rewrite, Shape)):
@@ -107,14 +107,9 @@ def _find(change: Change, source: Source) -> Found | str | None:
         return found
     start = len("\n".join(lines[: first - 1])) + (first > 1)
     edits = [Edit(*edit) for edit in found["edits"]]
-    if isinstance(change, Rewrite) and (len(edits) != change.matches or after(text, edits) != found["after"]):
+    if isinstance(change, Rewrite) and found.get("after") != digest(with_edits(text, edits)):
         return None
     return place, tuple(Edit(start + edit.start, start + edit.end, edit.text) for edit in edits), None
-
-
-def after(text: str, edits: Sequence[Edit]) -> str:
-    """The digest of a function's text with edits made."""
-    return digest(with_edits(text, edits))
 
 
 def digest(text: str, digits: int = 16) -> str:

@@ -142,14 +142,6 @@ def matches(source: Source, node: sources.FunctionNode, pattern: str, inside: st
     return _find_all(_function_node(source, node), pattern, inside)
 
 
-def lines_of_matches(
-    source: Source, node: sources.FunctionNode, pattern: str, inside: str | None = None
-) -> list[tuple[int, int]]:
-    """First and last line of each of `matches`."""
-    found = [match.range() for match in matches(source, node, pattern, inside)]
-    return [(place.start.line + 1, place.end.line + 1) for place in found]
-
-
 def _find_all(function: SgNode, pattern: str, inside: str | None = None) -> list[SgNode]:
     rule: Rule = {"pattern": pattern}
     if inside is not None:

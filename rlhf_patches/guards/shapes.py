@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import NamedTuple
 
-from ..definitions.patch import Change, Rewrite, Shape, Variant, Wrap
+from ..definitions.patch import Change, Replace, Rewrite, Shape, Variant, Wrap
 from . import known, rewriting, sources
 from .rewriting import Edit, NoEffect, Unrecognised
 from .sources import NotFound, Place, Source
@@ -52,7 +52,7 @@ def recognise(change: Change, source: Source) -> Recognised:
     if isinstance(found, str):
         raise Unrecognised(found)
     place, edits, fingerprint = found
-    if fingerprint is not None and fingerprint not in change.fingerprints:
+    if isinstance(change, (Replace, Wrap)) and change.fingerprints and fingerprint not in change.fingerprints:
         raise Unrecognised(f"{change.target} has the fingerprint {fingerprint}, which is none of those that were read")
     return Recognised(change, source, place, edits, fingerprint)
 

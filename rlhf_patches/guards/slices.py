@@ -32,7 +32,7 @@ class Slice(NamedTuple):
 
 
 def cut(lines: Sequence[str], place: Place) -> list[str]:
-    """The lines of the slice of the function at ``place``, whose `Place.slice` is set; each is where it is in ``lines``."""
+    """The lines of the slice of the function at ``place``, whose `Place.slice` is set: to where the function ends."""
     assert place.slice is not None
     last, classes, imported, future = place.slice
     begin = place.first_line - 1
@@ -43,5 +43,4 @@ def cut(lines: Sequence[str], place: Place) -> list[str]:
         kept[begin - len(headers) + depth] = " " * depth + header
     if future:
         kept[0] = f"from __future__ import {', '.join(future)}"
-    # Something has to stand here: else edits could make the function go on with what follows it.
-    return [*kept, f"import {', '.join(imported)}" if imported else "pass"]
+    return [*kept, f"import {', '.join(imported)}"] if imported else kept

@@ -62,12 +62,6 @@ def not_installed(distribution: str) -> str:
     return f"{distribution} is not installed"
 
 
-def version_of(distribution: str) -> str | None:
-    """The version of the copy that comes first on the path; None where there is none, or it states none."""
-    copies = _copies(distribution)
-    return copies[0].version if copies else None
-
-
 def why_absent(guard: Guard | ListedGuard, error: Exception) -> tuple[str | None, str]:
     """The installed version, if there is one, and why a module that could not be located counts as absent."""
     copies = _copies(guard.distribution)

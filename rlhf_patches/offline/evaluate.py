@@ -18,7 +18,6 @@ from ..guards.decision import Held
 from ..guards.sources import NotFound, Source, Unreadable
 from .archive import Release, ReleaseError
 
-
 SEARCHED = "; each process searches its text, which is of no known release"
 
 

@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.harness.ray_environment import BARE, HOOK
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import compatibility
 import pytest
 import record
+import texts
 from packaging.version import Version
 
 from rlhf_patches.definitions.registry import Registered
@@ -55,11 +56,21 @@ def test_the_sample_has_both_kinds():
     ],
     ids=lambda text: text,
 )
-def test_a_published_wheel_is_as_the_record_says(name, version):
+def test_a_published_wheel_is_as_the_record_says(name, version, tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "CACHE", tmp_path)
     release = archive.open_release(str(download.fetch(f"{name}=={version}", CACHE)))
     entry = SAMPLE[name, version]
     own = record.patches_of(name, PATCHES)
     assert {patch.name: facts.examine(release, patch) for patch in own} == entry.patches
+    digests, found = texts.of_release(release, own)
+    assert digests == entry.texts
+    for package, one in found.items():
+        shipped = texts.load(package)
+        assert one.texts.keys() <= shipped.texts.keys()
+        for key, function in one.functions.items():
+            changes = function.pop("changes")
+            assert function.items() <= shipped.functions[key].items()
+            assert changes.items() <= shipped.functions[key]["changes"].items()
     # And what a user is told follows from it.
     report = evaluate.check(release, [Registered(patch, "tests") for patch in own], by_name=True)
     for patch, row in zip(own, report, strict=True):

@@ -9,8 +9,10 @@ import sys
 import pytest
 import record
 import survey
+import texts
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches.guards import known
 from rlhf_patches.offline import facts
 from tests.harness.simple_index import index
 
@@ -42,6 +44,8 @@ def make_releases(tmp_path, index, monkeypatch, capsys):
     monkeypatch.setattr(record, "HERE", home)
     monkeypatch.setattr(survey, "ROOT", home)
     monkeypatch.setattr(survey, "CACHE", home / "cache")
+    monkeypatch.setattr(texts, "FOLDER", home / "texts")
+    monkeypatch.setattr(texts, "CACHE", home / "cache" / "texts")
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments, patch=PATCH):
@@ -82,6 +86,42 @@ def test_every_release_is_looked_at_once(index, make_releases):
     assert (status, index.requests) == (0, [""])  # the listing only
     assert "new:" not in said
     assert (make_releases.home / "record" / "toy.json").read_bytes() == before
+
+
+def test_what_is_known_of_the_texts_is_written(index, make_releases):
+    index.publish("0.9", "def other():\n    pass\n")
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT_ELSEWHERE)
+    make_releases()
+    found = texts.load("toy")
+    digests = {known.digest(text, 32): text for text in ("def other():\n    pass\n", DEFECT, DEFECT_ELSEWHERE)}
+    assert set(found.texts) == set(digests)
+    entries = record.load(make_releases.home / "record" / "toy.json").entries
+    assert [{digests[each] for each in entry.texts.values()} for entry in entries] == [
+        {text} for text in digests.values()
+    ]
+    places = {digests[key]: text["functions"]["step"] for key, text in found.texts.items()}
+    assert (places[DEFECT][0], places[DEFECT_ELSEWHERE][0]) == (1, 4)
+    assert "is not defined" in places["def other():\n    pass\n"]
+    # A text that the record does not have any more is gone, and a lost one is looked at again.
+    index.publish("1.1", FIXED)
+    make_releases()
+    assert known.digest(DEFECT_ELSEWHERE, 32) not in texts.load("toy").texts
+    before = (make_releases.home / "texts" / "toy.json").read_bytes()
+    (make_releases.home / "texts" / "toy.json").unlink()
+    make_releases()
+    assert (make_releases.home / "texts" / "toy.json").read_bytes() == before
+
+
+def test_everything_again(index, make_releases):
+    index.publish("1.0", DEFECT)
+    index.publish("1.1", DEFECT)
+    make_releases()
+    (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT, 32)}.py").unlink()
+    make_releases()
+    assert not (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT, 32)}.py").exists()
+    make_releases("--again")
+    assert (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT, 32)}.py").read_text() == DEFECT
 
 
 def test_releases_that_need_no_reading_are_not_fetched(index, make_releases):

@@ -151,6 +151,7 @@ def test_without_ast_grep(framework, applied, patch, ship, monkeypatch):
 def test_an_edited_text_is_searched(framework, applied, patch, work, ship):
     ship(facts_of(framework, patch).to_bytes())
     framework.write("mod", SOURCE + "\nX = 1\n")
+    del work[:]
     assert applied(patch)[0] is Status.APPLIED
     assert set(work) == SEARCHED
 
@@ -197,6 +198,18 @@ def test_a_refusal_is_known_too(framework, engine, patch, work, ship, change):
     first, second = rows
     assert first == second
     assert first.status is Status.REFUSED
+    assert not work
+
+
+def test_a_name_that_the_module_defines_is_known_in_a_slice(framework, applied, patch, work, ship):
+    """The slice does not define it; that something does was seen in the whole."""
+    text = SOURCE + "\nONE = 1\n"
+    framework.write("mod", text)
+    _, *others = patch.variants[0].changes
+    patch = framework.patch(Rewrite(framework.path("mod:f"), "a - 1", "a + ONE"), *others)
+    ship(facts_of(framework, patch, text).to_bytes())
+    del work[:]
+    assert applied(patch)[0] is Status.APPLIED
     assert not work
 
 
@@ -266,11 +279,29 @@ def test_a_wrong_fact_never_patches_wrongly(framework, applied, patch, ship, wro
     assert applied(patch)[0] in (Status.APPLIED, Status.REFUSED)
 
 
+def test_facts_of_another_text_of_the_function_do_not_count(framework, engine, patch, ship):
+    """The fingerprint of the one release would be said of the other."""
+    text = SOURCE.replace("return a - b", "return a * b")
+    facts, others = facts_of(framework, patch, text), facts_of(framework, patch)
+    facts.add(others)
+    (one, *_), (other, *_) = (next(iter(each.texts.values()))["functions"]["C.g"][1:] for each in (others, facts))
+    assert one != other
+    facts.texts[known.digest(text, 32)]["functions"]["C.g"][1] = one
+    ship(facts.to_bytes())
+    framework.write("mod", text)
+    made = engine(patch)
+    framework.load()
+    (row,) = made.apply()
+    assert row.status is Status.REFUSED
+    assert "has the fingerprint" in row.reason
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_damaged_file_is_not_there(framework, applied, patch, work, ship, seed):
     data = facts_of(framework, patch).to_bytes()
     place = len(data) * seed // 40
     ship(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] if seed else data[: len(data) // 2])
+    del work[:]
     assert applied(patch)[0] is Status.APPLIED
     assert set(work) == SEARCHED
 

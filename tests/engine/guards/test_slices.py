@@ -23,7 +23,9 @@ from rlhf_patches.guards.sources import Place, Source
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 MODULES = sorted(
-    path for path in LIBRARY.rglob("*.py") if not {"test", "tests", "site-packages"} & set(path.relative_to(LIBRARY).parts)
+    path
+    for path in LIBRARY.rglob("*.py")
+    if not {"test", "tests", "site-packages"} & set(path.relative_to(LIBRARY).parts)
 )
 
 
@@ -32,8 +34,11 @@ def places(source: Source) -> Iterator[tuple[str, Place]]:
     module = sources.parse(source)
     for qualname, nodes in sources.functions_of(source).items():
         if len(nodes) == 1:
-            yield qualname, sources.place_of(nodes[0])._replace(
-                slice=texts.slice_of(module, nodes[0], qualname, texts.names_in(source.text))
+            yield (
+                qualname,
+                sources.place_of(nodes[0])._replace(
+                    slice=texts.slice_of(module, nodes[0], qualname, texts.names_in(source.text))
+                ),
             )
 
 
@@ -178,7 +183,9 @@ def test_without_the_imports_it_would_not_be():
     assert (cut == whole) is (sys.version_info < (3, 11))
 
 
-@pytest.mark.parametrize("new", ["return (a", 'return """a', "return a \\", "return a\nx = 1", "return a; def g(): pass"])
+@pytest.mark.parametrize(
+    "new", ["return (a", 'return """a', "return a \\", "return a\nx = 1", "return a; def g(): pass"]
+)
 def test_an_edit_that_reaches_beyond_the_function_does_not_compile(new):
     text = "class C:\n    def f(self, a):\n        return a\n\n    def g(self):\n        return 1\n"
     source = Source("m", "m.py", text)
