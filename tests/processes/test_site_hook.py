@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from rlhf_patches.runs.children import NOTE
 from tests.harness import toy_slime
 from tests.harness.toy_slime_fixtures import make_refused
 
+ROOT = Path(__file__).parents[2]
 ON = {"RLHF_PATCHES_AUTOLOAD": "1"}
 MODULES = "import sys; print(*sorted(sys.modules))"
 PEP_829 = sys.version_info >= (3, 15)
@@ -29,6 +31,14 @@ def test_the_wheel_ships_the_hook_beside_the_package(installed):
     assert (installed.site / "rlhf_patches_start.py").exists()
     assert not (installed.site / "patches").exists()
     assert (installed.site / "rlhf_patches" / "patches" / "plugin.py").exists()
+
+
+def test_the_wheel_ships_what_is_known_of_texts_and_stays_small(wheel, installed):
+    texts = Path("rlhf_patches", "guards", "texts")
+    ours = {path.name for path in (ROOT / texts).glob("*.json")}
+    assert {path.name for path in (installed.site / texts).iterdir()} == ours
+    assert "trl.json" in ours
+    assert wheel.stat().st_size < 10**6
 
 
 def test_off_loads_nothing(installed, slime):
