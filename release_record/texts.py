@@ -254,6 +254,8 @@ def _imported(module: ast.Module) -> tuple[set[str], set[str]]:
             future.update(alias.name for alias in node.names)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found.update((alias.asname or alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.Name) and node.id == "super":
+            found.add(node.id)  # wherever a module mentions it, CPython takes care with `super()` in its functions
     return found - {"*"}, future
 
 

@@ -21,7 +21,7 @@ class Slice(NamedTuple):
     Attributes:
         last_line: the function's.
         classes: the names of the classes around it, outermost first.
-        imported: names in it that the module imports.
+        imported: names in it that the module imports; and ``super``, if the module mentions it.
         future: what the module imports from ``__future__``.
     """
 

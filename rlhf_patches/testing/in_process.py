@@ -66,7 +66,8 @@ def _patch(named: Patch | str) -> Patch:
     except SettingsError as error:
         raise SettingsError(f"{error}\nIf its plugin is not installed, install it, or pass the Patch itself") from None
     if not isinstance(patch, Patch):
-        raise TypeError(f"{patch!r} cannot be applied: expected a Patch, or the name of one that is registered")
+        given = str(patch) if isinstance(patch, KnownBug) else repr(patch)
+        raise TypeError(f"{given} cannot be applied: expected a Patch, or the name of one that is registered")
     return patch
 
 

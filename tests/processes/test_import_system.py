@@ -144,7 +144,7 @@ def test_a_fork_while_another_thread_loads_the_engine(ask, start, moment):
     code = f"""
         inside, forked = threading.Event(), threading.Event()
         def load():
-            {"A()" if start == "apply" else "look()"}
+            {f"A(); {toy_slime.IMPORT}" if start == "apply" else "look()"}
         thread = threading.Thread(target=load)
         import rlhf_patches, logging
         moment = next(name for name in {moment.split()} if name not in sys.modules)
@@ -288,7 +288,6 @@ def test_a_fork_in_the_middle_of_a_package_of_the_standard_library(ask, tmp_path
 
 # ------------------------------------------------------------------------------- without the engine
 
-HIDDEN = "sys.modules['ast_grep_py'] = None"  # as if it were not installed
 CAUGHT = f"""
 for _ in range(2):
     try:
@@ -303,25 +302,34 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("variable", [None, "STRICT", "VERIFY"])
-@pytest.mark.parametrize("damage", ["not installed", "shadowed", "ends the process"])
+@pytest.mark.parametrize("damage", ["shadowed", "ends the process"])
 def test_an_engine_that_cannot_be_loaded(installed, tmp_path, damage, variable):
     """Where a patched run is demanded, every import of a framework fails, and not as if there were no framework."""
     toy_slime.write(tmp_path)
-    if damage != "not installed":
-        (tmp_path / "dataclasses.py").write_text("" if damage == "shadowed" else "raise SystemExit(0)\n")
-    code = "import sys\n" + (HIDDEN if damage == "not installed" else "") + CAUGHT
+    (tmp_path / "dataclasses.py").write_text("" if damage == "shadowed" else "raise SystemExit(0)\n")
+    code = "import sys\n" + CAUGHT
     settings = {f"RLHF_PATCHES_{variable}": "1"} if variable else {}
     done = installed.run(installed.python, "-c", code, cwd=tmp_path, **HOOK, **settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["NotActiveError" if variable else "unpatched"] * 2
-    said = "failed slime-no-sync-reentry" if damage == "not installed" else "NOT ACTIVE: the engine could not be loaded"
-    assert done.stderr.count(said) == (0 if variable else 1)
+    assert done.stderr.count("NOT ACTIVE: the engine could not be loaded") == (0 if variable else 1)
     done = installed.run(
         installed.python, "-c", code.partition("\nfor")[0] + f"\n{toy_slime.LOOK}", cwd=tmp_path, **HOOK, **settings
     )
     assert (done.returncode, done.stdout.strip()) == ((1, "") if variable else (0, "untouched"))
     if variable:
         assert f"RLHF_PATCHES_{variable} is set, and rlhf_patches is NOT ACTIVE" in done.stderr
+
+
+@pytest.mark.parametrize("variable", [None, "STRICT", "VERIFY"])
+def test_without_ast_grep_a_patch_of_an_unknown_text_fails_as_others_do(installed, tmp_path, variable):
+    """What is known takes none, so that it is missing is said where a text is not."""
+    toy_slime.write(tmp_path)
+    code = "import sys; sys.modules['ast_grep_py'] = None  # as if it were not installed\n" + CAUGHT
+    settings = {f"RLHF_PATCHES_{variable}": "1"} if variable else {}
+    done = installed.run(installed.python, "-c", code, cwd=tmp_path, **HOOK, **settings)
+    assert (done.returncode, done.stdout.split()) == (0, ["PatchError" if variable == "STRICT" else "unpatched"] * 2)
+    assert done.stderr.count("failed slime-no-sync-reentry: ImportError: ast_grep_py") == 1
 
 
 ODD_SPECS = {

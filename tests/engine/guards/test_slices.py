@@ -129,6 +129,12 @@ CASES = {
                 def g(self):
                     return lambda: self.__c
     """,
+    "super, which the module mentions": """
+        class A:
+            def f(self):
+                return super().f(1)
+        _super = super
+    """,
     "decorators": """
         class C:
             @first
@@ -141,11 +147,11 @@ CASES = {
     """,
     "under if, within a class": """
         class C:
-            if True:
+            if X:
                 for _ in range(2):
                     pass
                 def f(self): return [x for x in self]
-        if True:
+        if X:
             def g(): return 1
         else:
             def h(): return 2
