@@ -106,12 +106,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(FRAMEWORKS), default=list(FRAMEWORKS))
     options = parser.parse_args()
     beside = Path(sys.executable).parents[1] / "side-by-side" / "skyrl-0.4"
-    path = os.pathsep.join([str(ROOT / "tests" / "harness"), str(beside)])
+    # Every folder on the path is one in which metadata are looked for: each framework gets its own alone.
+    paths = {"skyrl model_utils": os.pathsep.join([str(ROOT / "tests" / "harness"), str(beside)])}
     before = SEARCHED + APPLY if options.searched else APPLY
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only:
             python = options.trl_python if name == "trl" else sys.executable
-            measure(name, python, options.rounds, path, folder, before)
+            measure(name, python, options.rounds, paths.get(name, ""), folder, before)
 
 
 def measure(name: str, python: str, rounds: int, path: str, folder: str, before: str) -> None:
