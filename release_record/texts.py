@@ -19,6 +19,7 @@ from rlhf_patches.definitions.patch import Change, KnownBug, Rewrite, Shape, Var
 from rlhf_patches.guards import known, rewriting, shapes, slices, sources
 from rlhf_patches.guards.rewriting import Edit, Undefined, Unrecognised
 from rlhf_patches.guards.sources import NotFound, Place, Source, Unreadable
+from rlhf_patches.offline import facts
 from rlhf_patches.offline.archive import Release
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 FOLDER = Path(known.__file__).parent / "texts"
 CACHE = Path(__file__).parent.parent / ".cache" / "texts"
 """The texts, by digest, for `prove`."""
-
-_LINES = re.compile(r" \(at line [0-9, ]+\)")  # a function's text knows none
 
 
 def packages() -> list[str]:
@@ -214,7 +213,7 @@ def _of_change(change: Change, source: Source, text: str, start: int) -> dict[st
     try:
         edits = shapes.recognise(change, source._replace(known=None)).edits
     except Unrecognised as error:
-        return _LINES.sub("", str(error))
+        return facts.LINES.sub("", str(error))  # a function's text knows no lines
     inside = [Edit(edit.start - start, edit.end - start, edit.text) for edit in edits]
     said = {"edits": [list(edit) for edit in inside]}
     return {**said, "after": known.digest(rewriting.with_edits(text, inside))} if inside else said
@@ -276,15 +275,11 @@ def check(source: Source, place: Place, edits: Iterable[Edit]) -> None:
     edits, whole = [*edits], place._replace(slice=None)
     if edits:
         rewriting.check_lines(source, edits)
-        codes = [_rewritten(source, each, edits) for each in (place, whole)]
+        codes = [rewriting.rewrite_code(source, each, edits) for each in (place, whole)]
     else:
         codes = [rewriting.code_of(rewriting.compile_around(source, each), each) for each in (place, whole)]
     if not is_same(*codes):
         raise Unrecognised(f"the slice of {place.name} gives other code than {source.filename}")
-
-
-def _rewritten(source: Source, place: Place, edits: list[Edit]) -> CodeType:
-    return rewriting.rewrite_code(source, place, edits)
 
 
 def is_same(one: CodeType, other: CodeType) -> bool:

@@ -25,7 +25,8 @@ DIFFERENT = "different"
 NO_FUNCTION = "no function"
 NO_MODULE = "no module"
 UNREADABLE = "unreadable"
-_LINES = re.compile(r" \(at line [0-9, ]+\)")
+LINES = re.compile(r" \(at line [0-9, ]+\)")
+"""What a shape guard says of a place, which moves from release to release."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
 
 def _without_label(release: Release, error: Exception) -> str:
     # The path of a file on the machine that made the record means nothing to its readers, and lines move.
-    return _LINES.sub("", str(error).replace(f" in {release.label}", "").replace(f"{release.label}/", ""))
+    return LINES.sub("", str(error).replace(f" in {release.label}", "").replace(f"{release.label}/", ""))
 
 
 # ------------------------------------------------------------------------------------- what the facts mean
