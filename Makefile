@@ -4,7 +4,8 @@ NOX := $(TOOLS)/bin/nox
 # Sessions side by side: more than cores, since much is waiting, for downloads and for ranks.
 SIDE_BY_SIDE := $(NOX) --parallel 3
 
-.PHONY: demo demo-megatron demo-trl test test-rest test-all fuzz mutants cpython docs site releases benchmarks format clean
+.PHONY: demo demo-megatron demo-trl hunt test test-rest test-all fuzz mutants cpython upstream docs site releases benchmarks \
+	format clean
 
 # Each session makes its environment and goes on; rows come as they are found.
 demo: $(NOX)
@@ -12,6 +13,9 @@ demo: $(NOX)
 
 demo-megatron demo-trl: $(NOX)
 	@$(NOX) -s $@ -- $(NAMES)
+
+hunt: $(NOX)
+	@$(NOX) -s hunt -- $(NAMES)
 
 test: $(NOX)
 	@$(SIDE_BY_SIDE) -t test
@@ -30,6 +34,9 @@ mutants: $(NOX)
 
 cpython: $(NOX)
 	@$(NOX) -s cpython
+
+upstream: $(NOX)
+	@$(NOX) -s upstream upstream-trl -- $(NAMES)
 
 docs: $(NOX)
 	@$(NOX) -s docs

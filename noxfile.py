@@ -347,6 +347,28 @@ def cpython(session: nox.Session) -> None:
     session.run("python", "tests/cpython/compare.py", *session.posargs)
 
 
+def run_upstream(session: nox.Session, python: str, beside: Sequence[str], names: Sequence[str]) -> None:
+    """Of these distributions those that are named after ``--``, or all."""
+    chosen = [name for name in names if name in session.posargs or not session.posargs]
+    if chosen:
+        folders = [str(Path(python).parents[1] / "side-by-side" / name) for name in ("upstream-tests", *beside)]
+        session.env["PYTHONPATH"] = os.pathsep.join(folders)
+        session.run(python, "tests/upstream/compare.py", *chosen)
+
+
+@session(**SHARED)
+def upstream(session: nox.Session) -> None:
+    """verl's and Math-Verify's own tests with every patch on: none may end otherwise than as released."""
+    run_upstream(session, PYTHON, ["math-verify-0.9"], ["verl", "math-verify"])
+
+
+@session(**SHARED_BY_TRL, name="upstream-trl")
+def upstream_trl(session: nox.Session) -> None:
+    """The same for what TRL stands on; of accelerate the last release that there are patches for."""
+    run_upstream(session, TRL_PYTHON, [], ["peft", "transformers"])
+    run_upstream(session, TRL_PYTHON, ["accelerate-1.13"], ["accelerate"])
+
+
 def run_mutants(session: nox.Session, *arguments: str) -> None:
     provide(session)
     pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
@@ -363,6 +385,39 @@ def mutants(session: nox.Session) -> None:
 def mutants_tenth(session: nox.Session) -> None:
     """The same few of them each time, of every file that is mutated."""
     run_mutants(session, "--tenth")
+
+
+def run_hunt(session: nox.Session, *arguments: str) -> None:
+    """In both environments, each of which leaves out what the other one has; all of it, whatever is found."""
+    failed = []
+    for name, python in (("trl", TRL_PYTHON), ("megatron", PYTHON)):
+        command = (python, "-m", "hunt", "--environment", name, *arguments, *session.posargs)
+        try:
+            session.run(*command, external=True)
+        except CommandFailed:
+            failed.append(name)
+    if failed:
+        session.error(f"the hunt failed in {', '.join(failed)}: its last lines say what is new")
+
+
+@session(**BOTH)
+def hunt(session: nox.Session) -> None:
+    """Relations that every trainer must keep, on the newest releases: ``make hunt NAMES="trl micro_batches"``."""
+    run_hunt(session)
+
+
+@session(**SHARED_BY_TRL, name="hunt-sample", tags=["test"])
+def hunt_sample(session: nox.Session) -> None:
+    """The hunt's own tests, and every patch on against off over a few configurations."""
+    pytest(session, "tests/hunt", python=TRL_PYTHON)
+    session.run(TRL_PYTHON, "-m", "hunt", "--environment", "trl", "--ours", "0.03", external=True)
+
+
+@session(**BOTH, name="hunt-rest", tags=["rest"])
+def hunt_rest(session: nox.Session) -> None:
+    """The bugs of the catalogue in older releases; every patch on against off, of which all takes most of an hour."""
+    run_hunt(session, "--power")
+    run_hunt(session, "--ours", "0.05")
 
 
 @session(**SHARED, name="demo-megatron")

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 GOAL = 0.01
 SETTINGS = {"PYTHONDONTWRITEBYTECODE": "", "CUDA_VISIBLE_DEVICES": "", "RLHF_PATCHES_LOG": "off"}
 SKYRL = """
-from warm_server import bind_tests; bind_tests()
+from warm_server import bind; bind("tests")
 from tests.harness import skyrl_on_cpu; skyrl_on_cpu.install(); import torch; skyrl_on_cpu.model_utils()
 """
 FRAMEWORKS = {

@@ -406,9 +406,9 @@ class Trainer:
 
     def loss(self) -> dict[str, object]:
         import torch
-        from warm_server import bind_tests
+        from warm_server import bind
 
-        bind_tests()
+        bind("tests")
         from tests.patches.trl import chunked_nll_zero3_ranks as ranks
 
         with ranks.zero3_configured():

@@ -109,6 +109,12 @@ def verl_critic() -> None:
         importlib.import_module(module)
 
 
+def verl_worker() -> None:
+    """On the above, verl's worker of a policy, and hydra, which makes its configuration."""
+    for module in ("verl.workers.engine_workers", "hydra"):
+        importlib.import_module(module)
+
+
 def megatron_bridge() -> None:
     """On megatron-core, Megatron-Bridge's models."""
     absent_packages.install()

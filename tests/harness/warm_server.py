@@ -37,22 +37,23 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = signal.SIGUSR2
 OWN = {"tests", "setuptools", "_distutils_hack"}
-"""Loaded whatever a folder has of that name: see `bind_tests`; a release wants of setuptools pkg_resources only."""
+"""Loaded whatever a folder has of that name: see `bind`; a release wants of setuptools pkg_resources only."""
 GRACE = 10.0
 """Seconds for the other ranks when one has failed: they report what they saw of it, then they are killed."""
 
 
-def bind_tests() -> None:
-    """Let ``import tests`` find this folder, whatever else of that name is on sys.path (ms-swift's wheels have one).
+def bind(name: str) -> None:
+    """Let ``import NAME`` find this checkout's folder, whatever else of that name is on sys.path (ms-swift's wheels
+    have ``tests``).
 
     Nothing is put on sys.path: with this checkout there, an installed copy of the package would not be found.
     """
-    location = ROOT / "tests"
+    location = ROOT / name
     spec = importlib.util.spec_from_file_location(
-        "tests", location / "__init__.py", submodule_search_locations=[str(location)]
+        name, location / "__init__.py", submodule_search_locations=[str(location)]
     )
     assert spec is not None
-    sys.modules["tests"] = importlib.util.module_from_spec(spec)
+    sys.modules[name] = importlib.util.module_from_spec(spec)
 
 
 def call(name: str) -> None:
@@ -358,7 +359,8 @@ def say(connection: socket.socket, answer: Mapping[str, Any]) -> None:
 def main() -> None:
     (path,) = sys.argv[1:]
     sys.path.pop(0)  # this folder, whose names are nobody else's business
-    bind_tests()
+    bind("tests")
+    bind("hunt")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the session's: it closes the lifeline
     # One thread: pyarrow's allocator would start another, OpenBLAS and OpenMP as many as there are cores.
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", JE_ARROW_MALLOC_CONF="background_thread:false")

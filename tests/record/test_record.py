@@ -101,12 +101,13 @@ def with_range(patch, number, versions):
 
 
 def bounds(patch, number):
-    """The first and the last version with the defect in this shape, from the record."""
+    """The first and the last version with the defect in this shape, from the record, without what a person accepted."""
+    left_out = record.reviewed().accepted.get(patch.name, {})
     versions = sorted(
         entry.order
         for item in record.records_of(patch, RECORDS)
         for entry in item.entries
-        if number in record.recognised(patch, entry)
+        if number in record.recognised(patch, entry) and entry.version not in left_out
     )
     return versions[0], versions[-1]
 

@@ -127,7 +127,7 @@ def test_annotations(audited):
     assert (kind, properties) == ("notice", {"title": "rlhf-patches audit"})
     assert text.startswith("Looked up 1 of 3 entries")
     bugs = [each for each in others if each[0] == "warning"]
-    assert bugs[0][1]["title"] == "trl 1.5.1: trl-grpo-dapo-scale"
+    assert "trl 1.5.1: trl-grpo-dapo-scale" in [each[1]["title"] for each in bugs]
     assert {(each[1]["file"], each[1]["line"]) for each in bugs} == {("pins.txt", "2")}
     assert [(each[0], each[1]["line"], each[1]["title"]) for each in others[len(bugs) :]] == [
         ("notice", "3", "not looked up"),
@@ -157,9 +157,8 @@ def test_markdown(audited):
     status, out, err = audited("markdown", {"pins.txt": MIXED})
     assert (status, err) == (1, "")
     (_, *rows), below = table(out)
-    package, version, harm, wrong, fixed, where = rows[0]
-    assert (package, version, harm, fixed, where) == ("trl", "1.5.1", "wrong gradient", "1.9.1", "pins.txt:2")
-    assert wrong.startswith("trl-grpo-dapo-scale: the loss is ")
+    (row,) = (row for row in rows if row[3].startswith("trl-grpo-dapo-scale: the loss is "))
+    assert [*row[:3], *row[4:]] == ["trl", "1.5.1", "wrong gradient", "1.9.1", "pins.txt:2"]
     assert below[0] == "deepspeed (pins.txt:3) was not looked up: not pinned: >=0.1"
     assert below[1].startswith("verl 999 (pins.txt:5) was not looked up: newer than ")
     assert below[2] == "pins.txt:4: 'foo bar' is no requirement (name==version)"

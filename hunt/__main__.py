@@ -1,0 +1,182 @@
+"""The command: ``make hunt``, ``make hunt NAMES="trl micro_batches"`` (docs/hunt.md)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from hunt import cells, frameworks, ours, page, power, relations, trainers
+from hunt.cells import Cell, Verdict
+from hunt.frameworks import ENVIRONMENTS, FRAMEWORKS
+from hunt.runs import Runner
+from hunt.trainers import Trainer
+from tests.harness import side_by_side
+from tests.harness.warm import serving
+
+ENVIRONMENT_FILES = Path(__file__).resolve().parents[1] / "tests" / "environments"
+Item = TypeVar("Item")
+Judged = TypeVar("Judged")
+
+
+def main() -> int:
+    """Status 1 if anything is new, was right and is another with the patches on, or is no longer found."""
+    parser = argparse.ArgumentParser(prog="hunt", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="frameworks, trainers, relations, releases, cells")
+    parser.add_argument("--environment", choices=ENVIRONMENTS, required=True, help="that of this interpreter")
+    parser.add_argument(
+        "--ours", type=float, metavar="SHARE", help="every patch on against off, over a share of 0 to 1"
+    )
+    parser.add_argument("--power", action="store_true", help="find the bugs of the catalogue in older releases")
+    parser.add_argument("--write", action="store_true", help="write what is found into docs/hunt.md")
+    options = parser.parse_args()
+    chosen = Chosen(options.environment, options.names, parser)
+    if chosen.nothing:
+        return 0
+    if options.write and (chosen.release or (options.names and (options.power or options.ours))):
+        parser.error("--write is for the newest releases, and for all of --ours and --power")
+    if options.ours is not None:
+        return hold_ours(chosen, options.ours, options.write)
+    if options.power:
+        return find_known(chosen, options.write)
+    return hunt(chosen, options.write)
+
+
+class Chosen:
+    """What the names on the command line mean: each kind of them restricts the whole."""
+
+    def __init__(self, environment: str, names: Sequence[str], parser: argparse.ArgumentParser) -> None:
+        self.environment, self.whole = environment, not names
+        every, self.relations = trainers.every(), relations.every()
+        releases = {name for name in names if any(ENVIRONMENT_FILES.glob(f"side-by-side*/{name}.txt"))}
+        try:
+            self.cells = [cells.named(name, every, self.relations) for name in sorted({*names}) if ":" in name]
+        except KeyError as error:
+            parser.error(error.args[0])
+        of_trainers, related = {*names} & {*every, *FRAMEWORKS}, {*names} & self.relations.keys()
+        if unknown := {*names} - {cell.name for cell in self.cells} - of_trainers - related - releases:
+            known = ", ".join([*FRAMEWORKS, *self.relations])
+            parser.error(
+                f"nothing has the name {', '.join(sorted(unknown))}; there are {known}, and releases, as trl-1.5"
+            )
+        if len(releases) > 1:
+            parser.error(f"one release at a time, not {', '.join(sorted(releases))}")
+        self.release = next(iter(releases), None)
+        of_trainers |= {cell.trainer.name for cell in self.cells}
+        self.trainers: dict[str, Trainer] = {
+            name: each
+            for name, each in every.items()
+            if FRAMEWORKS[each.framework].environment == environment
+            and (not of_trainers or of_trainers & {name, each.framework})
+            and frameworks.concerns(each.framework, self.release)
+        }
+        if self.release is not None and not (side_by_side.ROOT / self.release).is_dir():
+            self.trainers = {}
+        self.nothing = bool(names) and not self.trainers
+        """What was named is the other environment's."""
+        if related:
+            self.relations = {name: each for name, each in self.relations.items() if name in related}
+
+    def release_of(self, trainer: Trainer) -> str | None:
+        """The one that was named, or the newest."""
+        return self.release or FRAMEWORKS[trainer.framework].newest
+
+    def every(self) -> Iterator[Cell]:
+        """The cells."""
+        if self.cells:
+            yield from (cell for cell in self.cells if cell.trainer.name in self.trainers)
+            return
+        for trainer in self.trainers.values():
+            yield from cells.of(trainer, self.relations, self.release_of(trainer))
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Runner]:
+    """Warm processes, and what runs on them."""
+    with tempfile.TemporaryDirectory(prefix="hunt-") as folder, serving() as warm:
+        runner = Runner(warm, Path(folder), trainers.every())
+        try:
+            yield runner
+        finally:
+            runner.close()
+
+
+def judged(items: Iterable[Item], judge: Callable[[Item], Judged]) -> Iterator[tuple[Item, Judged]]:
+    """Each with its verdict, two at a time."""
+    items = list(items)
+    with ThreadPoolExecutor(2) as judges:
+        yield from zip(items, judges.map(judge, items), strict=True)
+
+
+def hunt(chosen: Chosen, write: bool) -> int:
+    """Every relation on every trainer."""
+    started, verdicts, known = time.monotonic(), [], cells.reasons()
+    with running() as runner:
+        for cell, verdict in judged(chosen.every(), lambda cell: cells.judge(cell, runner, known)):
+            verdicts.append((cell, verdict))
+            print(f"{verdict.kind:<9}{cell.name:<60} {verdict.words}", flush=True)
+        spent = [result.seconds for result in runner.results]
+    for cell, verdict in verdicts:
+        if verdict.kind == cells.NEW:
+            print(f'new: make hunt NAMES="{cell.name}"')
+    words = summary(verdicts, spent, time.monotonic() - started)
+    print(words)
+    if write:
+        page.write(chosen.environment, "cells", verdicts=verdicts, words=words, whole=chosen.whole)
+    return int(not verdicts or any(verdict.kind == cells.NEW for _, verdict in verdicts))
+
+
+def summary(verdicts: Sequence[tuple[Cell, Verdict]], spent: Sequence[float], took: float) -> str:
+    """How many of each kind, and what it cost."""
+    counts = Counter(verdict.kind for _, verdict in verdicts)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in counts.most_common())
+    each = f"{sum(spent) / max(1, len(verdicts)):.2f} CPU s a cell, {statistics.median(spent or [0]):.2f} a run"
+    cost = f"{len(spent)} runs, {each} in the median, {sum(spent):.0f} in all; {took:.0f} s"
+    return f"{len(verdicts)} cells: {kinds}; {cost}"
+
+
+def hold_ours(chosen: Chosen, share: float, write: bool) -> int:
+    """Every patch on against off."""
+    every = [each for trainer in chosen.trainers.values() for each in ours.configurations(trainer)]
+    started, kinds = time.monotonic(), Counter[str]()
+    with running() as runner:
+        some = every[:: round(1 / share)]
+        for each, finding in judged(some, lambda each: ours.judge(each, chosen.release_of(each.trainer), runner)):
+            kinds[finding.kind] += 1
+            if finding.kind != ours.SAME:
+                print(f"{finding.kind:<9}{each.name:<60} {finding.words}", flush=True)
+    counts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+    words = f"{sum(kinds.values())} configurations: {counts}; {time.monotonic() - started:.0f} s"
+    print(words)
+    if write:
+        page.write(chosen.environment, "ours", words=words)
+    return int(bool(kinds[ours.BROKEN]) or not kinds[ours.SAME])
+
+
+def find_known(chosen: Chosen, write: bool) -> int:
+    """The bugs of power.toml, each in a release that has it."""
+    started, known, rows = time.monotonic(), cells.reasons(), []
+    every = trainers.every()
+    seen = [each for each in power.seen(every, relations.every()) if each.cell.trainer.name in chosen.trainers]
+    with running() as runner:
+        for each, verdict in judged(seen, lambda each: cells.judge(each.cell, runner, known)):
+            found = verdict.kind == cells.KNOWN and each.bug in verdict.why
+            rows.append((each, verdict, found))
+            print(f"{'found' if found else 'MISSED':<7}{each.bug:<40} {each.cell.name}: {verdict.words}", flush=True)
+    words = f"{sum(found for *_, found in rows)} of {len(rows)} bugs found; {time.monotonic() - started:.0f} s"
+    print(words)
+    if write:
+        page.write(chosen.environment, "power", rows=rows, words=words)
+    return int(not rows or not all(found for *_, found in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

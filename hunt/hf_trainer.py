@@ -1,0 +1,216 @@
+"""Steps of transformers' Trainer, and of those that stand on it (TRL): rows, arguments, and the outcome of a run.
+
+An adapter builds a trainer from `rows` and `arguments`, and returns `outcome` of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hunt import objects
+from hunt.outcomes import Outcome
+
+VOCABULARY = 32
+#: Of the micro-batches' samples: no two lengths in a row are the same.
+LENGTHS = (7, 4, 6, 5, 8, 3, 6, 5, 7, 4, 8, 6)
+PAD, IGNORED = 0, -100
+
+ARGUMENTS = frozenset({"micro_batch", "accumulation", "ranks", "steps", "resume_at", "checkpointing", "compiled"})
+"""Settings that `arguments` takes."""
+ROWS = frozenset({"rows", "order", "others"})
+"""Settings that `rows` takes."""
+MODEL = frozenset({"attention", "dtype", "lora", "dropout"})
+"""Settings that `prepared` takes, or that a model's configuration does."""
+
+
+def chosen(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Of the settings those with these names, as far as they are given."""
+    return {name: settings[name] for name in names if name in settings}
+
+
+def rows(*, rows: int = 8, order: str = "given", others: int = 0, lengths: Sequence[int] = LENGTHS) -> list[Any]:
+    """Lists of token ids: ``others`` is a seed for all but the first row, which then is the only one with labels."""
+    made = []
+    for index in range(rows):
+        seed = 100 + index if not (others and index) else 100 + index + 1000 * others
+        tokens = random.Random(seed).choices(range(3, VOCABULARY), k=lengths[index % len(lengths)])
+        made.append({"input_ids": tokens, "counts": not (others and index)})
+    return made if order == "given" else made[::-1]
+
+
+def arguments(
+    folder: str,
+    *,
+    micro_batch: int = 8,
+    accumulation: int = 1,
+    ranks: int = 1,
+    steps: int = 1,
+    resume_at: int | None = None,
+    checkpointing: bool = False,
+    compiled: bool = False,
+) -> dict[str, Any]:
+    """Those of TrainingArguments; nothing is clipped, and a checkpoint is written only to be resumed from."""
+    return {
+        "output_dir": folder,
+        "per_device_train_batch_size": micro_batch,
+        "per_device_eval_batch_size": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "max_steps": steps,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "save_strategy": "no" if resume_at is None else "steps",
+        "save_steps": resume_at or 500,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 3,
+        "gradient_checkpointing": checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if checkpointing else None,
+        "torch_compile": compiled,
+        "torch_compile_backend": "eager" if compiled else None,
+        **({"ddp_backend": "gloo"} if ranks > 1 else {}),
+    }
+
+
+def prepared(model: Any, *, dtype: str = "float32", lora: bool = False) -> Any:
+    """The model in that dtype, or with an adapter, all of whose weights are random."""
+    import torch
+
+    model = model.to(getattr(torch, dtype))
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(5)
+        config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        model = get_peft_model(model, config)
+    return model
+
+
+def outcome(
+    build: Callable[[], Any], *, resume_at: int | None = None, evaluated: int = 0, steps: int = 1, **_: Any
+) -> Outcome:
+    """Train, or evaluate where rows are given for that.
+
+    Args:
+        build: makes a trainer, anew where one is resumed.
+        resume_at: the step after which it is saved, and another one goes on from there.
+        evaluated: how many rows the trainer has to evaluate; none to train.
+        steps: of the optimizer.
+    """
+    import torch
+
+    torch.manual_seed(7)
+    trainer = build()
+    if evaluated:
+        found = trainer.evaluate()
+        return {
+            "metrics": {
+                name: value
+                for name, value in found.items()
+                if name.endswith(("_loss", "_accuracy", "accuracies", "margins"))
+            }
+        }
+    seen: list[Any] = []
+    if resume_at is not None:
+        trainer.add_callback(_stop_after(resume_at))
+        _train(trainer, {}, seen)
+        torch.manual_seed(11)  # what is not restored differs
+        trainer, again = build(), f"{trainer.args.output_dir}/checkpoint-{resume_at}"
+    else:
+        again = None
+    gradients: dict[str, Any] = {}
+    held = _held(trainer)
+    _train(trainer, gradients, seen if steps > 1 else None, resume_from_checkpoint=again)
+    losses = {
+        f"step {entry['step']}": entry["loss"]
+        for entry in trainer.state.log_history
+        if "loss" in entry and entry["step"] > (resume_at or 0)
+    }
+    found = {
+        "loss": {name: losses[name] for name in [*losses][-1:]},
+        "gradient": gradients,
+        "state": _state(trainer),
+        "saved": _saved(trainer),
+        "objects": {**objects.described(_held(trainer)), **objects.identities(held, _held(trainer))},
+    }
+    if steps > 1:
+        found["all losses"] = losses
+        found["samples"] = {f"batch {index}": value for index, value in enumerate(seen)}
+    return found
+
+
+def _train(trainer: Any, gradients: dict[str, Any], seen: list[Any] | None, **options: Any) -> None:
+    """Train, and keep the gradients before each step, and what the model was given, where that is asked for."""
+    from transformers import TrainerCallback
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            for name, parameter in trainer.model.named_parameters():
+                if parameter.grad is not None:
+                    gradients[f"step {state.global_step} {name}"] = parameter.grad.detach().clone()
+
+    callback = Keep()
+    trainer.add_callback(callback)
+    hook = None
+    if seen is not None:
+
+        def note(_module: Any, _arguments: Any, named: Mapping[str, Any]) -> None:
+            if (tokens := named.get("input_ids")) is not None:
+                seen.append(tokens.detach().clone())
+
+        hook = trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.train(**options)
+    trainer.remove_callback(callback)
+    if hook is not None:
+        hook.remove()
+
+
+def _stop_after(step: int) -> Any:
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step >= step
+
+    return Stop()
+
+
+def _held(trainer: Any) -> dict[str, Any]:
+    """What a user may hold of a trainer."""
+    return {
+        "trainer": trainer,
+        "model": trainer.model,
+        "wrapped": trainer.model_wrapped,
+        "optimizer": trainer.optimizer,
+        "scheduler": trainer.lr_scheduler,
+        "callbacks": list(trainer.callback_handler.callbacks),
+        "accelerator": trainer.accelerator,
+        "arguments": trainer.args,
+        "collator": trainer.data_collator,
+    }
+
+
+def _saved(trainer: Any) -> dict[str, Any]:
+    """What a user finds on disk."""
+    from safetensors.torch import load_file
+
+    folder = Path(trainer.args.output_dir) / "saved"
+    trainer.save_model(str(folder))
+    found: dict[str, Any] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= {f"{file.name} {name}": value for name, value in load_file(file).items()}
+    return found
+
+
+def _state(trainer: Any) -> dict[str, Any]:
+    """Parameters and buffers, and the optimizer's."""
+    found = {f"model {name}": value for name, value in trainer.model.state_dict().items()}
+    for index, state in trainer.optimizer.state_dict()["state"].items():
+        found |= {f"optimizer {index} {name}": value for name, value in state.items()}
+    found["learning rate"] = trainer.lr_scheduler.get_last_lr()
+    return found

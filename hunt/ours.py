@@ -1,0 +1,147 @@
+"""Relation 12, ours: wherever a trainer was right, it is bit for bit what it was with every patch on.
+
+That is losses, gradients, parameters, the optimizer's state and the saved files; and the objects that a user holds are
+the same ones, of the same types, with the same attributes and hooks. A configuration is drawn from all that its trainer
+takes. Where its numbers differ with the patches on, its plain counterpart (one process, one micro-batch) says which of
+the two is right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hunt import outcomes
+from hunt.outcomes import Outcome
+from hunt.runs import Run, Runner
+from hunt.trainers import Trainer
+from hunt.worker import OFF, ON
+
+SAME, REPAIRED, CHANGED, BROKEN, CANNOT = "same", "repaired", "changed", "BROKEN", "cannot"
+
+GRID: dict[str, tuple[Any, ...]] = {
+    "dtype": ("float32", "bfloat16"),
+    "compiled": (False, True),
+    "checkpointing": (False, True),
+    "lora": (False, True),
+    "accumulation": (1, 4),
+    "ranks": (1, 2),
+    "packing": (False, True),
+    "sharding": (None, "zero2", "zero3", "fsdp1", "fsdp2"),
+}
+NUMBERS = ("loss", "gradient")
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
+"""Between the sums of one micro-batch and of several; bfloat16 has a relative precision of 0.004 in each step."""
+OF_EACH = 16
+"""Configurations of a trainer, of up to 128 and more that there are."""
+SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A trainer with settings; ``plain`` are those of its counterpart, in one process and one micro-batch."""
+
+    trainer: Trainer
+    settings: Mapping[str, Any]
+    plain: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        words = [
+            name if value is True else f"{name}={value}"
+            for name, value in self.settings.items()
+            if name != "micro_batch" and (value is True or value not in (False, None, 1, "float32"))
+        ]
+        return f"{self.trainer.name} {' '.join(words) or 'plain'}"
+
+
+def configurations(trainer: Trainer, number: int = OF_EACH) -> Iterator[Configuration]:
+    """The same ones every time, plain first."""
+    names = [name for name in GRID if name in trainer.takes]
+    combined = [
+        {name: value for name, value in zip(names, values, strict=True)}
+        for values in itertools.product(*(GRID[name] for name in names))
+    ]
+    for settings in [combined[0], *random.Random(trainer.name).sample(combined[1:], min(number, len(combined)) - 1)]:
+        if settings.get("sharding") and settings.get("ranks") != 2:
+            settings["sharding"] = None
+        alone: dict[str, Any] = {name: GRID[name][0] for name in ("accumulation", "ranks", "sharding") if name in names}
+        plain: dict[str, Any] = {**settings, **alone}
+        for each in (settings, plain):
+            if {"accumulation", "micro_batch"} <= trainer.takes:
+                each["micro_batch"] = SAMPLES // (each["accumulation"] * each.get("ranks", 1))
+        yield Configuration(trainer, settings, plain)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a configuration: BROKEN where something that was right, or was held, is another now."""
+
+    kind: str
+    words: str = ""
+
+
+def judge(configuration: Configuration, release: str | None, runner: Runner) -> Finding:
+    """As released, and with every patch on."""
+    name = configuration.trainer.name
+    off, on = (runner.ask(Run(name, release, dict(configuration.settings), patches)) for patches in (OFF, ON))
+    before, after = off.result(), on.result()
+    if before.cannot or after.cannot:
+        return Finding(CANNOT, before.cannot or after.cannot or "")
+    if before.outcome is None or after.outcome is None:
+        if before.failed == after.failed:
+            return Finding(CANNOT, f"as released, and with patches: {before.failed}")
+        if after.outcome is not None:
+            return Finding(REPAIRED, f"as released: {before.failed}")
+        return Finding(BROKEN, f"with patches: {after.failed}; as released: {before.failed or 'runs'}")
+    if different := differences(before.outcome, after.outcome):
+        return _judged(configuration, release, runner, before.outcome, after.outcome, different)
+    return Finding(SAME)
+
+
+def differences(one: Outcome, other: Outcome) -> list[str]:
+    """Each part and name that is not the same in both, bit for bit."""
+    found = []
+    for part in sorted({**one, **other}):
+        left, right = one.get(part, {}), other.get(part, {})
+        found += [f"{part} {name}" for name in sorted({**left, **right}) if not _same(left.get(name), right.get(name))]
+    return found
+
+
+def _same(left: Any, right: Any) -> bool:
+    if left is None or right is None or isinstance(left, str) or isinstance(right, str):
+        return type(left) is type(right) and left == right
+    return bool(left.shape == right.shape and np.array_equal(left, right, equal_nan=True))
+
+
+def _judged(
+    configuration: Configuration,
+    release: str | None,
+    runner: Runner,
+    before: Outcome,
+    after: Outcome,
+    different: list[str],
+) -> Finding:
+    """Numbers may be others where they were wrong; names and objects never."""
+    words = f"{len(different)} differ, {different[0]} first"
+    for part in sorted({**before, **after}):
+        left, right = before.get(part, {}), after.get(part, {})
+        if left.keys() != right.keys():
+            return Finding(BROKEN, f"{part}: {', '.join(sorted(left.keys() ^ right.keys()))} on one side only")
+        for name, value in left.items():
+            if isinstance(value, str) and value != right[name]:
+                return Finding(BROKEN, f"{part} {name}: {value}, with patches: {right[name]}")
+    plain = runner.ask(Run(configuration.trainer.name, release, dict(configuration.plain), OFF)).result().outcome
+    if plain is None:
+        return Finding(BROKEN, f"{words}; its plain counterpart does not run")
+    tolerance = TOLERANCE[configuration.settings.get("dtype", "float32")]
+    if outcomes.compare(plain, before, NUMBERS).size <= tolerance:
+        return Finding(BROKEN, f"{words}; it was what one process and one micro-batch give")
+    if outcomes.compare(plain, after, NUMBERS).size <= tolerance:
+        return Finding(REPAIRED, f"{outcomes.compare(plain, before, NUMBERS)} as released")
+    return Finding(CHANGED, f"{words}; neither is what one process and one micro-batch give")

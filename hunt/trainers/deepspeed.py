@@ -1,0 +1,78 @@
+"""A loop of one's own on DeepSpeed's engine, on gloo ranks."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from hunt.outcomes import Outcome
+from hunt.trainers import CannotRun, trainer
+
+
+@trainer("deepspeed/engine")
+def engine(
+    *,
+    zero: int | None = None,
+    offload: bool = False,
+    ranks: int = 1,
+    accumulation: int = 1,
+    by_hand: bool = False,
+    groups: str = "one",
+    schedule: str | None = None,
+    rare: str = "all",
+    dtype: str = "float32",
+    accumulate: str | None = None,
+) -> Outcome:
+    """By the definition if ``zero`` is None; with ``by_hand`` the loop says itself where a step ends."""
+    from hunt import loops
+
+    if zero is None:
+        return loops.by_definition(groups=groups, schedule=schedule, rare=rare, dtype=dtype)
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    from tests.harness import deepspeed_on_cpu
+
+    if zero == 3 and deepspeed.__version__ < "0.16" and not shutil.which("numactl"):
+        raise CannotRun("ZeRO-3 of this release asks the program numactl about CPUs")
+    rank, low = deepspeed_on_cpu.start(), dtype != "float32"
+    model = loops.model(groups, dtype)
+    sgd = loops.optimizer(model, groups, dtype)
+    warm_up = {"type": "WarmupLR", "params": {"warmup_num_steps": 2, "warmup_type": "linear"}}
+    falling = loops.scheduler(sgd, schedule)
+    offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if offload else {}
+    made = deepspeed_on_cpu.engine(
+        model,
+        {"stage": zero, **offloaded},
+        sgd,
+        gradient_accumulation_steps=1 if by_hand else accumulation,
+        bf16={"enabled": low},
+        data_types={"grad_accum_dtype": accumulate},
+        **({"scheduler": warm_up} if schedule == "warm-up" else {}),
+    )
+
+    def whole() -> dict[str, Any]:
+        named = dict(made.module.named_parameters())
+        with deepspeed.zero.GatheredParameters([*named.values()], enabled=zero == 3):
+            # Where masters are kept they count; ZeRO-1 finds them from the first step on.
+            masters = {name: safe_get_full_fp32_param(each) for name, each in named.items() if low}
+            found = {name: each if (it := masters.get(name)) is None else it for name, each in named.items()}
+            return {name: each.detach().clone() for name, each in found.items()}
+
+    kept = loops.Kept(whole(), dtype)
+    for batch in loops.batches(rare, getattr(loops.torch, dtype)):
+        losses = []
+        for number, micro_batch in enumerate(loops.micro_batches(batch, accumulation, rank, ranks)):
+            losses.append(loss := loops.loss_of(made, *micro_batch))
+            last = number == accumulation - 1
+            if by_hand:
+                made.set_gradient_accumulation_boundary(last)
+            made.backward(loss / accumulation if by_hand else loss)
+            if last or not by_hand:
+                made.step()
+        if falling:
+            falling.step()
+        norm = made.get_global_grad_norm()
+        rates = [group["lr"] for group in sgd.param_groups]
+        kept.step(whole(), loops.mean_over_ranks(sum(losses) / accumulation), rates, norm)
+    return kept.found

@@ -1,0 +1,85 @@
+"""SkyRL's advantages and policy loss, its controller, and its workers, as far as they run without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hunt import groups
+from hunt.outcomes import Outcome
+from hunt.trainers import CannotRun, trainer
+
+
+@trainer("skyrl/grpo", "skyrl/gae")
+def advantages(*, name: str, padding: int) -> Outcome:
+    """The gradient of the policy loss for each log-probability, by way of the normalised advantages."""
+    from tests.patches.skyrl import advantage_padding_ranks as cases
+
+    given: dict[str, Any] = {
+        "values": cases.rows(0.3, 1),
+        "log_probs": cases.rows(-1.0, 2),
+        "old_log_probs": cases.rows(-1.0, 3),
+    }
+    found = cases.gradient(name, 9 + padding, given)
+    lengths = [len(row) for row in given["values"]]
+    return {"gradient": {f"row {at}": row[: lengths[at]] for at, row in enumerate(found)}}
+
+
+@trainer("skyrl_dispatch/outputs")
+def outputs(*, mesh_tensor: int) -> Outcome:
+    """Which samples a client gets the outputs of, from two data-parallel groups."""
+    import ray
+
+    from tests.patches.skyrl import loss_outputs_once_ranks as cases
+
+    ray.put = ray.get = lambda value: value
+    try:
+        module = cases.skyrl_on_cpu.worker_dispatch()
+    except (AttributeError, ImportError) as error:
+        raise CannotRun(f"this SkyRL has no controller of that kind: {error}") from error
+    mesh = cases.make_mesh(2, 1, mesh_tensor, 1)
+    found = cases.run(cases.make_dispatch(module, cases.without_actors(module, mesh)), 6)
+    return {"values": {"samples": found["samples"], "losses": found["losses"]}}
+
+
+@trainer("skyrl_megatron/fsdp-cross_entropy", "skyrl_megatron/fsdp-policy")
+def worker(*, name: str, packing: bool) -> Outcome:
+    """What a worker returns of each sample, whatever micro-batches it has packed them into."""
+    import torch
+
+    groups.start()
+    try:
+        from tests.patches.skyrl import loss_outputs_packed_ranks as cases
+
+        module = cases.skyrl_on_cpu.megatron_worker()
+        chosen, _ = cases.fsdp(module, cases.BUDGET if packing else -1)
+    except (AttributeError, ImportError, FileNotFoundError) as error:
+        raise CannotRun(f"this SkyRL has no such worker: {error}") from error
+    torch.manual_seed(11)  # SkyRL draws the tokens of padding
+    loss = name.partition("-")[2]
+    found = chosen.forward_backward(cases.make_batch(0), loss_fn=None if loss == "policy" else loss)
+    returned = importlib.import_module("numpy").concatenate([one["logprobs"] for one in found.loss_fn_outputs])
+    return {"values": {"log-probabilities": returned}}
+
+
+@trainer("skyrl_megatron/step")
+def megatron_step(*, recipe: str, ranks: int = 2) -> Outcome:
+    """A mini-batch of packed rows on two tensor-parallel ranks; layers refuse what TransformerEngine would."""
+    import torch
+
+    groups.start_megatron(ranks)
+    try:
+        from tests.patches.skyrl import fp8_alignment_ranks as cases
+    except ImportError as error:
+        raise CannotRun(str(error)) from error
+    case = {"parallel": "tensor", "packed": True, "rows": "ragged", "recipe": None if recipe == "none" else recipe}
+    try:
+        found = cases.step(case, refuse=recipe != "none")
+    except AttributeError as error:
+        if error.name != "remove_microbatch_padding":
+            raise
+        raise CannotRun("since 0.3 the step has another option for it, and aligns by itself") from error
+    for failure in found["failed"].values():
+        raise RuntimeError(failure)
+    assert torch.is_tensor(found["inference"])
+    return {"values": {"log-probabilities": found["inference"]}, "gradient": found["gradients"]}

@@ -1,0 +1,53 @@
+"""A run, on each of its ranks, in a fork of a process that has loaded the framework (tests/harness/warm_server.py)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hunt import outcomes, trainers
+from tests.harness.warm_server import launcher_variables
+
+OFF, ON = "off", "on"
+
+
+def main() -> None:
+    """``--out FOLDER RUN``: rank 0's outcome goes into the folder, and how each rank ended, which is a result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("run", type=json.loads)
+    options = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    alone = os.environ["WORLD_SIZE"] == "1"
+    if alone:  # a process that nobody launched: frameworks wrap nothing
+        for name in launcher_variables(0, 1, 0):
+            del os.environ[name]
+    report: dict[str, Any] = {"applied": patched(options.run["patches"])}
+    chosen = trainers.every()[options.run["trainer"]]
+    try:
+        outcome = chosen.run(**chosen.fixed, **options.run["settings"])
+        if rank == 0:
+            outcomes.save(outcome, options.out)
+    except trainers.CannotRun as error:
+        report["cannot"] = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        report["raised"] = f"{type(error).__name__}: {error}"
+    report["seconds"] = sum(os.times()[:2])
+    (options.out / f"rank{rank}.json").write_text(json.dumps(report))
+    if "raised" in report and not alone:
+        raise SystemExit(1)  # the others may wait for this rank in a collective; now they are killed
+
+
+def patched(patches: str) -> list[str]:
+    """Apply no patch, every one, or the one of that name; returns the names of those that repair something here."""
+    if patches == OFF:
+        return []
+    import rlhf_patches
+
+    report = rlhf_patches.apply(only=None if patches == ON else [patches])
+    return [row.name for row in report if row.status == "applied"]

@@ -1,0 +1,86 @@
+"""transformers: ``Trainer`` saves converted weights, and loads them as if they were not."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_TRAINER = "transformers.trainer:Trainer"
+_WEIGHTS = f"{__package__}.saved_weights"
+
+
+_SHARDS = "load_sharded_checkpoint(model, $FOLDER, strict=is_sagemaker_mp_enabled())"
+
+
+def _changes(shards: str = _SHARDS, alongside: tuple[str, ...] = ()) -> tuple[Rewrite, ...]:
+    """Of both methods, for a checkpoint that is one file, and for one of several.
+
+    Args:
+        shards: how resuming loads the second.
+        alongside: what is there in no older release.
+    """
+    return tuple(
+        Rewrite(
+            target=f"{_TRAINER}.{method}",
+            pattern=pattern,
+            replacement=f"$CONVERTED(model, {read}, {pattern})",
+            alongside=alongside,
+            uses={"CONVERTED": f"{_WEIGHTS}:{function}"},
+        )
+        for method, several in (("_load_from_checkpoint", shards), ("_load_best_model", _SHARDS))
+        for pattern, read, function in (
+            ("model.load_state_dict(state_dict, False)", "state_dict", "converted"),
+            (several, "$FOLDER", "converted_shards"),
+        )
+    )
+
+
+PATCH = Patch(
+    name="transformers-resume-weights",
+    summary="a mixture of experts goes on from its checkpoint with the experts that were trained",
+    harm="wrong weights",
+    bug="resuming and load_best_model_at_end leave experts and routers, or all of a vision-language model, as built",
+    when="resume_from_checkpoint or load_best_model_at_end, and Mixtral, Qwen3-MoE, Qwen2.5-VL or others like them",
+    symptom="""\
+`Trainer.train(resume_from_checkpoint=...)`, or `load_best_model_at_end=True`, for a model whose weights transformers
+converts when it saves them. Mixtral, Qwen3-MoE and other mixtures of experts (transformers 5): attention goes on from
+the checkpoint, beside experts and routers that are those of the model that was given to the trainer, and an optimizer
+whose moments belong to others. The loss jumps back. The best model at the end has the experts of the last step.
+Qwen2.5-VL and other vision-language models (since 4.52.0): nearly every weight. No error; among the log's
+lines, "There were missing keys in the checkpoint model loaded".""",
+    cause="""\
+`save_pretrained` writes the Hub's names and shapes: experts one by one, which are one tensor in the model.
+`from_pretrained` converts them back. `_load_from_checkpoint` and `_load_best_model` do not: they give what is in the
+file to `model.load_state_dict(state_dict, False)`, which leaves out every name that it does not know.""",
+    repair="""\
+Where a checkpoint's names are not the model's, its weights are converted by transformers' own operations, those that
+saving reverts, and loaded as well. Steps that are resumed are then those of a run without a stop, bit for bit, with one
+file or several. What was converted is loaded only if saving it gives the checkpoint again, bit for bit, and every
+weight of the model is found with its shape, or is tied to one that is; otherwise one warning says so and nothing
+changes.
+
+Models whose weights are saved as they are take one question about the names, and nothing changes. The same holds for
+models that are not transformers' own classes (a PEFT model, a compiled one), for weights split over ranks as DTensors,
+and for pickled shards. Under FSDP and DeepSpeed the trainer loads what these have saved, unconverted: no such bug.
+
+A checkpoint is whole: it needs no repair. A run that was resumed without the patch has to be resumed again.""",
+    references=(
+        "https://github.com/huggingface/transformers/issues/48805",
+        "https://github.com/huggingface/transformers/issues/43701",
+        "https://github.com/huggingface/transformers/pull/48822",
+    ),
+    variants=(
+        Variant(
+            Guard("transformers", ">=4.52.0,<=4.57.6"),
+            _changes(
+                f"{_SHARDS[:-1]}, prefer_safe=self.args.save_safetensors)", alongside=("check_torch_load_is_safe()",)
+            ),
+        ),
+        Variant(Guard("transformers", ">=5.0.0rc1,<=5.23.0"), _changes()),
+    ),
+    retire="when the oldest transformers in use converts what its Trainer loads; none released so far does",
+    changes_numbers="""\
+Since 5.0.0 a mixture of experts that was resumed, or whose best checkpoint was loaded at the end, has had the experts
+and routers that it was built with or those of the last step; since 4.52.0 a vision-language model most of its weights.
+With the patch these are the checkpoint's. Resume from the checkpoint before the first such stop; a best model that was
+saved at the end is in its checkpoint's folder.""",
+)

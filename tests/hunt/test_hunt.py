@@ -1,0 +1,191 @@
+"""The hunt itself: what it takes for a deviation, which verdict that gets, and what is written of it."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from hunt import cells, ours, outcomes, page, power, relations, trainers  # noqa: E402
+from hunt.frameworks import FRAMEWORKS  # noqa: E402
+from hunt.outcomes import compare  # noqa: E402
+from hunt.relations import Pair, Relation  # noqa: E402
+from hunt.runs import Result  # noqa: E402
+from hunt.trainers import Trainer  # noqa: E402
+from rlhf_patches.definitions import registry  # noqa: E402
+
+GRADIENT = {"a": np.array([3.0, 4.0]), "b": np.array([[0.5]])}
+
+
+def scaled(factor):
+    return {"gradient": {name: factor * value for name, value in GRADIENT.items()}}
+
+
+def test_a_factor_is_told_from_another_direction():
+    assert str(compare(scaled(1.0), scaled(8.0))) == "8.000 x"
+    turned = {"gradient": {**GRADIENT, "b": -GRADIENT["b"]}}
+    found = compare(scaled(1.0), turned)
+    assert found.ratio is None
+    assert (found.size, found.where) == (2.0, "gradient b")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gradient": {"a": GRADIENT["a"]}},
+        {"gradient": {**GRADIENT, "a": np.array([3.0])}},
+        {"gradient": {**GRADIENT, "a": np.array([3.0, math.nan])}},
+    ],
+    ids=["one is missing", "another shape", "not a number"],
+)
+def test_what_cannot_be_compared_is_no_agreement(other):
+    assert compare(scaled(1.0), other).size == math.inf
+
+
+def test_texts_are_compared_too():
+    assert compare({"objects": {"model": "GPT"}}, {"objects": {"model": "GPT"}}).size == 0
+    assert compare({"objects": {"model": "GPT"}}, {"objects": {"model": "T5"}}).size == math.inf
+
+
+@pytest.mark.parametrize("outcome", [{}, scaled(0.0), {"loss": {}}], ids=["nothing", "zero", "no values"])
+def test_agreeing_on_nothing_is_no_agreement(outcome):
+    with pytest.raises(outcomes.Nothing):
+        compare(outcome, outcome)
+
+
+def test_a_small_tensor_is_seen_beside_a_large_one():
+    one = {"gradient": {"large": np.full(100, 10.0), "small": np.array([1.0])}}
+    other = {"gradient": {"large": np.full(100, 10.0), "small": np.array([1.1])}}
+    assert compare(one, other).where == "gradient small"
+
+
+def test_an_outcome_comes_back_as_it_was_saved(tmp_path):
+    outcome = {"loss": {"step 1": 2.5}, "gradient": GRADIENT, "objects": {"model": "GPT"}}
+    outcomes.save(outcome, tmp_path)
+    assert compare(outcome | {"loss": {"step 1": np.array(2.5)}}, outcomes.load(tmp_path)).size == 0
+    assert outcomes.load(tmp_path)["objects"] == {"model": "GPT"}
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+
+PAIR = Pair("8-of-1", {"accumulation": 1}, {"accumulation": 8})
+CELL = cells.Cell(
+    Trainer("trl/sft", lambda: {}, frozenset({"accumulation"})), Relation("micro_batches", "", (PAIR,)), PAIR
+)
+
+
+class Answers:
+    """A runner whose results are given: by accumulation, and by what is applied."""
+
+    def __init__(self, by_patches, applied=("helps", "does-not")):
+        self.by_patches, self.applied = by_patches, applied
+
+    def ask(self, run):
+        found = self.by_patches.get(run.patches, self.by_patches["off"])[run.settings["accumulation"] == 8]
+        result = Result(found, applied=self.applied) if isinstance(found, dict) else Result(None, found)
+        answer = Future()
+        answer.set_result(result)
+        return answer
+
+
+RIGHT, WRONG = (scaled(1.0), scaled(1.0)), (scaled(1.0), scaled(8.0))
+NEARLY = (scaled(1.0), scaled(1.03))
+ACCEPT = [cells.Reason("accepted", ["trl/*:micro_batches/*"], "by definition", 0.05)]
+
+
+@pytest.mark.parametrize(
+    ("by_patches", "reasons", "kind", "words"),
+    [
+        ({"off": RIGHT}, [], "holds", "0e+00"),
+        ({"off": WRONG}, [], "NEW", "8.000 x"),
+        ({"off": WRONG, "on": RIGHT, "helps": RIGHT}, [], "known", "8.000 x: helps"),
+        ({"off": WRONG, "on": RIGHT}, [], "known", "8.000 x: several of does-not, helps"),
+        ({"off": WRONG, "on": NEARLY, "helps": NEARLY}, [], "NEW", "8.000 x; with patches 1.030 x"),
+        (
+            {"off": WRONG, "on": NEARLY, "helps": NEARLY},
+            ACCEPT,
+            "known",
+            "8.000 x: helps; then 1.030 x, accepted: by definition",
+        ),
+        ({"off": NEARLY}, ACCEPT, "accepted", "1.030 x: by definition"),
+        ({"off": WRONG}, ACCEPT, "NEW", "8.000 x"),
+        ({"off": (scaled(1.0), "ValueError: no")}, ACCEPT, "NEW", "other: ValueError: no"),
+        ({"off": ("hangs: not done after 60 s",) * 2}, [], "NEW", "both: hangs: not done after 60 s"),
+        ({"off": (scaled(1.0), "hangs"), "on": RIGHT, "helps": RIGHT}, [], "known", "other: hangs: helps"),
+    ],
+)
+def test_verdicts(by_patches, reasons, kind, words, monkeypatch):
+    monkeypatch.setattr(cells, "_HELPED", [])
+    verdict = cells.judge(CELL, Answers(by_patches), reasons)
+    assert (verdict.kind, verdict.words) == (kind, words)
+
+
+CONFIGURATION = ours.Configuration(CELL.trainer, {"accumulation": 8}, {"accumulation": 1})
+HELD = {"objects": {"model": "compiled"}}
+
+
+@pytest.mark.parametrize(
+    ("by_patches", "kind"),
+    [
+        ({"off": RIGHT}, "same"),
+        ({"off": RIGHT, "on": NEARLY}, "BROKEN"),
+        ({"off": WRONG, "on": RIGHT}, "repaired"),
+        ({"off": WRONG, "on": NEARLY}, "changed"),
+        ({"off": WRONG, "on": (scaled(1.0), "TypeError: no")}, "BROKEN"),
+        ({"off": (scaled(1.0), "hangs"), "on": RIGHT}, "repaired"),
+        ({"off": ("raises", "raises")}, "cannot"),
+        ({"off": RIGHT, "on": (scaled(1.0), scaled(1.0) | HELD)}, "BROKEN"),
+        (
+            {
+                "off": (scaled(1.0), scaled(8.0) | HELD),
+                "on": (scaled(1.0), scaled(1.0) | {"objects": {"model": "bare"}}),
+            },
+            "BROKEN",
+        ),
+        ({"off": RIGHT, "on": (scaled(1.0), scaled(1.0 + 1e-12))}, "BROKEN"),
+    ],
+)
+def test_what_patches_may_change(by_patches, kind):
+    assert ours.judge(CONFIGURATION, None, Answers(by_patches)).kind == kind
+
+
+# ---------------------------------------------------------------------------------- what is written of it
+
+
+def test_every_trainer_has_a_framework_and_a_relation():
+    related = relations.every()
+    for each in trainers.every().values():
+        assert each.framework in FRAMEWORKS
+        assert [*cells.of(each, related)], f"no relation takes {each.name}"
+
+
+def test_every_relation_says_what_must_hold():
+    for each in relations.every().values():
+        assert each.words.endswith(".")
+        assert len({pair.name for pair in each.pairs}) == len(each.pairs) > 0
+
+
+def test_each_bug_is_seen_or_it_is_said_why_not():
+    seen = [each.bug for each in power.seen(trainers.every(), relations.every())]
+    unseen = power.unseen()
+    assert not {*seen} & unseen.keys()
+    assert {*seen} | unseen.keys() == {item.patch.name for item in registry.load()[0]}
+    assert len(seen) >= 25
+
+
+def test_the_page_is_what_was_found():
+    assert page.PAGE.read_text() == page.text()
+
+
+def test_reasons_are_of_cells_that_there_are():
+    import fnmatch
+
+    every = trainers.every()
+    names = [cell.name for each in every.values() for cell in cells.of(each, relations.every(), "RELEASE")]
+    names += [cell.name for each in every.values() for cell in cells.of(each, relations.every())]
+    for reason in cells.reasons():
+        for glob in reason.cells:
+            assert fnmatch.filter(names, glob.partition(":")[0].partition("@")[0] + "*" + glob[glob.index(":") :]), glob

@@ -1,0 +1,202 @@
+"""Gradients of GKD's and GOLD's trainers and the same by their definitions in float64: ``--out FOLDER CASE...``.
+
+Each case before apply() of trl-distillation-scale, after it, and with transformers-accumulation-scale as well; the
+first one after revert() too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+from typing import Any
+
+import datasets
+import tokenizers
+import torch
+import torch.distributed as dist
+import transformers
+from trl.experimental.gkd import GKDConfig, GKDTrainer
+from trl.experimental.gold import GOLDConfig, GOLDTrainer
+
+import rlhf_patches
+from tests.harness import states, trl_on_cpu
+from tests.patches.transformers.accumulation_scale_release import Kept
+
+NAME = "trl-distillation-scale"
+BESIDE = "transformers-accumulation-scale"
+SAMPLES = 8
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# A prompt of one to three letters, and answers of two to nine: what each micro-batch has differs. The longest answer is
+# to the longest prompt, as until 1.6.0 the first tokens of another would be left out.
+PROMPTS = [LETTERS[row : row + 1 + (row + 1) % 3] for row in range(SAMPLES)]
+ANSWERS = [LETTERS[2 * row : 2 * row + 2 + row] for row in range(SAMPLES)]
+TEMPLATE = "{% for each in messages %}{{ each['content'] + ' ' }}{% endfor %}"
+
+
+class CountsItself(GKDTrainer):
+    """Has repaired the number of tokens itself."""
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        return batches, items / self.accelerator.num_processes
+
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "GKD": (GKDTrainer, GKDConfig),
+    "Own": (CountsItself, GKDConfig),
+    "GOLD": (GOLDTrainer, GOLDConfig),
+    "ULD": (GOLDTrainer, GOLDConfig),
+}
+MORE: dict[str, dict[str, Any]] = {
+    "alone": {"average_tokens_across_devices": False},
+    "generated": {"lmbda": 1.0},
+}
+
+
+def teacher() -> Any:
+    made = trl_on_cpu.model()
+    torch.manual_seed(3)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def letters() -> Any:
+    """A tokenizer of bytes, as GOLD wants it, with fewer tokens than the model."""
+    vocabulary = {token: place for place, token in enumerate(["<pad>", "<eos>", *LETTERS, "Ġ"])}
+    plain = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = tokenizers.decoders.ByteLevel()
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>")
+    made.chat_template = TEMPLATE
+    return made
+
+
+def rows() -> datasets.Dataset:
+    pairs = zip(PROMPTS, ANSWERS, strict=True)
+    turns = [
+        [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}] for prompt, answer in pairs
+    ]
+    return datasets.Dataset.from_list([{"messages": each} for each in turns])
+
+
+def made(case: str) -> Any:
+    """The trainer of a case, such as ``GOLD 8``, ``GKD 1 alone`` or ``GOLD 2 generated``: micro-batches, and more."""
+    name, steps, *more = case.split()
+    kind, config = KINDS[name]
+    words, model, folder = letters(), trl_on_cpu.model(), tempfile.mkdtemp()
+    settings: dict[str, Any] = {"lmbda": 0.0, "temperature": 1.0, "beta": 0.5}
+    settings |= {"max_new_tokens": 4} if config is GKDConfig else {"max_completion_length": 4}
+    if name == "ULD":
+        words.save_pretrained(folder)
+        settings |= {"use_uld_loss": True, "use_extended_uld": False, "uld_use_hybrid_loss": False}
+        settings |= {"teacher_tokenizer_name_or_path": folder}
+    for each in more:
+        settings |= MORE[each]
+    arguments = config(
+        folder,
+        per_device_train_batch_size=SAMPLES // int(steps) // int(os.environ["WORLD_SIZE"]),
+        per_device_eval_batch_size=SAMPLES,
+        gradient_accumulation_steps=int(steps),
+        max_steps=1,
+        max_length=32,
+        max_grad_norm=0.0,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        save_strategy="no",
+        **settings,
+    )
+    optimizer = Kept(model.parameters(), lr=0.1)
+    return kind(
+        model=model,
+        teacher_model=teacher(),
+        args=arguments,
+        train_dataset=rows(),
+        eval_dataset=rows(),
+        processing_class=words,
+        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
+    )
+
+
+def divergence(model: Any, batches: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Jensen and Shannon's, with weight one half: the mean over all tokens that have a label, and that of the means."""
+    other, sums, tokens = teacher().double(), [], []
+    for batch in batches:
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        counts = batch["labels"][:, 1:] != -100
+        ours, theirs = (each(**inputs).logits[:, :-1][counts].softmax(-1) for each in (model, other))
+        middle = (ours + theirs) / 2
+        sums.append(((ours * (ours / middle).log() + theirs * (theirs / middle).log()) / 2).sum())
+        tokens.append(int(counts.sum()))
+    means = [total / number for total, number in zip(sums, tokens, strict=True)]
+    return torch.stack(sums).sum() / sum(tokens), torch.stack(means).mean()
+
+
+def compared(got: torch.Tensor, batches: list[dict[str, Any]]) -> dict[str, float]:
+    """How many times as large as by the definitions a gradient is, and how far off."""
+    found: dict[str, float] = {}
+    for place, name in enumerate(("tokens", "means")):
+        model = trl_on_cpu.model().double()  # no step has changed it
+        divergence(model, batches)[place].backward()
+        wanted = torch.cat([each.grad.flatten() for each in model.parameters()])
+        found[f"factor of {name}"] = float(got @ wanted / (wanted @ wanted))
+        found[f"error of {name}"] = float((got - wanted).norm() / wanted.norm())
+    return found
+
+
+def trained(case: str) -> dict[str, Any]:
+    """Its gradient, the losses that it logs, and how the gradient compares with that of the definitions."""
+    trainer = made(case)
+    evaluated = trainer.evaluate()["eval_loss"]
+    mine: list[dict[str, Any]] = []
+    prepare_inputs = trainer._prepare_inputs
+
+    def recording(batch: Any) -> Any:
+        """In place of what is called right before the loss, which has what was generated."""
+        inputs = prepare_inputs(batch)
+        mine.append({name: value.clone() if hasattr(value, "clone") else value for name, value in inputs.items()})
+        return inputs
+
+    trainer._prepare_inputs = recording
+    random.seed(1)  # by which GKD chooses what is generated
+    torch.manual_seed(1)
+    trainer.train()
+    got = torch.cat([each.flatten() for each in trainer.optimizer.optimizer.found]).double()
+    everywhere: list[Any] = [mine]
+    if dist.is_initialized():
+        everywhere = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, mine)
+    batches = [batch for each in everywhere for batch in each]
+    with torch.no_grad():
+        outside = float(trainer.compute_loss(trainer.model.train(), dict(mine[0])))
+    return {
+        "gradient": [float(value).hex() for value in got[:: max(1, len(got) // 60)]],
+        "norm": float(got.norm()),
+        "evaluated": evaluated,
+        "logged": next(each["loss"] for each in trainer.state.log_history if "loss" in each),
+        "outside train()": outside,
+        "tokens": [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches],
+        **({} if case.startswith("ULD") else compared(got, batches)),
+    }
+
+
+def main() -> None:
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    parser = states.parser()
+    parser.add_argument("cases", nargs="+")
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {"before": {case: trained(case) for case in arguments.cases}}
+    row = rlhf_patches.apply(only=NAME)[NAME]
+    found.update(version=row.version, status=row.status.value)
+    found["after"] = {case: trained(case) for case in arguments.cases}
+    rlhf_patches.apply(only=[NAME, BESIDE])
+    found["beside"] = {case: trained(case) for case in arguments.cases[:3]}
+    rlhf_patches.revert()
+    found["reverted"] = {case: trained(case) for case in arguments.cases[:1]}
+    (arguments.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -1,0 +1,217 @@
+"""``trl-distillation-scale``: gradients of TRL's own GKD and GOLD trainers against their definitions.
+
+distillation_scale_ranks.py trains a step of each, on one rank and on two.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from rlhf_patches.patches.trl import window
+from tests.harness.side_by_side import folder
+from tests.harness.warm import TORCH, TRL, Level
+
+HELD = {
+    "least reach": ("test_what_was_right_is_the_same_bit_for_bit", "test_where_nothing_is_to_do_it_is_trl_s_function"),
+    "hands off": "because it multiplies or divides a number of upstream's, by numbers read from the trainer",
+    "whatever worked": (
+        "test_a_loss_outside_train_is_trl_s_own",
+        "test_a_count_of_one_s_own_is_left_alone",
+        "test_what_the_student_generates_has_the_same_factors",
+    ),
+    "no new wait": "because it computes on one rank's numbers; no lock, no collective",
+    "bit for bit": (
+        "test_what_was_right_is_the_same_bit_for_bit",
+        "test_evaluation_is_the_same",
+        "test_where_nothing_is_to_do_it_is_trl_s_function",
+    ),
+    "keeps what it does": "test_a_count_of_one_s_own_is_left_alone",
+}
+WORKER = "tests.patches.trl.distillation_scale_ranks"
+ALONE = ("GOLD 4", "ULD 4", "GKD 4", "GOLD 1", "ULD 1", "GOLD 2 generated")
+TOGETHER = ("GOLD 2", "GKD 2", "ULD 2", "GKD 2 alone", "GKD 1 generated", "Own 2")
+FACTORS = {1: {"GOLD 4": 1 / 4}, 2: {"GOLD 2": 1 / 4, "GKD 2": 1 / 2}}
+"""By the ranks: how much too large the gradient is."""
+ULD = {1: ("ULD 4", 4.0), 2: ("ULD 2", 2.0)}
+SAME = {1: ("GKD 4", "GOLD 1", "ULD 1"), 2: ("GKD 2 alone", "Own 2")}
+ROUNDING = 1e-5
+"""Forward and backward in float32, of a model of one layer: 2**-24 for each of some hundred operations at most."""
+
+
+@pytest.fixture(scope="module")
+def reports(run_ranks):
+    found = {1: run_ranks(WORKER, *ALONE, levels=TRL, ranks=1)[0], 2: run_ranks(WORKER, *TOGETHER, levels=TRL)[0]}
+    assert {each["status"] for each in found.values()} == {"applied"}
+    return found
+
+
+def each(cases):
+    return pytest.mark.parametrize(
+        ("ranks", "case"), [(ranks, case) for ranks, names in cases.items() for case in names]
+    )
+
+
+@each(FACTORS)
+def test_without_it_the_gradient_has_another_size(reports, ranks, case):
+    found, factor = reports[ranks]["before"][case], FACTORS[ranks][case]
+    assert found["factor of tokens"] == pytest.approx(factor, rel=ROUNDING)
+    assert found["error of tokens"] == pytest.approx(abs(factor - 1), rel=1e-3)
+
+
+@each(FACTORS)
+def test_with_it_it_is_that_of_the_mean_over_all_tokens(reports, ranks, case):
+    assert reports[ranks]["after"][case]["error of tokens"] < ROUNDING
+    assert len(set(reports[ranks]["after"][case]["tokens"])) > 1, "micro-batches of one length would show less"
+
+
+@each(FACTORS)
+def test_with_it_the_logged_loss_is_the_mean_over_all_tokens(reports, ranks, case):
+    before, after = (reports[ranks][state][case]["logged"] for state in ("before", "after"))
+    assert after == pytest.approx(before / FACTORS[ranks][case], rel=1e-3)
+    assert after == pytest.approx(reports[1]["before"]["GOLD 1"]["logged"], rel=0.1), "GOLD's rows are one token longer"
+
+
+@pytest.mark.parametrize("ranks", ULD)
+def test_the_loss_across_tokenizers_is_that_of_one_micro_batch(reports, ranks):
+    """A mean over samples: TRL's own gradient of one micro-batch on one rank has the right size."""
+    case, factor = ULD[ranks]
+    right = reports[1]["before"]["ULD 1"]["norm"]
+    assert reports[ranks]["before"][case]["norm"] == pytest.approx(right * factor, rel=ROUNDING)
+    assert reports[ranks]["after"][case]["norm"] == pytest.approx(right, rel=ROUNDING)
+
+
+@each(SAME)
+def test_what_was_right_is_the_same_bit_for_bit(reports, ranks, case):
+    assert reports[ranks]["after"][case] == reports[ranks]["before"][case]
+
+
+def test_without_accumulation_and_on_one_rank_it_was_right(reports):
+    for case in ("GKD 4", "GOLD 1"):
+        assert reports[1]["before"][case]["error of tokens"] < ROUNDING
+
+
+@each({1: ALONE, 2: TOGETHER})
+def test_evaluation_is_the_same(reports, ranks, case):
+    assert reports[ranks]["after"][case]["evaluated"] == reports[ranks]["before"][case]["evaluated"] != 0
+
+
+@each({1: ALONE, 2: TOGETHER})
+def test_a_loss_outside_train_is_trl_s_own(reports, ranks, case):
+    """Where nothing has counted the tokens."""
+    assert reports[ranks]["after"][case]["outside train()"] == reports[ranks]["before"][case]["outside train()"] != 0
+
+
+def test_a_count_of_one_s_own_is_left_alone(reports):
+    found = reports[2]["after"]["Own 2"]
+    assert found == reports[2]["before"]["Own 2"]
+    assert found["error of tokens"] < ROUNDING
+
+
+@pytest.mark.parametrize(("ranks", "case", "factor"), [(1, "GOLD 2 generated", 2), (2, "GKD 1 generated", 2)])
+def test_what_the_student_generates_has_the_same_factors(reports, ranks, case, factor):
+    """All of them powers of two: the same words, and their gradient to the last bit."""
+    before, after = (reports[ranks][state][case] for state in ("before", "after"))
+    assert after["tokens"] == before["tokens"]
+    assert after["norm"] == factor * before["norm"] != 0
+    for mine, other in zip(after["gradient"], before["gradient"], strict=True):
+        assert float.fromhex(mine) == factor * float.fromhex(other)
+
+
+@each({1: ALONE[:3], 2: TOGETHER[:3]})
+def test_beside_the_patch_for_transformers_it_is_the_same(reports, ranks, case):
+    assert reports[ranks]["beside"][case] == reports[ranks]["after"][case]
+
+
+@pytest.mark.parametrize(("ranks", "case"), [(1, ALONE[0]), (2, TOGETHER[0])])
+def test_reverted_it_is_trl_s_own_again(reports, ranks, case):
+    assert reports[ranks]["reverted"][case] == reports[ranks]["before"][case]
+
+
+def trainer(**settings):
+    """What the functions ask of one: four ranks, windows of eight micro-batches, of which the last has three."""
+    settings = {"training": True, "average": True, "accelerator_steps": 1, "engine": "MULTI_GPU", **settings}
+    others = {name: settings[name] for name in ("loss_is_scaled_for_ga", "get_tp_size") if name in settings}
+    return SimpleNamespace(
+        model=SimpleNamespace(training=settings["training"]),
+        args=SimpleNamespace(average_tokens_across_devices=settings["average"], gradient_accumulation_steps=8),
+        accelerator=SimpleNamespace(
+            num_processes=4,
+            gradient_accumulation_steps=settings["accelerator_steps"],
+            distributed_type=settings["engine"],
+        ),
+        current_gradient_accumulation_steps=3,
+        **others,
+    )
+
+
+def loss():
+    return 24.0
+
+
+@pytest.mark.parametrize(
+    ("function", "items", "settings"),
+    [
+        *((function, None, {}) for function in (window.summed, window.averaged)),  # of images, nothing is counted
+        *((function, 9, {"training": False}) for function in (window.summed, window.averaged)),
+        (window.summed, 9, {"average": False}),
+        (window.summed, 9, {"get_tp_size": lambda: 4}),
+        (window.averaged, 9, {"loss_is_scaled_for_ga": False}),  # so that Trainer divides
+        (window.averaged, 9, {"accelerator_steps": 8}),  # as in transformers 5.2.0 to 5.5.3
+    ],
+)
+def test_where_nothing_is_to_do_it_is_trl_s_function(function, items, settings):
+    assert function(trainer(**settings), loss, items) is loss
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (lambda: window.summed(trainer(), loss, 9), 24 * 4),
+        (lambda: window.summed(trainer(), loss, 9, 8), 24 * 4 * 8),
+        (lambda: window.summed(trainer(average=False), loss, 9, 8), 24 * 8),
+        (lambda: window.summed(trainer(get_tp_size=lambda: 2), loss, 9), 24 * 2),
+        (lambda: window.averaged(trainer(), loss, 9), 24 / 3),
+        (lambda: window.averaged(trainer(accelerator_steps=8, engine="DEEPSPEED"), loss, 9), 24 / 3),
+    ],
+)
+def test_factors(found, wanted):
+    assert found()() == wanted
+
+
+# -- other releases
+
+
+def beside(run_ranks, release, *cases):
+    levels = (*TORCH, Level("tests.harness.loading:trl", str(folder(release))))
+    (report,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
+    assert report["status"] == "applied"
+    return report
+
+
+def test_before_1_7_it_was_multiplied(run_ranks):
+    """Micro-batches of one sample, so that the mean of the means is that of the samples."""
+    report = beside(run_ranks, "trl-1.5", "GOLD 8", "ULD 8", "ULD 1")
+    before, after = report["before"], report["after"]
+    assert report["version"] == "1.5.1"
+    assert before["GOLD 8"]["factor of means"] == pytest.approx(8, rel=ROUNDING)
+    assert after["GOLD 8"]["error of means"] < ROUNDING
+    right = before["ULD 1"]["norm"]
+    assert (before["ULD 8"]["norm"], after["ULD 8"]["norm"]) == pytest.approx((8 * right, right), rel=ROUNDING)
+    for case in ("GOLD 8", "ULD 8", "ULD 1"):
+        assert after[case]["evaluated"] == before[case]["evaluated"]
+        assert report["beside"][case] == after[case]
+    assert after["ULD 1"] == before["ULD 1"]
+
+
+@pytest.mark.exhaustive
+def test_the_newest_release_has_it_still(run_ranks):
+    report = beside(run_ranks, "trl-1.16", "GOLD 4", "GKD 4", "ULD 4", "ULD 1")
+    assert report["version"] == "1.16.0"
+    assert report["before"]["GOLD 4"]["factor of tokens"] == pytest.approx(1 / 4, rel=ROUNDING)
+    assert report["after"]["GOLD 4"]["error of tokens"] < ROUNDING
+    assert report["after"]["GKD 4"] == report["before"]["GKD 4"]
+    right = report["before"]["ULD 1"]["norm"]
+    assert report["before"]["ULD 4"]["norm"] == pytest.approx(4 * right, rel=ROUNDING)
+    assert report["after"]["ULD 4"]["norm"] == pytest.approx(right, rel=ROUNDING)
