@@ -21,8 +21,7 @@ def advantages(*, name: str, padding: int) -> Outcome:
         "old_log_probs": cases.rows(-1.0, 3),
     }
     found = cases.gradient(name, 9 + padding, given)
-    lengths = [len(row) for row in given["values"]]
-    return {"gradient": {f"row {at}": row[: lengths[at]] for at, row in enumerate(found)}}
+    return {"gradient": {f"row {at}": row for at, row in enumerate(found)}}
 
 
 @trainer("skyrl_dispatch/outputs")

@@ -58,7 +58,7 @@ verl puts the outcome's reward on the last token that is no padding, whoever wro
 rewards by `response_mask`, or skip tokens where it is 0, as tools' answers are. Its other estimators add up the rewards
 of a whole trajectory, and have it.""",
     repair="""\
-A reward on a token that does not count is moved to the last token before it that does: in the decision process whose
+A reward on a token that does not count is added to the last token before it that does: in the decision process whose
 actions are the model's tokens it is a part of the reward that followed that action, so nothing is discounted for it.
 Then upstream's own lines run: GAE (Schulman et al., 2016, arXiv 1506.02438, equation 16) over the model's own tokens,
 ReMax (Li et al., 2023, arXiv 2310.10505), and the optimal token baseline. Rewards that you put on answers between turns

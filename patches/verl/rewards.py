@@ -6,9 +6,10 @@ import torch
 
 
 def on_tokens_that_count(rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Rewards of tokens that do not count, on the last token before them that does: what they came of.
+    """Rewards, with those of tokens that do not count added to the last token before them that does: they came of it.
 
-    Where there is none before them they stay as they are. The tensor itself where nothing has to move.
+    What is on tokens that do not count themselves is left to the caller, which drops it. The tensor itself where
+    nothing has to be added.
 
     Args:
         rewards, response_mask: ``[responses, tokens]``.
@@ -20,7 +21,6 @@ def on_tokens_that_count(rewards: torch.Tensor, response_mask: torch.Tensor) -> 
     if not elsewhere.any():
         return rewards
     positions = torch.arange(rewards.shape[-1], device=rewards.device)
-    last = torch.where(counts, positions, -1).cummax(dim=-1).values
-    elsewhere = elsewhere.masked_fill(last < 0, 0)
-    moved = torch.zeros_like(rewards).scatter_add_(-1, last.clamp(min=0), elsewhere)  # writes: a tensor of its own
-    return torch.where(moved != 0, rewards + moved, rewards.masked_fill(elsewhere != 0, 0))
+    # Before the first token that counts it is token 0, which does not count either.
+    last = torch.where(counts, positions, 0).cummax(dim=-1).values
+    return rewards.scatter_add(-1, last, elsewhere)

@@ -28,8 +28,25 @@ def rows(mean: float, seed: int) -> list[list[float]]:
     return [(mean + 0.3 * torch.randn(length, generator=generator)).tolist() for length in (9, 4, 6, 2)]
 
 
-def padded(ragged: list[list[float]], length: int, value: float = 0.0) -> torch.Tensor:
-    return torch.tensor([row + [value] * (length - len(row)) for row in ragged])
+class Tokenizer(int):
+    """What SkyRL takes as one; since 0.4.0 the number of the padding's token."""
+
+    pad_token_id = 0
+
+
+def placed(lengths: list[int], length: int) -> torch.Tensor:
+    """Where SkyRL puts the tokens of responses: at the left edge in 0.1.0, at the right edge since 0.2.0."""
+    of_batch = importlib.import_module("skyrl.train.dataset.preprocess").convert_prompts_responses_to_batch_tensors
+    numbers = [[1] * own for own in lengths]
+    rewards = [[0.0] * own for own in lengths]
+    mask: torch.Tensor = of_batch(Tokenizer(), [[1] for _ in lengths], numbers, rewards, numbers)[2].bool()
+    more = length - mask.shape[1]
+    return torch.nn.functional.pad(mask, (more, 0) if mask[:, -1].all() else (0, more))
+
+
+def padded(ragged: list[list[float]], mask: torch.Tensor, value: float = 0.0) -> torch.Tensor:
+    numbers = torch.tensor([number for row in ragged for number in row])
+    return torch.full(mask.shape, value).masked_scatter(mask, numbers)
 
 
 def normalised(data: Any, algorithm: Any) -> torch.Tensor:
@@ -45,7 +62,7 @@ def normalised(data: Any, algorithm: Any) -> torch.Tensor:
 
 
 def gradient(estimator: str, length: int, given: dict[str, Any]) -> list[list[float]]:
-    """Of the loss, for each log-probability of the padded batch."""
+    """Of the loss, for each log-probability of each response; padding has none."""
     ppo_utils = importlib.import_module(UTILS)
     batches = importlib.import_module("skyrl.backends.skyrl_train.training_batch")
     algorithm = SimpleNamespace(
@@ -57,28 +74,29 @@ def gradient(estimator: str, length: int, given: dict[str, Any]) -> list[list[fl
         eps_clip_high=CLIP,
         off_policy_correction=None,
     )
-    mask = padded([[1.0] * len(row) for row in given["values"]], length)
+    there = placed([len(row) for row in given["values"]], length)
+    mask = there.float()
     at_the_end = [[0.0] * (len(row) - 1) + [reward] for row, reward in zip(given["values"], REWARDS, strict=True)]
     advantages, _ = ppo_utils.compute_advantages_and_returns(
-        token_level_rewards=padded(at_the_end, length),
+        token_level_rewards=padded(at_the_end, there),
         response_mask=mask,
         index=list(GROUPS),
         adv_estimator=estimator,
         config=algorithm,
-        values=padded(given["values"], length, ON_PADDING),
+        values=padded(given["values"], there, ON_PADDING),
         gamma=GAMMA,
         lambd=LAMBDA,
         grpo_norm_by_std=True,
     )
     data = batches.TrainingInputBatch({"advantages": advantages, "response_mask": mask, "loss_mask": mask})
-    log_probs = padded(given["log_probs"], length).requires_grad_()
+    log_probs = padded(given["log_probs"], there).requires_grad_()
     loss, _ = ppo_utils.ppo_policy_loss(
-        log_probs, padded(given["old_log_probs"], length), normalised(data, algorithm), algorithm, loss_mask=mask
+        log_probs, padded(given["old_log_probs"], there), normalised(data, algorithm), algorithm, loss_mask=mask
     )
     loss.backward()
     assert log_probs.grad is not None
-    found: list[list[float]] = log_probs.grad.tolist()
-    return found
+    assert not log_probs.grad[~there].any()
+    return [row[own].tolist() for row, own in zip(log_probs.grad, there, strict=True)]
 
 
 def main() -> None:
