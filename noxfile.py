@@ -87,6 +87,10 @@ def print_times() -> None:
         print(f"\n{'session':<18}{'CPU s':>8}{'clock s':>9}")
     for name, cpu, took, outcome in rows:
         print(f"{name:<18}{cpu:>8.0f}{took:>9.0f}  {outcome}")
+    for file in sorted(path.parent.glob(f"{path.name}.*")):
+        lines = file.read_text().splitlines()
+        print(f"\n{file.name.removeprefix(path.name + '.')}:", *lines[:10], sep="\n  ")
+        file.unlink()
     missing = [version for version in ENGINE_PYTHONS if not is_here(version)]
     if missing and any(row[0].startswith("engine") for row in rows):
         print(f"NOT RUN: the engine's tests on Python {', '.join(missing)}, not found here")
@@ -100,6 +104,7 @@ def session(*, requires: Sequence[str] = (), **options: Any) -> Callable[[Callab
         @functools.wraps(function)
         def measured(session: nox.Session) -> None:
             started, before, outcome = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), "FAILED"
+            session.env["SESSION_FAILURES"] = f"{TIMES}.{session.name}"
             try:
                 function(session)
                 outcome = "passed"

@@ -19,7 +19,7 @@ from hunt.cells import Cell, Verdict
 from hunt.frameworks import ENVIRONMENTS, FRAMEWORKS
 from hunt.runs import Runner
 from hunt.trainers import Trainer
-from tests.harness import side_by_side
+from tests.harness import failures, side_by_side
 from tests.harness.warm import serving
 
 ENVIRONMENT_FILES = Path(__file__).resolve().parents[1] / "tests" / "environments"
@@ -127,6 +127,7 @@ def hunt(chosen: Chosen, write: bool) -> int:
     for cell, verdict in verdicts:
         if verdict.kind == cells.NEW:
             print(f'new: make hunt NAMES="{cell.name}"')
+            failures.note(f"{cell.name}: {verdict.words}")
     words = summary(verdicts, spent, time.monotonic() - started)
     print(words)
     if write:
@@ -147,12 +148,17 @@ def hold_ours(chosen: Chosen, share: float, write: bool) -> int:
     """Every patch on against off."""
     every = [each for trainer in chosen.trainers.values() for each in ours.configurations(trainer)]
     started, kinds = time.monotonic(), Counter[str]()
+    rounded = ours.roundings()
     with running() as runner:
         some = every[:: round(1 / share)]
-        for each, finding in judged(some, lambda each: ours.judge(each, chosen.release_of(each.trainer), runner)):
+        for each, finding in judged(
+            some, lambda each: ours.judge(each, chosen.release_of(each.trainer), runner, rounded)
+        ):
             kinds[finding.kind] += 1
             if finding.kind != ours.SAME:
                 print(f"{finding.kind:<9}{each.name:<60} {finding.words}", flush=True)
+            if finding.kind == ours.BROKEN:
+                failures.note(f"{each.name}: {finding.words}")
     counts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     words = f"{sum(kinds.values())} configurations: {counts}; {time.monotonic() - started:.0f} s"
     print(words)
@@ -167,10 +173,12 @@ def find_known(chosen: Chosen, write: bool) -> int:
     every = trainers.every()
     seen = [each for each in power.seen(every, relations.every()) if each.cell.trainer.name in chosen.trainers]
     with running() as runner:
-        for each, verdict in judged(seen, lambda each: cells.judge(each.cell, runner, known)):
+        for each, verdict in judged(seen, lambda each: cells.judge(each.cell, runner, known, each.bug)):
             found = verdict.kind == cells.KNOWN and each.bug in verdict.why
             rows.append((each, verdict, found))
             print(f"{'found' if found else 'MISSED':<7}{each.bug:<40} {each.cell.name}: {verdict.words}", flush=True)
+            if not found:
+                failures.note(f"MISSED {each.bug}, {each.cell.name}: {verdict.words}")
     words = f"{sum(found for *_, found in rows)} of {len(rows)} bugs found; {time.monotonic() - started:.0f} s"
     print(words)
     if write:

@@ -117,8 +117,15 @@ def named(name: str, trainers: Mapping[str, Trainer], relations: Mapping[str, Re
     raise KeyError(f"no cell {name}: expected TRAINER:RELATION/PAIR or TRAINER@RELEASE:RELATION/PAIR")
 
 
-def judge(cell: Cell, runner: Runner, known: Sequence[Reason]) -> Verdict:
-    """Run both sides as released; where they differ, with every patch; where that helps, with each."""
+def judge(cell: Cell, runner: Runner, known: Sequence[Reason], bug: str | None = None) -> Verdict:
+    """Run both sides as released; where they differ, with every patch; where that helps, with each.
+
+    Args:
+        cell: what to run.
+        runner: runs it.
+        known: the reasons that count.
+        bug: the patch to try before the others.
+    """
     found = compared(cell, runner, OFF)
     if found.kind != NEW:
         return found
@@ -128,22 +135,20 @@ def judge(cell: Cell, runner: Runner, known: Sequence[Reason]) -> Verdict:
         return found if rest.found == found.found else Verdict(NEW, f"{found.found}; with patches {rest.found}")
     if rest.kind != HOLDS and rest.found == found.found:
         return reason
-    names = helping(cell, rest, runner)
+    names = helping(cell, rest, runner, bug)
     return Verdict(KNOWN, found.found, names + (f"; then {rest.found}, {reason.kind}: {reason.why}" * bool(reason.why)))
 
 
-_HELPED: list[str] = []
-
-
-def helping(cell: Cell, rest: Verdict, runner: Runner) -> str:
+def helping(cell: Cell, rest: Verdict, runner: Runner, bug: str | None = None) -> str:
     """The patch that does alone what all of them do; those that have helped elsewhere are tried first."""
     results = [runner.ask(run).result() for run in cell.runs(ON)]
     names = {name for result in results for name in result.applied}
-    for name in [*(each for each in _HELPED if each in names), *sorted(names - {*_HELPED})]:
+    for name in dict.fromkeys([*filter(None, [bug]), *runner.helped, *sorted(names)]):
+        if name not in names:
+            continue
         alone = compared(cell, runner, name)
         if alone == rest or alone.kind == rest.kind == HOLDS:  # rounding may differ
-            if name not in _HELPED:
-                _HELPED.append(name)
+            runner.helped.append(name)
             return name
     return f"several of {', '.join(sorted(names))}"
 

@@ -92,7 +92,10 @@ FRAMEWORKS = {
         "trl",
         # unwrap_model imports DeepSpeed where it is installed.
         ("deepspeed", "accelerate", "datasets", "peft", "transformers.trainer")
-        + ("transformers.models.llama.modeling_llama", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
+        + ("transformers.models.llama.modeling_llama", "torch.distributed.checkpoint", "torch.distributed.fsdp")
+        # What torch.compile imports with its first graph, eight seconds of every fork otherwise.
+        + ("torch._inductor.compile_fx", "torch._dynamo.backends.inductor", "torch.export._trace")
+        + ("torch.distributed.tensor.experimental",),
     ),
     "peft": Framework("trl", ("peft",), "transformers"),
     "trl": Framework(

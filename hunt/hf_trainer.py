@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hunt import objects
+from hunt import objects, sharded
 from hunt.outcomes import Outcome
 
 VOCABULARY = 32
@@ -18,8 +18,12 @@ VOCABULARY = 32
 LENGTHS = (7, 4, 6, 5, 8, 3, 6, 5, 7, 4, 8, 6)
 PAD, IGNORED = 0, -100
 
-ARGUMENTS = frozenset({"micro_batch", "accumulation", "ranks", "steps", "resume_at", "checkpointing", "compiled"})
-"""Settings that `arguments` takes."""
+ARGUMENTS = frozenset(
+    {"micro_batch", "accumulation", "ranks", "steps", "resume_at", "checkpointing", "compiled", "sharding"}
+)
+"""Settings that tell `arguments` what to do."""
+GIVEN = ARGUMENTS | {"dtype"}
+"""All that it takes."""
 ROWS = frozenset({"rows", "order", "others"})
 """Settings that `rows` takes."""
 MODEL = frozenset({"attention", "dtype", "lora", "dropout"})
@@ -51,8 +55,11 @@ def arguments(
     resume_at: int | None = None,
     checkpointing: bool = False,
     compiled: bool = False,
+    sharding: str | None = None,
+    dtype: str = "float32",
 ) -> dict[str, Any]:
     """Those of TrainingArguments; nothing is clipped, and a checkpoint is written only to be resumed from."""
+    sharded.prepare(sharding)
     return {
         "output_dir": folder,
         "per_device_train_batch_size": micro_batch,
@@ -74,6 +81,7 @@ def arguments(
         "torch_compile": compiled,
         "torch_compile_backend": "eager" if compiled else None,
         **({"ddp_backend": "gloo"} if ranks > 1 else {}),
+        **sharded.arguments(sharding, dtype),
     }
 
 
@@ -131,11 +139,12 @@ def outcome(
         for entry in trainer.state.log_history
         if "loss" in entry and entry["step"] > (resume_at or 0)
     }
+    saved = _saved(trainer)  # first: a state dict after FSDP1's parameters were gathered ends the process
     found = {
         "loss": {name: losses[name] for name in [*losses][-1:]},
         "gradient": gradients,
         "state": _state(trainer),
-        "saved": _saved(trainer),
+        "saved": saved,
         "objects": {**objects.described(_held(trainer)), **objects.identities(held, _held(trainer))},
     }
     if steps > 1:
@@ -149,10 +158,14 @@ def _train(trainer: Any, gradients: dict[str, Any], seen: list[Any] | None, **op
     from transformers import TrainerCallback
 
     class Keep(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if trainer.is_deepspeed_enabled:
+                sharded.watch(trainer, gradients)
+
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            for name, parameter in trainer.model.named_parameters():
-                if parameter.grad is not None:
-                    gradients[f"step {state.global_step} {name}"] = parameter.grad.detach().clone()
+            if not trainer.is_deepspeed_enabled:
+                found = sharded.gradients(trainer)
+                gradients.update({f"step {state.global_step} {name}": value for name, value in found.items()})
 
     callback = Keep()
     trainer.add_callback(callback)
@@ -196,9 +209,11 @@ def _held(trainer: Any) -> dict[str, Any]:
 
 
 def _saved(trainer: Any) -> dict[str, Any]:
-    """What a user finds on disk."""
+    """What a user finds on disk; of FSDP1 what would be written, since on the CPU accelerate's way of it crashes."""
     from safetensors.torch import load_file
 
+    if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+        return {sharded.name_of(name): sharded.full(value) for name, value in trainer.model.state_dict().items()}
     folder = Path(trainer.args.output_dir) / "saved"
     trainer.save_model(str(folder))
     found: dict[str, Any] = {}
@@ -209,8 +224,12 @@ def _saved(trainer: Any) -> dict[str, Any]:
 
 def _state(trainer: Any) -> dict[str, Any]:
     """Parameters and buffers, and the optimizer's."""
-    found = {f"model {name}": value for name, value in trainer.model.state_dict().items()}
-    for index, state in trainer.optimizer.state_dict()["state"].items():
-        found |= {f"optimizer {index} {name}": value for name, value in state.items()}
+    with sharded.gathered(trainer):
+        named = {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}
+        found = {f"model {sharded.name_of(name)}": sharded.full(value) for name, value in named.items()}
+    # ZeRO's is of this rank's share, without names.
+    of_optimizer = {} if trainer.is_deepspeed_enabled else trainer.optimizer.state_dict()["state"]
+    for index, state in of_optimizer.items():
+        found |= {f"optimizer {index} {name}": sharded.full(value) for name, value in state.items()}
     found["learning rate"] = trainer.lr_scheduler.get_last_lr()
     return found

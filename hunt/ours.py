@@ -8,21 +8,22 @@ the two is right.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hunt import outcomes
+from hunt import cells, outcomes
 from hunt.outcomes import Outcome
 from hunt.runs import Run, Runner
 from hunt.trainers import Trainer
 from hunt.worker import OFF, ON
 
-SAME, REPAIRED, CHANGED, BROKEN, CANNOT = "same", "repaired", "changed", "BROKEN", "cannot"
+SAME, ROUNDED, REPAIRED, CHANGED, BROKEN, CANNOT = "same", "rounded", "repaired", "changed", "BROKEN", "cannot"
 
 GRID: dict[str, tuple[Any, ...]] = {
     "dtype": ("float32", "bfloat16"),
@@ -37,8 +38,8 @@ GRID: dict[str, tuple[Any, ...]] = {
 NUMBERS = ("loss", "gradient")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 """Between the sums of one micro-batch and of several; bfloat16 has a relative precision of 0.004 in each step."""
-OF_EACH = 16
-"""Configurations of a trainer, of up to 128 and more that there are."""
+OF_EACH = 8
+"""Configurations of a trainer, of up to 640 that there are."""
 SAMPLES = 8
 
 
@@ -86,7 +87,30 @@ class Finding:
     words: str = ""
 
 
-def judge(configuration: Configuration, release: str | None, runner: Runner) -> Finding:
+@dataclass(frozen=True)
+class Rounding:
+    """An entry of reasons.toml: trainers in which a patch rounds otherwise, as its page says.
+
+    Attributes:
+        trainers: globs of names.
+        patch: its name.
+        largest: the relative deviation that is rounding there.
+    """
+
+    trainers: Sequence[str]
+    patch: str
+    largest: float
+
+
+def roundings() -> list[Rounding]:
+    """Those of reasons.toml."""
+    entries = cells.read(cells.REASONS).get("rounded", [])
+    return [Rounding(entry["trainers"], entry["patch"], entry["largest"]) for entry in entries]
+
+
+def judge(
+    configuration: Configuration, release: str | None, runner: Runner, rounded: Sequence[Rounding] = ()
+) -> Finding:
     """As released, and with every patch on."""
     name = configuration.trainer.name
     off, on = (runner.ask(Run(name, release, dict(configuration.settings), patches)) for patches in (OFF, ON))
@@ -100,6 +124,10 @@ def judge(configuration: Configuration, release: str | None, runner: Runner) -> 
             return Finding(REPAIRED, f"as released: {before.failed}")
         return Finding(BROKEN, f"with patches: {after.failed}; as released: {before.failed or 'runs'}")
     if different := differences(before.outcome, after.outcome):
+        for entry in rounded:
+            if entry.patch in after.applied and any(fnmatch.fnmatchcase(name, glob) for glob in entry.trainers):
+                if (found := outcomes.compare(before.outcome, after.outcome)).size <= entry.largest:
+                    return Finding(ROUNDED, f"{found} ({found.where}): {entry.patch}")
         return _judged(configuration, release, runner, before.outcome, after.outcome, different)
     return Finding(SAME)
 

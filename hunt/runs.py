@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -61,6 +62,8 @@ class Runner:
         self._pool = ThreadPoolExecutor(side_by_side)
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Result]] = {}
+        self.helped: list[str] = []
+        """Patches that have repaired a cell, in the order in which they did."""
 
     def ask(self, run: Run) -> Future[Result]:
         """Its result, when it is there."""
@@ -83,6 +86,7 @@ class Runner:
         out.mkdir(parents=True)
         ranks = run.settings.get("ranks", 1)
         request = {"trainer": run.trainer, "settings": run.settings, "patches": run.patches}
+        how = None
         levels = frameworks.levels(self._trainers[run.trainer].framework, run.release)
         try:
             self._warm.run("hunt.worker", [json.dumps(request)], out, levels, ranks=ranks, timeout=LIMIT)
@@ -91,6 +95,7 @@ class Runner:
                 return Result(None, f"hangs: not done after {LIMIT:.0f} s")
             if not any((out / f"rank{rank}.json").exists() for rank in range(ranks)):
                 return Result(None, f"ends: {str(error).strip().splitlines()[-1]}")
+            how = re.search(r"rank \d+ died by \w+", str(error))
         reports = [json.loads(path.read_text()) for rank in range(ranks) if (path := out / f"rank{rank}.json").exists()]
         seconds = sum(report["seconds"] for report in reports)
         applied = tuple(reports[0]["applied"])
@@ -98,4 +103,6 @@ class Runner:
             return Result(None, cannot=cannot[0], seconds=seconds)
         if raised := [report["raised"] for report in reports if "raised" in report]:
             return Result(None, raised[0].strip().partition("\n")[0][:200], applied=applied, seconds=seconds)
+        if how is not None:
+            return Result(None, f"ends: {how[0]}", applied=applied, seconds=seconds)
         return Result(outcomes.load(out), applied=applied, seconds=seconds)

@@ -113,7 +113,7 @@ def run(
     if unknown := (options or {}).keys() - known:
         raise CannotRun(f"this {config.__name__} has no {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder:
-        given = {**hf_trainer.arguments(folder, **chosen(hf_trainer.ARGUMENTS)), "bf16": False, **(options or {})}
+        given = {"bf16": False, **hf_trainer.arguments(folder, **chosen(hf_trainer.GIVEN)), **(options or {})}
 
         def build() -> Any:
             return around(trainer)(

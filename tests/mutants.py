@@ -45,6 +45,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.harness import failures  # noqa: E402
+
 DATA = Path(__file__).parent / "mutations"
 ENVIRONMENTS = ("engine", "frameworks", "trl")
 SECONDS = 300.0
@@ -197,7 +200,8 @@ class Copy:
 
     def pytest(self, environment: str, arguments: Sequence[str], seconds: float) -> tuple[int | None, str]:
         """Exit status of pytest, None where it did not end in time; and what it printed."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RLHF_PATCHES_", "PYTHON", "PYTEST_"))}
+        left_out = ("RLHF_PATCHES_", "PYTHON", "PYTEST_", failures.FILE)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
         python = self.pythons[environment]
         kept["PATH"] = f"{Path(python).parent}{os.pathsep}{kept['PATH']}"
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={self.folder / 'tmp'}"]
@@ -385,6 +389,7 @@ def main() -> int:
         print(f"{area or 'all':<20}{total:>10}{total - states - fails:>10}{states:>10}{fails:>10}")
     for name, text in wrong.items():
         print(f"\n{name}: {text}")
+        failures.note(f"{name}: {text}")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"\n{time.monotonic() - started:.0f} s on the clock, {used.ru_utime + used.ru_stime:.0f} CPU seconds")
     return 1 if wrong else 0

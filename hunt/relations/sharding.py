@@ -44,6 +44,16 @@ PAIRS = [
         Pair(f"fsdp1-reference-{when}", {"fsdp": None, "reference": when}, {"fsdp": 1, "reference": when, **TWO}, PARTS)
         for when in ("first", "second")
     ),
+    # transformers' Trainer, and what stands on it.
+    *(
+        Pair(
+            f"trainer-{name}",
+            {"sharding": None, "micro_batch": 8, "accumulation": 1, "ranks": 1},
+            {"sharding": name, "micro_batch": 2, "accumulation": 2, "ranks": 2},
+            PARTS,
+        )
+        for name in ("zero2", "zero3", "fsdp1", "fsdp2")
+    ),
     # Only rank 0 has the weights, of which some may be in four bits.
     Pair("fsdp2-efficient", {"fsdp": None, "efficient": True}, {"fsdp": 2, "efficient": True, **TWO}, PARTS),
     Pair(

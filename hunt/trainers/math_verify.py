@@ -9,7 +9,7 @@ from hunt.trainers import trainer
 
 
 @trainer("math_verify/answers")
-def answers(*, thread: str) -> Outcome:
+def answers(*, thread: str = "main") -> Outcome:
     from tests.patches.math_verify import thread_ranks
 
     if thread == "main":

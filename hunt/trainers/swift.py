@@ -49,7 +49,7 @@ def grpo(*, name: str, micro_batch: int = 8, accumulation: int = 1, order: str =
 
 
 @trainer("swift/loader-shuffled", "swift/loader-in-order")
-def loader(*, name: str, drawn: int, ranks: int = 1) -> Outcome:
+def loader(*, name: str, drawn: int = 8, ranks: int = 1) -> Outcome:
     """The samples that all ranks together draw in the first epoch."""
     import torch
 
@@ -160,7 +160,7 @@ def log_probabilities(*, name: str, parallel: str, ranks: int = 1) -> Outcome:
 
 
 @trainer("swift_kto/packed", "swift_kto/padded")
-def kto(*, name: str, sequence: bool, ranks: int = 2) -> Outcome:
+def kto(*, name: str, sequence: bool = False, ranks: int = 2) -> Outcome:
     """`forward_step` and the loss on the last pipeline stage, which gets its input from another one."""
     from tests.patches.swift import kto_sequence_parallel_ranks as cases
 

@@ -130,7 +130,7 @@ def heads(
             return transformers.Trainer(
                 model=hf_trainer.prepared(model, **chosen({"dtype", "lora"})),
                 args=transformers.TrainingArguments(
-                    **hf_trainer.arguments(folder, **chosen(hf_trainer.ARGUMENTS)),
+                    **hf_trainer.arguments(folder, **chosen(hf_trainer.GIVEN)),
                     label_smoothing_factor=0.1 if name == "smoothed" else 0.0,
                 ),
                 train_dataset=data,

@@ -81,7 +81,7 @@ class Answers:
     """A runner whose results are given: by accumulation, and by what is applied."""
 
     def __init__(self, by_patches, applied=("helps", "does-not")):
-        self.by_patches, self.applied = by_patches, applied
+        self.by_patches, self.applied, self.helped = by_patches, applied, []
 
     def ask(self, run):
         found = self.by_patches.get(run.patches, self.by_patches["off"])[run.settings["accumulation"] == 8]
@@ -117,8 +117,7 @@ ACCEPT = [cells.Reason("accepted", ["trl/*:micro_batches/*"], "by definition", 0
         ({"off": (scaled(1.0), "hangs"), "on": RIGHT, "helps": RIGHT}, [], "known", "other: hangs: helps"),
     ],
 )
-def test_verdicts(by_patches, reasons, kind, words, monkeypatch):
-    monkeypatch.setattr(cells, "_HELPED", [])
+def test_verdicts(by_patches, reasons, kind, words):
     verdict = cells.judge(CELL, Answers(by_patches), reasons)
     assert (verdict.kind, verdict.words) == (kind, words)
 
@@ -150,6 +149,22 @@ HELD = {"objects": {"model": "compiled"}}
 )
 def test_what_patches_may_change(by_patches, kind):
     assert ours.judge(CONFIGURATION, None, Answers(by_patches)).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("patch", "trainer", "factor", "kind"),
+    [
+        ("helps", "trl/*", 1 + 1e-7, "rounded"),
+        ("helps", "trl/*", 1 + 1e-5, "BROKEN"),
+        ("helps", "verl/*", 1 + 1e-7, "BROKEN"),
+        ("another", "trl/*", 1 + 1e-7, "BROKEN"),
+    ],
+    ids=["as its page says", "more than that", "another trainer", "a patch that was not applied"],
+)
+def test_a_patch_may_round_otherwise_where_that_is_said(patch, trainer, factor, kind):
+    answers = Answers({"off": RIGHT, "on": (scaled(1.0), scaled(factor))})
+    entry = ours.Rounding([trainer], patch, 1e-6)
+    assert ours.judge(CONFIGURATION, None, answers, [entry]).kind == kind
 
 
 # ---------------------------------------------------------------------------------- what is written of it
