@@ -124,10 +124,11 @@ def judge(
             return Finding(REPAIRED, f"as released: {before.failed}")
         return Finding(BROKEN, f"with patches: {after.failed}; as released: {before.failed or 'runs'}")
     if different := differences(before.outcome, after.outcome):
+        found = outcomes.compare(before.outcome, after.outcome)
         for entry in rounded:
-            if entry.patch in after.applied and any(fnmatch.fnmatchcase(name, glob) for glob in entry.trainers):
-                if (found := outcomes.compare(before.outcome, after.outcome)).size <= entry.largest:
-                    return Finding(ROUNDED, f"{found} ({found.where}): {entry.patch}")
+            concerned = any(fnmatch.fnmatchcase(name, glob) for glob in entry.trainers)
+            if concerned and entry.patch in after.applied and found.size <= entry.largest:
+                return Finding(ROUNDED, f"{found} ({found.where}): {entry.patch}")
         return _judged(configuration, release, runner, before.outcome, after.outcome, different)
     return Finding(SAME)
 

@@ -96,7 +96,7 @@ def name_of(parameter: str) -> str:
 
 
 def gradients(trainer: Any) -> dict[str, Any]:
-    """Of all that is trained, before the optimizer's step; whole. DeepSpeed has taken its step by then: see `watched`."""
+    """Of all that is trained, whole, before the optimizer's step; DeepSpeed has taken its step by then (`watch`)."""
     with gathered(trainer):
         named = {name_of(name): each.grad for name, each in trainer.model.named_parameters()}
         return {name: full(each) for name, each in named.items() if each is not None}
