@@ -1,7 +1,8 @@
-"""Losses of GKD and GOLD, as a Trainer has to be given them, which adds up micro-batches and averages over ranks.
+"""Losses as a Trainer has to be given them, which adds up micro-batches and averages over ranks: GKD's, GOLD's, and
+those of OnlineDPO's family.
 
 Only arithmetic: nothing is gathered, since transformers has gathered the number of tokens already. Where a loss is
-right, the trainer's own function is handed back.
+right, the trainer's own function, or the loss itself, is handed back.
 """
 
 from __future__ import annotations
@@ -32,9 +33,23 @@ def averaged(trainer: Any, loss_of: Callable[..., Any], items: Any) -> Callable[
     """A function for a mean over a micro-batch, which `Trainer.training_step` takes to be divided by ``items``."""
     if items is None or not trainer.model.training or _is_divided_later(trainer):
         return loss_of
-    # Of this window: the last of an epoch may have fewer.
-    steps = getattr(trainer, "current_gradient_accumulation_steps", None) or trainer.args.gradient_accumulation_steps
+    steps = _steps(trainer)
     return loss_of if steps == 1 else lambda *args, **kwargs: loss_of(*args, **kwargs) / steps
+
+
+def divided(trainer: Any, loss: Any) -> Any:
+    """A micro-batch's mean, which a `training_step` of the trainer's own hands to `accelerator.backward` as it is."""
+    accelerator = trainer.accelerator
+    if accelerator.distributed_type == "DEEPSPEED" or accelerator.gradient_accumulation_steps > 1:
+        return loss  # DeepSpeed's engine divides, or accelerate
+    steps = _steps(trainer)
+    return loss if steps == 1 else loss / steps
+
+
+def _steps(trainer: Any) -> int:
+    """Of this window: the last of an epoch may have fewer. Outside train(), and in older transformers, the setting."""
+    window = getattr(trainer, "current_gradient_accumulation_steps", None)
+    return int(window or trainer.args.gradient_accumulation_steps)
 
 
 def _counted_by_transformers(trainer: Any) -> bool:
