@@ -119,7 +119,7 @@ def streamed(rows: list[Any]) -> Any:
     """A data set without a length."""
     import torch
 
-    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:
             return iter(rows)
 

@@ -15,10 +15,10 @@ PATCH = Patch(
     symptom="""\
 `Trainer` trains GPT-2 on a gradient that is too small, where the labels of its rows begin with a token that counts: of
 n labels in a step's rows, n - rows are predicted, and the loss is divided by n. It is 0.818 of its size with 8 rows of
-5 or 6 tokens, 0.999 with 1024 tokens a row. The same for `BertLMHeadModel`,
-`BertGenerationDecoder`, `CTRLLMHeadModel`, `OpenAIGPTLMHeadModel`, `ReformerModelWithLMHead`,
-`IdeficsForVisionText2Text` and `EvollaForProteinText2Text`. Micro-batches of short rows weigh less than they should.
-Llama and all that is named `...ForCausalLM` is right. No error.""",
+5 or 6 tokens, 0.999 with 1024 tokens a row. The same for `BertLMHeadModel`, `BertGenerationDecoder`,
+`CTRLLMHeadModel`, `OpenAIGPTLMHeadModel`, `ReformerModelWithLMHead`, `IdeficsForVisionText2Text`,
+`EvollaForProteinText2Text` and `NemotronH_Omni_Reasoning_V3`. Steps with short rows weigh less than others. Llama and
+all that is named `...ForCausalLM` is right. No error.""",
     cause="""\
 Since 5.10.1 `Trainer` counts `labels[..., 1:]` where the model's loss shifts them. It asks
 `LOSS_MAPPING.get(model.loss_type)`, which has nothing for a class whose name contains none of the names there; the

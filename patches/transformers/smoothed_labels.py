@@ -16,21 +16,20 @@ PATCH = Patch(
     never_with=("label_smoothing_factor=absent|0|0.0",),
     symptom="""\
 `Trainer` with `label_smoothing_factor` trains a causal language model on predicting the token that it has just read:
-with `torch_compile=True`, with a model that was compiled before, under FSDP2, or with PEFT's prefix tuning. The loss
-falls to nearly nothing soon and the model repeats its input. No error. With `torch_compile` an evaluation during the
-training is right, and gets worse.""",
+with `torch_compile=True`, with a model that was compiled before, under FSDP2, or with PEFT's prefix tuning. The model
+learns to repeat its input. No error.""",
     cause="""\
 With label smoothing `Trainer.compute_loss` computes the loss itself, and shifts the labels where the name of the
 model's class is among those of causal models. It asks the wrapper: a compiled model's class is `OptimizedModule`,
 FSDP2's `FSDPLlamaForCausalLM`, and of prefix tuning it takes the model's own `model`, `LlamaModel`.""",
     repair="""\
 Where that name is not among the causal models', the name of the class within the wrappers is looked up as well:
-`torch.compile`, DDP, FSDP, FSDP2, DeepSpeed, PEFT, in any order. Nothing is unwrapped, only read. The gradient is then
-that of the model as it is without the wrapper.
+`torch.compile`, DDP, FSDP2 and PEFT, also around each other. Nothing is unwrapped, only read. The gradient is then that
+of the model as it is without the wrapper.
 
 Without label smoothing nothing is asked, and where the name is found nothing else is. Encoder-decoders and classifiers
-stay bit for bit what they are, wrapped or not. A class of your own under another name, and vision-language models,
-whose names are in another list, are not shifted, as released.""",
+stay bit for bit what they are, wrapped or not. A class of your own under another name, and vision-language
+models whose names are in another list (Qwen2.5-VL), are not shifted, as released.""",
     references=(
         "https://github.com/huggingface/transformers/issues/17960",
         "https://github.com/huggingface/transformers/issues/27161",
