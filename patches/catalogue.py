@@ -177,6 +177,9 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=4.57.0,<5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='transformers', versions='>=5.23.0,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'Since 4.57.0 (with `average_tokens_across_devices=True` from 4.46.2 to 4.48.3) `eval_loss` on several ranks has been up\nto as many times too large as there are ranks: that many times for models that do not use `num_items_in_batch`, and for\ncausal language models by what the last step weighs. With the patch it is what one rank has. Do not compare it with\nvalues that were logged without it, and choose thresholds for it anew (early stopping). What was trained is right; which\ncheckpoint was kept as the best may not be.'),
+    Listed('transformers-first-token-count', 'rlhf_patches.patches.transformers.first_token_count:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=5.10.1,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'GPT-2 and the others were trained on a gradient that was smaller by the share of first tokens, where these count: since\n4.46.2, with the patch in 5.10.1 to 5.23.0 no more. It is 0.1 percent for rows of 1024 tokens, and Adam hides a factor\nthat is the same in each step. With rows of few tokens look at clipping and learning rate again.'),
     Listed('transformers-moe-aux-loss', 'rlhf_patches.patches.transformers.moe_aux_loss:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.46.2,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many\ntimes as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance\nwith `router_aux_loss_coef` multiplied by its number of ranks."),
@@ -184,6 +187,9 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=4.52.0,<=4.57.6', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='transformers', versions='>=5.0.0rc1,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "Since 5.0.0 a mixture of experts that was resumed, or whose best checkpoint was loaded at the end, has had the experts\nand routers that it was built with or those of the last step; since 4.52.0 a vision-language model most of its weights.\nWith the patch these are the checkpoint's. Resume from the checkpoint before the first such stop; a best model that was\nsaved at the end is in its checkpoint's folder."),
+    Listed('transformers-smoothed-labels', 'rlhf_patches.patches.transformers.smoothed_labels:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=4.45.2,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to repeat\nits input. With the patch it is trained to predict the next token. Nothing of such a run can be kept: start it again\nfrom the weights before it.'),
     Listed('trl-chunked-divergence-zero3', 'rlhf_patches.patches.trl.chunked_divergence_zero3:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.10.0,<1.15.0', modules=('trl.trainer.distillation_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),

@@ -14,4 +14,13 @@ PAIRS = [
         {**STEPS, "steps": 3, "accumulation": 2, "resume_at": 1},
         PARTS,
     ),
+    *(
+        Pair(
+            f"in-the-second-epoch-{drawn}",
+            {**STEPS, "steps": 8, "drawn": drawn},
+            {**STEPS, "steps": 8, "drawn": drawn, "resume_at": 6},
+            PARTS,
+        )
+        for drawn in ("by-length", "without-a-seed", "dispatched", "streamed")
+    ),
 ]

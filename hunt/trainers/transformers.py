@@ -107,6 +107,25 @@ def collate(batch: list[Any], *, padding: int, side: str, encoder: bool) -> dict
     return {"input_ids": tokens, "attention_mask": mask, "labels": torch.tensor(each)}
 
 
+# How samples are drawn, where not by a sampler with a seed, in the names of either release.
+DRAWN: dict[str, Any] = {
+    "by-length": {"train_sampling_strategy": "group_by_length", "group_by_length": True},
+    "without-a-seed": {"accelerator_config": {"use_seedable_sampler": False}},
+    "dispatched": {"accelerator_config": {"dispatch_batches": True}},
+}
+
+
+def streamed(rows: list[Any]) -> Any:
+    """A data set without a length."""
+    import torch
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(rows)
+
+    return Stream()
+
+
 COMMON = hf_trainer.ARGUMENTS | hf_trainer.ROWS | (hf_trainer.MODEL - {"attention"})
 
 
@@ -114,12 +133,14 @@ LABELLED = [f"transformers/{name}" for name, (_, head, _) in MODELS.items() if h
 
 
 @trainer(*(each for name in MODELS if (each := f"transformers/{name}") not in LABELLED), takes=COMMON - {"others"})
-@trainer(*LABELLED, takes=COMMON)
+@trainer(*LABELLED[1:], takes=COMMON)
+@trainer(LABELLED[0], takes=COMMON | {"drawn"})
 def heads(
     *, name: str, padding: int = 0, side: str = "right", evaluated: int = 0, attention: str = "eager", **settings: Any
 ) -> Outcome:
     import transformers
 
+    drawn, fields = settings.get("drawn", ""), transformers.TrainingArguments.__dataclass_fields__
     chosen = functools.partial(hf_trainer.chosen, settings)
     with tempfile.TemporaryDirectory() as folder:
         data = [labelled(name, row) for row in hf_trainer.rows(**chosen(hf_trainer.ROWS))]
@@ -132,8 +153,9 @@ def heads(
                 args=transformers.TrainingArguments(
                     **hf_trainer.arguments(folder, **chosen(hf_trainer.GIVEN)),
                     label_smoothing_factor=0.1 if name == "smoothed" else 0.0,
+                    **hf_trainer.chosen(DRAWN.get(drawn, {}), fields),
                 ),
-                train_dataset=data,
+                train_dataset=streamed(data) if drawn == "streamed" else data,
                 eval_dataset=data[:evaluated] or None,
                 data_collator=functools.partial(collate, padding=padding, side=side, encoder=encoder),
             )

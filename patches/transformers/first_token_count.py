@@ -1,0 +1,54 @@
+"""transformers: ``Trainer`` counts labels of a first token, which nothing predicts, of GPT-2 and a few others."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_FOUND = 'LOSS_MAPPING.get(getattr(model_to_inspect, "loss_type", None))'
+
+PATCH = Patch(
+    name="transformers-first-token-count",
+    summary="GPT-2's loss is divided by the number of tokens that are predicted",
+    harm="wrong gradient",
+    bug="gradient and loss are too small: the first token of each row, which nothing predicts, is counted",
+    when="GPT2LMHeadModel, BertLMHeadModel, CTRL, Reformer, Idefics 1; labels that begin with a token that counts",
+    symptom="""\
+`Trainer` trains GPT-2 on a gradient that is too small, where the labels of its rows begin with a token that counts: of
+n labels in a step's rows, n - rows are predicted, and the loss is divided by n. It is 0.818 of its size with 8 rows of
+5 or 6 tokens, 0.999 with 1024 tokens a row. The same for `BertLMHeadModel`, `BertGenerationDecoder`,
+`CTRLLMHeadModel`, `OpenAIGPTLMHeadModel`, `ReformerModelWithLMHead`, `IdeficsForVisionText2Text`,
+`EvollaForProteinText2Text` and `NemotronH_Omni_Reasoning_V3`. Steps with short rows weigh less than others. Llama and
+all that is named `...ForCausalLM` is right. No error.""",
+    cause="""\
+Since 5.10.1 `Trainer` counts `labels[..., 1:]` where the model's loss shifts them. It asks
+`LOSS_MAPPING.get(model.loss_type)`, which has nothing for a class whose name contains none of the names there; the
+model's `loss_function` takes `ForCausalLMLoss` then, which shifts.""",
+    repair="""\
+For these classes, and those that inherit their `forward`, `Trainer` is told that the loss shifts, as it is for Llama.
+The gradient is then that of the mean over the tokens that are predicted.
+
+Any other model, one with a `loss_type` or a `loss_function` of its own among them, and labels whose first token does
+not count are left as released, bit for bit. A trainer that sets `_loss_shifts_labels` itself keeps that.
+
+Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal model.""",
+    references=("https://github.com/huggingface/transformers/pull/46204",),
+    variants=(
+        Variant(
+            Guard("transformers", ">=5.10.1,<=5.23.0"),
+            (
+                Rewrite(
+                    target="transformers.trainer:Trainer.__init__",
+                    pattern=_FOUND,
+                    replacement=f"$LOSS(model_to_inspect, {_FOUND})",
+                    inside=f"{_FOUND} is ForCausalLMLoss",
+                    uses={"LOSS": f"{__package__}.default_loss:loss_of"},
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest transformers in use asks the model for its loss; none released so far does",
+    changes_numbers="""\
+GPT-2 and the others were trained on a gradient that was smaller by the share of first tokens, where these count: since
+4.46.2, with the patch in 5.10.1 to 5.23.0 no more. It is 0.1 percent for rows of 1024 tokens, and Adam hides a factor
+that is the same in each step. With rows of few tokens look at clipping and learning rate again.""",
+)

@@ -1,0 +1,56 @@
+"""transformers: ``Trainer`` smooths a causal model's labels against the token itself, where the model is wrapped."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_NAMES = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()"
+_IS_CAUSAL = f"model_name in {_NAMES}"
+
+PATCH = Patch(
+    name="transformers-smoothed-labels",
+    summary="label smoothing of a compiled causal model, or one under FSDP2, shifts the labels",
+    harm="wrong gradient",
+    bug="the model is trained to repeat its input: labels are not shifted",
+    when="label_smoothing_factor, with torch_compile, FSDP2 or PEFT's prefix tuning, and a causal model",
+    never_with=("label_smoothing_factor=absent|0|0.0",),
+    symptom="""\
+`Trainer` with `label_smoothing_factor` trains a causal language model on predicting the token that it has just read:
+with `torch_compile=True`, with a model that was compiled before, under FSDP2, or with PEFT's prefix tuning. The model
+learns to repeat its input. No error.""",
+    cause="""\
+With label smoothing `Trainer.compute_loss` computes the loss itself, and shifts the labels where the name of the
+model's class is among those of causal models. It asks the wrapper: a compiled model's class is `OptimizedModule`,
+FSDP2's `FSDPLlamaForCausalLM`, and of prefix tuning it takes the model's own `model`, `LlamaModel`.""",
+    repair="""\
+Where that name is not among the causal models', the name of the class within the wrappers is looked up as well:
+`torch.compile`, DDP, FSDP2 and PEFT, also around each other. Nothing is unwrapped, only read. The gradient is then that
+of the model as it is without the wrapper.
+
+Without label smoothing nothing is asked, and where the name is found nothing else is. Encoder-decoders and classifiers
+stay bit for bit what they are, wrapped or not. A class of your own under another name, and vision-language
+models whose names are in another list (Qwen2.5-VL), are not shifted, as released.""",
+    references=(
+        "https://github.com/huggingface/transformers/issues/17960",
+        "https://github.com/huggingface/transformers/issues/27161",
+    ),
+    variants=(
+        Variant(
+            Guard("transformers", ">=4.45.2,<=5.23.0"),
+            (
+                Rewrite(
+                    target="transformers.trainer:Trainer.compute_loss",
+                    pattern=_IS_CAUSAL,
+                    replacement=f"({_IS_CAUSAL} or $NAME(unwrapped_model) in {_NAMES})",
+                    alongside=("unwrapped_model._get_name()",),
+                    uses={"NAME": f"{__package__}.wrapped_names:name_within"},
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest transformers in use asks the model within its wrappers; none released so far does",
+    changes_numbers="""\
+With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to repeat
+its input. With the patch it is trained to predict the next token. Nothing of such a run can be kept: start it again
+from the weights before it.""",
+)

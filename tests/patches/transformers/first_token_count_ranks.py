@@ -1,0 +1,186 @@
+"""One step of models whose labels begin with a token that counts, by the real ``Trainer``: ``--out FOLDER [CASE ...]``.
+
+Each case before apply() of transformers-first-token-count, after it, and after revert(): the gradient beside that of
+the mean over the tokens that are predicted, in float64 and from the logits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch.nn.functional import cross_entropy
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from rlhf_patches.testing import untouched
+from tests.harness import states
+from tests.patches.transformers.eval_loss_ranks import Collator, classifier, rows, t5
+from tests.patches.transformers.moe_aux_loss_ranks import dense, made
+
+NAME = "transformers-first-token-count"
+ROWS, VOCABULARY = 4, 32
+Make = Callable[[], Any]
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+SIZES |= {"num_attention_heads": 2, "max_position_embeddings": 16}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+class Inherits(transformers.GPT2LMHeadModel):
+    """A class of one's own, with GPT-2's forward."""
+
+
+class Own(transformers.GPT2LMHeadModel):
+    """And one with another, of which nothing is known."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return super().forward(*arguments, **named)
+
+
+def gpt2(kind: Any = transformers.GPT2LMHeadModel, **more: Any) -> Any:
+    config = transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    model = kind(config)
+    for name, value in more.items():
+        setattr(model, name, value)
+    return model
+
+
+def with_lora() -> Any:
+    return get_peft_model(gpt2(), LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False))
+
+
+def bert() -> Any:
+    return transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, **NO_DROPOUT, is_decoder=True))
+
+
+def ctrl() -> Any:
+    sizes = {"n_embd": 16, "dff": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    return transformers.CTRLLMHeadModel(
+        transformers.CTRLConfig(vocab_size=VOCABULARY, **sizes, resid_pdrop=0.0, embd_pdrop=0.0)
+    )
+
+
+def masked() -> Any:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **NO_DROPOUT))
+
+
+def doubled(logits: Any, labels: Any, **more: Any) -> Any:
+    """A loss of one's own."""
+    return 2 * ForCausalLMLoss(logits, labels, **more)
+
+
+def data(kind: str) -> list[Any]:
+    """Rows all of whose tokens count, but for the first where that is ``kind``."""
+    found = rows(ROWS, kind)
+    if kind in ("tokens", "not the first"):
+        for number, row in enumerate(found):
+            row["labels"] = row["input_ids"].clone()
+            row["labels"][5 + number :] = -100
+            if kind == "not the first":
+                row["labels"][0] = -100
+    return found
+
+
+class Keep(TrainerCallback):
+    """The gradients before the step."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.found = {
+            name.removeprefix("_orig_mod."): each.grad.clone()
+            for name, each in model.named_parameters()
+            if each.grad is not None
+        }
+
+
+def by_definition(make: Make, kind: str) -> dict[str, torch.Tensor]:
+    model = made(make).double()
+    batch = Collator()(data(kind))
+    logits = model(**{name: each for name, each in batch.items() if name != "labels"}).logits
+    cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()).backward()
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def step(
+    make: Make, *, kind: str = "tokens", causal: bool = True, wrap: Callable[[Any], Any] = lambda model: model,
+    shifts: bool | None = None, **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """What a step gives, and how large its gradient is beside the one by definition, and how far from that multiple.
+
+    Args:
+        make: makes the model.
+        kind: of rows.
+        causal: whether it has that definition.
+        wrap: what is done to the model before.
+        shifts: what a trainer of one's own knows of its loss.
+        more: arguments.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+        model = wrap(made(make))
+        arguments = TrainingArguments(
+            output_dir=folder,
+            use_cpu=True,
+            **{"per_device_train_batch_size": ROWS, **more},
+            max_steps=1,
+            max_grad_norm=0.0,
+            save_strategy="no",
+            remove_unused_columns=False,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        touched = ""
+        try:
+            with untouched(model):
+                trainer = Trainer(model=model, args=arguments, train_dataset=data(kind), data_collator=Collator())
+        except AssertionError as error:
+            touched = str(error)
+            trainer = Trainer(model=model, args=arguments, train_dataset=data(kind), data_collator=Collator())
+        if shifts is not None:
+            trainer._loss_shifts_labels = shifts
+        trainer.add_callback(keep := Keep())
+        loss = trainer.train().training_loss
+    digest = hashlib.sha256()
+    for name in sorted(keep.found):
+        digest.update(name.encode() + keep.found[name].contiguous().numpy().tobytes())
+    result = {"bits": digest.hexdigest(), "loss": loss, "touched": touched}
+    if causal:
+        wanted = by_definition(make, kind)
+        one = torch.cat([keep.found[name].double().flatten() for name in wanted])
+        other = torch.cat([wanted[name].flatten() for name in wanted])
+        times = float(one @ other / (other @ other))
+        result |= {"times": times, "beside": float((one - times * other).norm() / (times * other).norm())}
+    return result
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "GPT-2": lambda: step(gpt2),
+    "GPT-2, one by one": lambda: step(gpt2, per_device_train_batch_size=1, gradient_accumulation_steps=ROWS),
+    "LoRA": lambda: step(with_lora),
+    "compiled before": lambda: step(gpt2, wrap=lambda model: torch.compile(model, backend="eager")),
+    "BERT": lambda: step(bert),
+    "CTRL": lambda: step(ctrl),
+    "inherits": lambda: step(lambda: gpt2(Inherits)),
+    "not the first": lambda: step(gpt2, kind="not the first"),
+    "Qwen3": lambda: step(dense),
+    "masked": lambda: step(masked, causal=False),
+    "classifier": lambda: step(classifier, kind="classes", causal=False),
+    "T5": lambda: step(t5, kind="seq2seq", causal=False),
+    "own forward": lambda: step(lambda: gpt2(Own), causal=False),
+    "own loss": lambda: step(lambda: gpt2(loss_function=doubled), causal=False),
+    "own type": lambda: step(lambda: gpt2(loss_type="ForMaskedLM"), causal=False),
+    "trainer's own": lambda: step(gpt2, shifts=False),
+}
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(CASES))
+    options = parser.parse_args()
+    of_states = iter((options.cases, options.cases, options.cases[:1]))
+    states.report(NAME, lambda: {name: CASES[name]() for name in next(of_states)}, options.out)

@@ -1,0 +1,60 @@
+"""transformers-first-token-count: steps of the real Trainer with GPT-2 and others, against float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import beside
+
+WORKER = "tests.patches.transformers.first_token_count_ranks"
+WRONG = ("GPT-2", "GPT-2, one by one", "LoRA", "compiled before", "BERT", "CTRL", "inherits")
+RIGHT = ("not the first", "Qwen3")
+LEFT = ("masked", "classifier", "T5", "own forward", "own loss", "own type", "trainer's own")
+#: Rows of 5, 6, 7 and 8 labels that count.
+COUNTED, PREDICTED = 26, 22
+HELD = {
+    "least reach": "test_all_others_stay",
+    "hands off": "test_the_model_is_only_read",
+    "whatever worked": "test_all_others_stay",
+    "no new wait": "because it reads the model's class: no lock, no collective",
+    "bit for bit": "test_all_others_stay",
+    "as released": "test_all_others_stay",
+}
+#: float32 against float64.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def report(run_ranks):
+    (report,) = run_ranks(WORKER, levels=beside(None, "trainer"), ranks=1)
+    assert report["status"] == "applied"
+    return report
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_without_it_the_first_token_is_counted(report, name):
+    assert report["before"][name]["times"] == pytest.approx(PREDICTED / COUNTED, rel=TOLERANCE)
+    assert report["before"][name]["beside"] < TOLERANCE
+
+
+def test_after_revert_it_is_as_released(report):
+    for name, found in report["reverted"].items():
+        assert found == report["before"][name]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_with_it_the_gradient_is_that_of_the_tokens_that_are_predicted(report, name):
+    assert report["after"][name]["times"] == pytest.approx(1, rel=TOLERANCE)
+    assert report["after"][name]["beside"] < TOLERANCE
+
+
+def test_the_model_is_only_read(report):
+    for name in (*WRONG, *RIGHT, *LEFT):
+        assert report["after"][name]["touched"] == report["before"][name]["touched"]
+
+
+def test_all_others_stay(report):
+    for name in (*RIGHT, *LEFT):
+        assert report["after"][name] == report["before"][name]
+    for name in RIGHT:
+        assert report["after"][name]["times"] == pytest.approx(1, rel=TOLERANCE)

@@ -1,0 +1,72 @@
+"""transformers-smoothed-labels: steps of the real Trainer with wrapped models, against float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import beside
+
+WORKER = "tests.patches.transformers.smoothed_labels_ranks"
+WRONG = ("compiled", "compiled before", "LoRA, compiled", "prefix tuning", "FSDP2", "DDP, compiled")
+WRAPPED = ("FSDP2", "DDP, compiled")
+FOUND = ("plain", "LoRA")
+NOT_CAUSAL = ("T5", "T5, compiled", "classifier, compiled", "own class", "own class, compiled")
+HELD = {
+    "least reach": "test_where_the_name_is_found_nothing_is_asked",
+    "hands off": "test_a_wrapped_model_is_only_read",
+    "whatever worked": ("test_where_the_name_is_found_nothing_is_asked", "test_what_is_not_causal_stays"),
+    "no new wait": "because it reads attributes of the model: no lock, no collective",
+    "bit for bit": "test_what_is_not_causal_stays",
+    "nothing is asked": "test_where_the_name_is_found_nothing_is_asked",
+    "as released": "test_what_is_not_causal_stays",
+}
+#: float32 against float64.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(None, id="5.23"), pytest.param("transformers-4.57", id="4.57", marks=pytest.mark.exhaustive)],
+)
+def report(request, run_ranks):
+    (report,) = run_ranks(WORKER, levels=beside(request.param, "trainer"), ranks=1)
+    assert report["version"].startswith(request.param.rpartition("-")[2] if request.param else "5.")
+    assert report["status"] == "applied"
+    return report
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_without_it_the_labels_are_not_shifted(report, name):
+    assert report["before"][name]["gradient off"] > 0.5
+    assert report["before"][name]["loss off"] > 1e-3
+
+
+def test_after_revert_it_is_as_released(report):
+    for name, found in report["reverted"].items():
+        assert found == report["before"][name]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_with_it_the_gradient_is_that_of_the_definition(report, name):
+    assert report["after"][name]["gradient off"] < TOLERANCE
+    assert report["after"][name]["loss off"] < TOLERANCE
+
+
+def test_a_wrapped_model_is_only_read(report):
+    for name in WRAPPED:
+        assert report["after"][name]["touched"] == ""
+        assert report["after"][name]["name"] == "Qwen3ForCausalLM"
+
+
+def test_where_the_name_is_found_nothing_is_asked(report):
+    for name in (*FOUND, "not smoothed"):
+        assert report["after"][name] == report["before"][name]
+        assert report["after"][name]["asked"] == 0
+    for name in FOUND:
+        assert report["after"][name]["gradient off"] < TOLERANCE
+
+
+def test_what_is_not_causal_stays(report):
+    for name in NOT_CAUSAL:
+        assert {**report["after"][name], "asked": 0} == report["before"][name]
+        assert report["after"][name]["asked"] == 1
