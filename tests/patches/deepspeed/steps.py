@@ -91,7 +91,9 @@ def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor, dict
     """The norm of each step's gradient before clipping, the parameters in the end, and what the optimizer has."""
     zero: dict[str, Any] = {"stage": case.stage, "contiguous_gradients": case.contiguous, **case.zero}
     if case.stage == 3:
-        zero["stage3_param_persistence_threshold"] = 0  # otherwise all are gathered at once after a step (see `whole`)
+        # Otherwise all are gathered at once after a step (see `whole`); and 0.15.2 raises where one that is gathered
+        # ahead is not used.
+        zero.update(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=0)
     if case.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     bf16 = {
