@@ -126,8 +126,8 @@ gradient stays too, and so do overflows, until the parameter is used again (read
 `partition_grads` sums a parameter's gradients over micro-batches in a buffer: the step's first micro-batch overwrites
 it if it has a gradient, later ones add. Nothing empties it, and `step()` takes all buffers. With offload the sum is
 copied into the optimizer's gradient in the last micro-batch alone, of those parameters for which this one has a
-gradient. Seen in 0.15.2, 0.18.2, 0.18.5, 0.18.9 and 0.19.8; of the others the code was read. 0.6.0 to 0.9.1 have the
-same in a function of another name; before that the buffers are other ones.""",
+gradient. Seen in 0.14.5, 0.15.2, 0.18.2, 0.18.5, 0.18.9 and 0.19.8; of the others the code was read. 0.6.0 to 0.9.1
+have the same in a function of another name; before that the buffers are other ones.""",
     repair="""\
 When the first micro-batch of a step has been reduced, the buffers of parameters without a gradient in it are emptied,
 with offload the optimizer's gradients too; and in the last one what earlier ones have summed up is copied there. A
