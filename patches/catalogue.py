@@ -31,6 +31,10 @@ LISTED = (
     Listed('deepspeed-zero2-accumulation', 'rlhf_patches.patches.deepspeed.zero2_accumulation:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.17.6,<0.18.3', modules=('deepspeed.runtime.zero.stage_1_and_2',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "DeepSpeed 0.17.6 to 0.18.2 trained ZeRO-2 on the last of a step's N micro-batches, divided by N. With the patch gradient\nnorms rise (by a factor of N where micro-batches agree) to what ZeRO-3 and other releases log. A run that was tuned with\nit should have its learning rate and its clipping threshold looked at again; Adam mostly sees less noise. A checkpoint\nis as good as what it was trained on, and can be trained on."),
+    Listed('deepspeed-zero3-rare-parameters', 'rlhf_patches.patches.deepspeed.zero3_rare_parameters:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.9.2,<0.17.5', modules=('deepspeed.runtime.zero.stage3',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='deepspeed', versions='>=0.17.5,<=0.19.8', modules=('deepspeed.runtime.zero.stage3',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), "ZeRO-3 trained parameters that a step, or its first micro-batch, did not use on the gradient of an earlier step (with an\noffloaded optimizer also where the last micro-batch did not use them, and then without this step's). With the patch that\nis gone: experts, towers and adapters that are used rarely move less, and the gradient norm is that of the step. A run\nthat was tuned with it should have the learning rate of such parameters looked at again. A checkpoint is as good as what\nit was trained on, and can be trained on."),
     Listed('math-verify-thread', 'rlhf_patches.patches.math_verify.thread:PATCH', (
         ListedVariant(distribution='math-verify', versions='>=0.6.1,<=0.9.0', modules=('math_verify.utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False),
     ), None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from typing import Any
 
@@ -43,7 +44,7 @@ def engine(
     offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if offload else {}
     made = deepspeed_on_cpu.engine(
         model,
-        {"stage": zero, **offloaded},
+        {"stage": zero, "stage3_param_persistence_threshold": 0, **offloaded},  # see `whole`
         sgd,
         gradient_accumulation_steps=1 if by_hand else accumulation,
         bf16={"enabled": low},
@@ -53,7 +54,9 @@ def engine(
 
     def whole() -> dict[str, Any]:
         named = dict(made.module.named_parameters())
-        with deepspeed.zero.GatheredParameters([*named.values()], enabled=zero == 3):
+        with contextlib.ExitStack() as gathered:
+            for each in named.values():  # of several at once it waits for the last only, too early with gloo
+                gathered.enter_context(deepspeed.zero.GatheredParameters([each], enabled=zero == 3))
             # Where masters are kept they count; ZeRO-1 finds them from the first step on.
             masters = {name: safe_get_full_fp32_param(each) for name, each in named.items() if low}
             found = {name: each if (it := masters.get(name)) is None else it for name, each in named.items()}

@@ -6,7 +6,7 @@ Workers have a `main` of their own, which gives `report` a patch and its cases.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class Case:
         masters: the optimizer's copy of the parameters and its gradients are bfloat16 too.
         accumulate: the configuration's ``grad_accum_dtype``.
         contiguous: the configuration's ``contiguous_gradients``.
+        zero: more of the configuration's ``zero_optimization``.
     """
 
     stage: int = 2
@@ -43,6 +44,7 @@ class Case:
     masters: bool = False
     accumulate: str | None = None
     contiguous: bool = True
+    zero: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Model(torch.nn.Module):
@@ -77,9 +79,21 @@ def fresh(case: Case) -> Model:
     return Model().to(case.dtype)
 
 
+def whole(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Its values in a row. Of several at once ZeRO-3 waits for the last one only, which is not enough with gloo."""
+    from deepspeed import zero
+
+    with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+        return parameter.detach().double().flatten().clone()
+
+
 def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor, dict[str, Any]]:
     """The norm of each step's gradient before clipping, the parameters in the end, and what the optimizer has."""
-    zero: dict[str, Any] = {"stage": case.stage, "contiguous_gradients": case.contiguous}
+    zero: dict[str, Any] = {"stage": case.stage, "contiguous_gradients": case.contiguous, **case.zero}
+    if case.stage == 3:
+        # Otherwise all are gathered at once after a step (see `whole`); and 0.15.2 raises where one that is gathered
+        # ahead is not used.
+        zero.update(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=0)
     if case.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     bf16 = {
@@ -106,7 +120,7 @@ def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor, dict
             if last or not case.by_hand:
                 engine.step()
         norms.append(float(engine.get_global_grad_norm()))
-    parameters = torch.cat([parameter.detach().double().flatten() for parameter in engine.module.parameters()])
+    parameters = torch.cat([whole(parameter) for parameter in engine.module.parameters()])
     has = {
         "attributes": sorted(vars(engine.optimizer)),
         "buffers": len(getattr(engine.optimizer, "accumulated_grads_in_cpu", {})),

@@ -1,0 +1,155 @@
+"""ZeRO-3: a parameter's gradient is that of the step's micro-batches, where not all of them use it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_CLASS = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+
+_reduced: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+"""Of each optimizer: parameters by `ds_id`, each with the last micro-batch of this step that had a gradient for it."""
+
+
+def reduced(optimizer: Any, params: Iterable[Any]) -> None:
+    """Their gradients are this micro-batch's.
+
+    Args:
+        optimizer: a ``DeepSpeedZeroOptimizer_Stage3``.
+        params: of a bucket.
+    """
+    _reduced.setdefault(optimizer, {}).update(dict.fromkeys((p.ds_id for p in params), optimizer.micro_step_id))
+
+
+def begun(optimizer: Any) -> None:
+    """What comes next is another step's."""
+    _reduced.pop(optimizer, None)
+
+
+def complete(optimizer: Any, buffers: Mapping[int, Any], accelerator: Any) -> None:
+    """After a backward pass, for parameters that it had no gradient for.
+
+    In a step's first micro-batch their buffers are emptied, and with offload the optimizer's gradients too. In a later
+    one that ends the step the optimizer's gradients get what earlier ones have summed up, with offload.
+
+    Args:
+        optimizer: a ``DeepSpeedZeroOptimizer_Stage3``.
+        buffers: of each parameter, by `ds_id`, this rank's part of the sum over micro-batches.
+        accelerator: DeepSpeed's.
+    """
+    now, offload, last = optimizer.micro_step_id, optimizer.offload_optimizer, _reduced.get(optimizer, {})
+    if now == 0:
+        if len(last) == sum(map(len, optimizer.fp16_groups)):
+            return
+    elif not offload or all(number == now for number in last.values()):
+        return
+    if not last or getattr(optimizer, "zenflow", False) or getattr(optimizer, "swap_optimizer", False):
+        return
+    if now > 0:
+        boundary = optimizer.is_gradient_accumulation_boundary  # a method from 0.19.5 on
+        if not (boundary() if callable(boundary) else boundary):
+            return
+    params = (param for group in optimizer.fp16_groups for param in group if param.ds_id in buffers)
+    missing = [p for p in params if (p.ds_id not in last if now == 0 else last.get(p.ds_id, now) != now)]
+    stream = optimizer.reduce_and_partition_stream
+    if stream is not None and not getattr(accelerator, "resolves_data_dependency", bool)():
+        stream.wait_stream(accelerator.current_stream())  # where the last step has read them
+    with accelerator.stream(stream):  # whose end upstream waits for next
+        for param in missing:
+            buffer, param_id = buffers[param.ds_id], optimizer.get_param_id(param)
+            if now == 0:
+                buffer.zero_()  # writes: what the step before has left there is what this repairs
+            if offload:
+                group, offset, _ = optimizer.grad_position[param_id]
+                gradient = optimizer.fp32_partitioned_groups_flat[group].grad.narrow(0, offset, buffer.numel())
+                gradient.copy_(buffer)  # writes: the same, of the optimizer's
+            if now > 0:
+                there = buffer.to(accelerator.current_device_name())
+                # writes: as upstream does for those that this micro-batch has a gradient for
+                optimizer.norm_for_param_grads[param_id] = optimizer._constant_buffered_norm2(there)
+
+
+def _changes(after: str) -> tuple[Rewrite, ...]:
+    """``after``: how the epilogue writes what it reports."""
+    reported = f'self.report_ipg_memory_usage({after}"In ipg_epilogue after reduce_ipg_grads", 0)'
+    return (
+        Rewrite(
+            target=f"{_CLASS}.partition_grads",
+            pattern="buffers = []",
+            replacement="buffers = []; $REDUCED(self, params_to_release)",
+            alongside=("if self.micro_step_id == 0:\n    $$$",),
+            uses={"REDUCED": f"{__name__}:reduced"},
+        ),
+        Rewrite(
+            target=f"{_CLASS}.independent_gradient_partition_epilogue",
+            pattern=reported,
+            replacement=(
+                f"{reported}; type(self) is DeepSpeedZeroOptimizer_Stage3 and "
+                "$COMPLETE(self, self.__param_id_to_grad_partition, get_accelerator())"
+            ),
+            uses={"COMPLETE": f"{__name__}:complete"},
+        ),
+        *(
+            Rewrite(
+                target=f"{_CLASS}.{function}",
+                pattern="self.micro_step_id = 0",
+                replacement="self.micro_step_id = 0; $BEGUN(self)",
+                uses={"BEGUN": f"{__name__}:begun"},
+            )
+            for function in ("_pre_step", "zero_grad")
+        ),
+    )
+
+
+PATCH = Patch(
+    name="deepspeed-zero3-rare-parameters",
+    summary="ZeRO-3 trains parameters that not every micro-batch uses on this step's gradients alone",
+    harm="wrong gradient",
+    bug="ZeRO-3 trains parameters that not every micro-batch uses on gradients of the step before",
+    when="ZeRO-3, and a trained parameter that a step, its first, or with offload its last micro-batch does not use",
+    never_with=("zero_optimization.stage=absent|0|1|2",),
+    symptom="""\
+ZeRO-3, and a parameter that some micro-batches use and others do not: an expert that no token was routed to, a vision
+tower beside text alone, an adapter or a head of one of several tasks. No error.
+
+- A step that does not use it trains it again, on the gradient of the last step that did.
+- A step whose first micro-batch does not use it, and a later one does, adds the gradient of the step before.
+- With `offload_optimizer`, a step whose last micro-batch does not use it loses the gradients of the others, and trains
+  it on that of the step before.
+
+The gradient norm in the log, and clipping, are wrong with it, off by 19 to 95 % in the tests. With fp16 an infinite
+gradient stays too, and so do overflows, until the parameter is used again (read, not run).""",
+    cause="""\
+`partition_grads` sums a parameter's gradients over micro-batches in a buffer: the step's first micro-batch overwrites
+it if it has a gradient, later ones add. Nothing empties it, and `step()` takes all buffers. With offload the sum is
+copied into the optimizer's gradient in the last micro-batch alone, of those parameters for which this one has a
+gradient. Seen in 0.14.5, 0.15.2, 0.18.2, 0.18.5, 0.18.9 and 0.19.8; of the others the code was read. 0.6.0 to 0.9.1
+have the same in a function of another name; before that the buffers are other ones.""",
+    repair="""\
+When the first micro-batch of a step has been reduced, the buffers of parameters without a gradient in it are emptied,
+with offload the optimizer's gradients too; and in the last one what earlier ones have summed up is copied there. A
+parameter that a step does not use has a gradient of 0, as a part of a flat tensor: Adam's momentum and weight decay
+move it still. A gradient that was set by hand between `backward()` and `step()` (`safe_set_full_grad`) counts as
+before. Where every micro-batch uses everything no operator more runs, and numbers are the same bit for bit.
+
+Not repaired: an optimizer on NVMe, ZenFlow, SuperOffload, MiCS, and DeepCompile, which keep upstream's code; and what
+several forward passes before one backward pass lose.""",
+    changes_numbers="""\
+ZeRO-3 trained parameters that a step, or its first micro-batch, did not use on the gradient of an earlier step (with an
+offloaded optimizer also where the last micro-batch did not use them, and then without this step's). With the patch that
+is gone: experts, towers and adapters that are used rarely move less, and the gradient norm is that of the step. A run
+that was tuned with it should have the learning rate of such parameters looked at again. A checkpoint is as good as what
+it was trained on, and can be trained on.""",
+    references=(
+        "https://github.com/deepspeedai/DeepSpeed/pull/1453",
+        "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.5/deepspeed/runtime/zero/stage3.py",
+    ),
+    variants=(
+        Variant(Guard("deepspeed", ">=0.9.2,<0.17.5"), _changes("f")),
+        Variant(Guard("deepspeed", ">=0.17.5,<=0.19.8"), _changes("")),
+    ),
+    retire="when the oldest DeepSpeed in use has it repaired",
+)
