@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from hunt.outcomes import Outcome
-from hunt.trainers import CannotRun, trainer
+from hunt.trainers import trainer
 
 
 def accelerator(fsdp: int | None, precision: str, efficient: bool = False, **options: Any) -> Any:
@@ -105,12 +105,10 @@ def loaded(rows: int, micro_batch: int, shuffled: bool) -> tuple[Any, Any]:
 
 
 @trainer("accelerate/metrics")
-def metrics(*, evaluated: int = 0, ranks: int = 1, micro_batch: int = 1) -> Outcome:
+def metrics(*, evaluated: int = 5, ranks: int = 1, micro_batch: int = 1) -> Outcome:
     """Which samples a metric is of; the process group has ``ranks``."""
     import torch
 
-    if not evaluated:
-        raise CannotRun("nothing is evaluated")
     chosen, batches = loaded(evaluated, micro_batch, shuffled=False)
     found = torch.cat([chosen.gather_for_metrics(batch).flatten() for batch in batches])
     return {"metrics": {"samples": found.sort().values}}

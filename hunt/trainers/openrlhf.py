@@ -37,7 +37,7 @@ def policy(*, name: str, garbage: str = "zero", order: str = "given", padding: i
 
 
 @trainer("openrlhf/k1", "openrlhf/k2", "openrlhf/k3")
-def divergence(*, name: str, by: str) -> Outcome:
+def divergence(*, name: str, by: str = "trainer") -> Outcome:
     """Shao et al., arXiv 2402.03300, equation 4, and Schulman's k1 and k2; bounded by 10, where their gradient is 0."""
     import torch
 

@@ -99,7 +99,7 @@ def loss_of(
             return loss
         return _as_it_should_be(trainer, model, step, loss, steps)
     except _CannotTell as error:
-        names = f"{type(router_loss._unwrapped(model)).__name__} in {type(trainer).__name__}"
+        names = f"{type(router_loss.unwrapped(model)).__name__} in {type(trainer).__name__}"
         _say(
             f"whether the loss of {names} is divided by num_items_in_batch cannot be told: {error}. It is left as"
             f" released; if it is not divided, its gradient is {steps * _ranks(trainer)} times too large.",
@@ -235,7 +235,7 @@ def _repaired(
     reading = computed.reading
     if reading.as_released:
         return loss
-    trusted = router_loss._author(router_loss._unwrapped(model)) in router_loss._MODELS
+    trusted = router_loss._author(router_loss.unwrapped(model)) in router_loss._MODELS
     if not reading.window:
         may_use = functools.partial(item_users.may_use, model)
         if computed.smoother is not None:
@@ -294,7 +294,7 @@ def _may_be_divided(scales: set[float], times: float, steps: int, trainer: Any) 
 
 def _adds_up(model: torch.nn.Module) -> bool:
     """Whether a transformers model's loss may be a sum over samples: that of CTC, if it is configured so."""
-    config = getattr(router_loss._unwrapped(model), "config", None)
+    config = getattr(router_loss.unwrapped(model), "config", None)
     return getattr(config, "ctc_loss_reduction", "mean") != "mean"
 
 

@@ -26,7 +26,7 @@ def loss_of(model: Any, found: Any) -> Any:
     """What ``LOSS_MAPPING`` was ``found`` to have for a model's ``loss_type``, or else the one that the model takes."""
     if found is not None:
         return found
-    inner = router_loss._unwrapped(model)
+    inner = router_loss.unwrapped(model)
     if hasattr(inner, "_loss_function"):  # somebody has set it
         return found
     has_forward = next((each for each in type(inner).__mro__ if "forward" in vars(each)), type(inner))

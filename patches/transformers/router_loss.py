@@ -49,7 +49,7 @@ def _is_over_ranks(trainer: Any) -> bool:
 
 def _coefficient(model: Any) -> float | None:
     """What a mixture's forward multiplies ``aux_loss`` with; None for all else, and for a forward that is not known."""
-    model = _unwrapped(model)
+    model = unwrapped(model)
     author = _author(model)
     if author not in _MODELS:
         return None
@@ -62,7 +62,7 @@ def _coefficient(model: Any) -> float | None:
     return float(found) if isinstance(found, Real) else None
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """The model within wrappers. Only read: accelerate's ``unwrap_model`` assigns to a compiled model."""
     while _author(model) in _WRAPPERS:
         children = dict(model.named_children())

@@ -134,7 +134,7 @@ def step(
     """By train(), with a model that may be wrapped ``before``."""
     with (
         trainer_of(before(made(make)), kind, **more) as trainer,
-        mock.patch.object(router_loss, "_unwrapped", wraps=router_loss._unwrapped) as asked,
+        mock.patch.object(router_loss, "unwrapped", wraps=router_loss.unwrapped) as asked,
     ):
         trainer.add_callback(keep := Keep())
         loss = trainer.train().training_loss
@@ -147,7 +147,7 @@ def loss_within(make: Make, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     model = made(make)
     with trainer_of(model, "tokens") as trainer:
         wrapped = wrap(model)
-        with mock.patch.object(router_loss, "_unwrapped", wraps=router_loss._unwrapped) as asked:
+        with mock.patch.object(router_loss, "unwrapped", wraps=router_loss.unwrapped) as asked:
             loss = trainer.compute_loss(wrapped, dict(Collator()(data("tokens"))))
         loss.backward()
         found = outcome(make, loss.item(), gradients(model), asked.call_count, causal=True)
