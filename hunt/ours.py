@@ -9,6 +9,7 @@ the two is right.
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hunt import cells, outcomes
+from hunt import cells, outcomes, relations
 from hunt.outcomes import Outcome
 from hunt.runs import Run, Runner
 from hunt.trainers import Trainer
@@ -35,6 +36,8 @@ GRID: dict[str, tuple[Any, ...]] = {
     "packing": (False, True),
     "sharding": (None, "zero2", "zero3", "fsdp1", "fsdp2"),
 }
+OF_THE_MODEL = ("dtype", "lora")
+"""What a plain counterpart has too: the rest is to change nothing."""
 NUMBERS = ("loss", "gradient")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 """Between the sums of one micro-batch and of several; bfloat16 has a relative precision of 0.004 in each step."""
@@ -45,7 +48,7 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class Configuration:
-    """A trainer with settings; ``plain`` are those of its counterpart, in one process and one micro-batch."""
+    """A trainer with settings; ``plain`` are those of its counterpart, in one process, one micro-batch, uncompiled."""
 
     trainer: Trainer
     settings: Mapping[str, Any]
@@ -62,21 +65,32 @@ class Configuration:
 
 
 def configurations(trainer: Trainer, number: int = OF_EACH) -> Iterator[Configuration]:
-    """The same ones every time, plain first."""
+    """The same ones every time, plain first; what a trainer must be given is what the pairs of relations give it."""
     names = [name for name in GRID if name in trainer.takes]
     combined = [
-        {name: value for name, value in zip(names, values, strict=True)}
+        {**given, **dict(zip(names, values, strict=True))}
         for values in itertools.product(*(GRID[name] for name in names))
+        for given in _given(trainer)
     ]
-    for settings in [combined[0], *random.Random(trainer.name).sample(combined[1:], min(number, len(combined)) - 1)]:
+    drawn = random.Random(trainer.name).sample(combined[1:], min(number, len(combined)) - 1)
+    for settings in [combined[0], *drawn]:
         if settings.get("sharding") and settings.get("ranks") != 2:
             settings["sharding"] = None
-        alone: dict[str, Any] = {name: GRID[name][0] for name in ("accumulation", "ranks", "sharding") if name in names}
-        plain: dict[str, Any] = {**settings, **alone}
+        plain: dict[str, Any] = {**settings, **{name: GRID[name][0] for name in names if name not in OF_THE_MODEL}}
         for each in (settings, plain):
             if {"accumulation", "micro_batch"} <= trainer.takes:
                 each["micro_batch"] = SAMPLES // (each["accumulation"] * each.get("ranks", 1))
         yield Configuration(trainer, settings, plain)
+
+
+def _given(trainer: Trainer) -> list[dict[str, Any]]:
+    """Values of the settings that have no default, as far as the grid does not have them."""
+    parameters = inspect.signature(trainer.run).parameters.values()
+    needed = {each.name for each in parameters if each.kind == each.KEYWORD_ONLY and each.default is each.empty}
+    needed -= {*trainer.fixed, *GRID}
+    pairs = (cell.pair for cell in cells.of(trainer, relations.every()) if needed <= cell.pair.needs)
+    found = [{name: side[name] for name in needed if name in side} for pair in pairs for side in (pair.one, pair.other)]
+    return [each for index, each in enumerate(found) if each not in found[:index] and each.keys() == needed]
 
 
 @dataclass(frozen=True)

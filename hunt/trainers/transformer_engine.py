@@ -7,7 +7,7 @@ from hunt.trainers import trainer
 
 
 @trainer("transformer_engine/per-token", "transformer_engine/mean", "transformer_engine/smoothed")
-def cross_entropy(*, name: str, by: str) -> Outcome:
+def cross_entropy(*, name: str, by: str = "trainer") -> Outcome:
     """Tokens have weights of their own, the first one none, as a prompt's."""
     import torch
 

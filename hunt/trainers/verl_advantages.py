@@ -89,7 +89,7 @@ def of_two(
 
 
 @trainer("verl/published-gdpo", "verl/published-rloo_vectorized", "verl/published-reinforce_plus_plus")
-def published(*, name: str, by: str) -> Outcome:
+def published(*, name: str, by: str = "trainer") -> Outcome:
     """Cases and definitions of the tests."""
     from tests.patches.verl import gdpo_whitening_ranks as gdpo
     from tests.patches.verl import reinforce_plus_plus_turns_ranks as turns
