@@ -148,19 +148,20 @@ def hold_ours(chosen: Chosen, share: float, write: bool) -> int:
     """Every patch on against off."""
     every = [each for trainer in chosen.trainers.values() for each in ours.configurations(trainer)]
     started, kinds = time.monotonic(), Counter[str]()
-    rounded = ours.roundings()
+    known = ours.accepted()
     with running() as runner:
         some = every[:: round(1 / share)]
         for each, finding in judged(
-            some, lambda each: ours.judge(each, chosen.release_of(each.trainer), runner, rounded)
+            some, lambda each: ours.judge(each, chosen.release_of(each.trainer), runner, known)
         ):
             kinds[finding.kind] += 1
             if finding.kind != ours.SAME:
                 print(f"{finding.kind:<9}{each.name:<60} {finding.words}", flush=True)
             if finding.kind == ours.BROKEN:
                 failures.note(f"{each.name}: {finding.words}")
+        spent = sum(result.seconds for result in runner.results)
     counts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
-    words = f"{sum(kinds.values())} configurations: {counts}; {time.monotonic() - started:.0f} s"
+    words = f"{sum(kinds.values())} configurations: {counts}; {spent:.0f} CPU s, {time.monotonic() - started:.0f} s"
     print(words)
     if write:
         page.write(chosen.environment, "ours", words=words)

@@ -24,7 +24,7 @@ from hunt.runs import Run, Runner
 from hunt.trainers import Trainer
 from hunt.worker import OFF, ON
 
-SAME, ROUNDED, REPAIRED, CHANGED, BROKEN, CANNOT = "same", "rounded", "repaired", "changed", "BROKEN", "cannot"
+SAME, ACCEPTED, REPAIRED, CHANGED, BROKEN, CANNOT = "same", "accepted", "repaired", "changed", "BROKEN", "cannot"
 
 GRID: dict[str, tuple[Any, ...]] = {
     "dtype": ("float32", "bfloat16"),
@@ -38,7 +38,7 @@ GRID: dict[str, tuple[Any, ...]] = {
 }
 OF_THE_MODEL = ("dtype", "lora")
 """What a plain counterpart has too: the rest is to change nothing."""
-NUMBERS = ("loss", "gradient")
+NUMBERS = ("loss", "gradient", "values", "samples")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 """Between the sums of one micro-batch and of several; bfloat16 has a relative precision of 0.004 in each step."""
 OF_EACH = 8
@@ -102,13 +102,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Rounding:
-    """An entry of reasons.toml: trainers in which a patch rounds otherwise, as its page says.
+class Accepted:
+    """An entry of reasons.toml: trainers of which the plain counterpart cannot say whether a patch is right.
 
     Attributes:
         trainers: globs of names.
         patch: its name.
-        largest: the relative deviation that is rounding there.
+        largest: the relative deviation up to which this is the reason.
     """
 
     trainers: Sequence[str]
@@ -116,14 +116,14 @@ class Rounding:
     largest: float
 
 
-def roundings() -> list[Rounding]:
+def accepted() -> list[Accepted]:
     """Those of reasons.toml."""
-    entries = cells.read(cells.REASONS).get("rounded", [])
-    return [Rounding(entry["trainers"], entry["patch"], entry["largest"]) for entry in entries]
+    entries = cells.read(cells.REASONS).get("ours", [])
+    return [Accepted(entry["trainers"], entry["patch"], float(entry["largest"])) for entry in entries]
 
 
 def judge(
-    configuration: Configuration, release: str | None, runner: Runner, rounded: Sequence[Rounding] = ()
+    configuration: Configuration, release: str | None, runner: Runner, known: Sequence[Accepted] = ()
 ) -> Finding:
     """As released, and with every patch on."""
     name = configuration.trainer.name
@@ -138,11 +138,11 @@ def judge(
             return Finding(REPAIRED, f"as released: {before.failed}")
         return Finding(BROKEN, f"with patches: {after.failed}; as released: {before.failed or 'runs'}")
     if different := differences(before.outcome, after.outcome):
-        found = outcomes.compare(before.outcome, after.outcome)
-        for entry in rounded:
-            concerned = any(fnmatch.fnmatchcase(name, glob) for glob in entry.trainers)
-            if concerned and entry.patch in after.applied and found.size <= entry.largest:
-                return Finding(ROUNDED, f"{found} ({found.where}): {entry.patch}")
+        for entry in known:
+            if entry.patch in after.applied and any(fnmatch.fnmatchcase(name, glob) for glob in entry.trainers):
+                found = outcomes.compare(before.outcome, after.outcome)
+                if found.size <= entry.largest:
+                    return Finding(ACCEPTED, f"{found} ({found.where}): {entry.patch}")
         return _judged(configuration, release, runner, before.outcome, after.outcome, different)
     return Finding(SAME)
 
@@ -183,8 +183,12 @@ def _judged(
     if plain is None:
         return Finding(BROKEN, f"{words}; its plain counterpart does not run")
     tolerance = TOLERANCE[configuration.settings.get("dtype", "float32")]
-    if outcomes.compare(plain, before, NUMBERS).size <= tolerance:
+    try:
+        was, now = (outcomes.compare(plain, each, NUMBERS) for each in (before, after))
+    except outcomes.Nothing as error:
+        return Finding(BROKEN, f"{words}; {error}")
+    if was.size <= tolerance:
         return Finding(BROKEN, f"{words}; it was what one process and one micro-batch give")
-    if outcomes.compare(plain, after, NUMBERS).size <= tolerance:
-        return Finding(REPAIRED, f"{outcomes.compare(plain, before, NUMBERS)} as released")
+    if now.size <= tolerance:
+        return Finding(REPAIRED, f"{was} as released")
     return Finding(CHANGED, f"{words}; neither is what one process and one micro-batch give")

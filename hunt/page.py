@@ -85,7 +85,8 @@ Wherever a trainer was right, losses, gradients, parameters, the optimizer's sta
 what they were with every patch on, and the objects that a user holds are the same ones, with the same attributes and
 hooks: configurations drawn from dtype, compilation, checkpointing, LoRA, accumulation, ranks, packing and sharding.
 `repaired`: it was wrong, and is what one process and one micro-batch give; `changed`: neither is (a router's loss is a
-mean over a micro-batch); `cannot`: does not run, with the patches as without.
+mean over a micro-batch); `accepted`: another relation says what is right ([why](../hunt/reasons.toml)); `cannot`: does
+not run, with the patches as without.
 """
 
 

@@ -154,16 +154,16 @@ def test_what_patches_may_change(by_patches, kind):
 @pytest.mark.parametrize(
     ("patch", "trainer", "factor", "kind"),
     [
-        ("helps", "trl/*", 1 + 1e-7, "rounded"),
+        ("helps", "trl/*", 1 + 1e-7, "accepted"),
         ("helps", "trl/*", 1 + 1e-5, "BROKEN"),
         ("helps", "verl/*", 1 + 1e-7, "BROKEN"),
         ("another", "trl/*", 1 + 1e-7, "BROKEN"),
     ],
-    ids=["as its page says", "more than that", "another trainer", "a patch that was not applied"],
+    ids=["as it is said", "more than that", "another trainer", "a patch that was not applied"],
 )
-def test_a_patch_may_round_otherwise_where_that_is_said(patch, trainer, factor, kind):
+def test_a_patch_may_change_what_is_said_of_it(patch, trainer, factor, kind):
     answers = Answers({"off": RIGHT, "on": (scaled(1.0), scaled(factor))})
-    entry = ours.Rounding([trainer], patch, 1e-6)
+    entry = ours.Accepted([trainer], patch, 1e-6)
     assert ours.judge(CONFIGURATION, None, answers, [entry]).kind == kind
 
 
