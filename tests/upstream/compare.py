@@ -49,7 +49,7 @@ class Upstream(NamedTuple):
     Attributes:
         name: of the distribution.
         module: what it installs.
-        files: which of its test files, each with the arguments that pytest has for it besides.
+        files: which of its test files, or of their classes, each with the arguments that pytest has for it besides.
         plugins: of pytest, beside its own.
     """
 
@@ -289,10 +289,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"DIFFERS {test}")
         for test in found.flaky:
             print(f"flaky as released, does not count: {test}")
+        files = {file.partition("::")[0] for file in known[name].files}
         kinds = Counter(how.partition(" ")[0] for how in found.released.values())
         counts = ", ".join(f"{count} {how}" for how, count in kinds.most_common())
         print(
-            f"{name} {version}: {len(found.released)} tests of {len(known[name].files)} files ({counts}); "
+            f"{name} {version}: {len(found.released)} tests of {len(files)} files ({counts}); "
             f"{len(found.different)} differ {PATCHED}, in {time.monotonic() - started:.0f} s\n"
             f"    on: {', '.join(found.applied)}",
             flush=True,
