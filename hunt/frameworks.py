@@ -101,7 +101,7 @@ FRAMEWORKS = {
     "trl": Framework(
         "trl",
         tuple(f"trl.trainer.{name}_trainer" for name in ("sft", "dpo", "kto", "reward", "grpo", "rloo"))
-        + tuple(f"trl.experimental.{name}" for name in ("kto", "online_dpo", "orpo", "cpo", "gkd", "gold", "prm"))
+        + tuple(f"trl.experimental.{name}" for name in ("kto", "online_dpo", "orpo", "cpo", "gkd", "gold"))
         + tuple(
             f"transformers.models.{name}.modeling_{name}"
             for name in ("mixtral", "gpt_oss", "recurrent_gemma", "modernbert_decoder", "gpt2")
@@ -109,6 +109,8 @@ FRAMEWORKS = {
         "transformers",
         newest="trl-1.16",
     ),
+    # Which TRL 1.14 no longer has.
+    "trl_prm": Framework("trl", ("trl.experimental.prm",), "transformers", releases="trl-1.5", newest="trl-1.5"),
     "accelerate": Framework("trl", ("accelerate", "torch.distributed.fsdp"), "transformers"),
     "deepspeed": Framework(
         "trl",
