@@ -101,13 +101,24 @@ FRAMEWORKS = {
     "trl": Framework(
         "trl",
         tuple(f"trl.trainer.{name}_trainer" for name in ("sft", "dpo", "kto", "reward", "grpo", "rloo"))
-        + tuple(f"trl.experimental.{name}" for name in ("kto", "online_dpo", "orpo", "cpo", "gkd", "gold", "prm"))
+        + tuple(f"trl.experimental.{name}" for name in ("kto", "online_dpo", "orpo", "cpo", "gkd", "gold"))
         + tuple(
             f"transformers.models.{name}.modeling_{name}"
             for name in ("mixtral", "gpt_oss", "recurrent_gemma", "modernbert_decoder", "gpt2")
         ),
         "transformers",
         newest="trl-1.16",
+    ),
+    # Which TRL 1.14 no longer has.
+    "trl_prm": Framework("trl", ("trl.experimental.prm",), "transformers", releases="trl-1.5", newest="trl-1.5"),
+    "liger": Framework(
+        "trl",
+        ("hunt.interpreter", "accelerate", "datasets", "peft", "transformers.trainer", "trl.trainer.sft_trainer")
+        + ("transformers.models.llama.modeling_llama", "transformers.models.mixtral.modeling_mixtral")
+        + ("liger_kernel.transformers",),
+        levels=lambda name: (_loaded("torch_and_interpreter", str(side_by_side.folder(name or "liger-0.8"))),),
+        releases="liger-",
+        newest="liger-0.8",
     ),
     "accelerate": Framework("trl", ("accelerate", "torch.distributed.fsdp"), "transformers"),
     "deepspeed": Framework(

@@ -22,12 +22,16 @@ ARGUMENTS = frozenset(
     {"micro_batch", "accumulation", "ranks", "steps", "resume_at", "checkpointing", "compiled", "sharding"}
 )
 """Settings that tell `arguments` what to do."""
-GIVEN = ARGUMENTS | {"dtype"}
+GIVEN = ARGUMENTS | {"dtype", "liger"}
 """All that it takes."""
 ROWS = frozenset({"rows", "order", "others"})
 """Settings that `rows` takes."""
 MODEL = frozenset({"attention", "dtype", "lora", "dropout"})
 """Settings that `prepared` takes, or that a model's configuration does."""
+
+
+LIGER = {**dict.fromkeys(("rope", "rms_norm", "swiglu", "cross_entropy"), False), "fused_linear_cross_entropy": True}
+"""Of Liger's kernels the one that Triton 3.3.1 can interpret, and that has a trainer's scale in it."""
 
 
 def chosen(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -57,6 +61,7 @@ def arguments(
     compiled: bool = False,
     sharding: str | None = None,
     dtype: str = "float32",
+    liger: bool = False,
 ) -> dict[str, Any]:
     """Those of TrainingArguments; nothing is clipped, and a checkpoint is written only to be resumed from."""
     sharded.prepare(sharding)
@@ -80,6 +85,7 @@ def arguments(
         "gradient_checkpointing_kwargs": {"use_reentrant": False} if checkpointing else None,
         "torch_compile": compiled,
         "torch_compile_backend": "eager" if compiled else None,
+        **({"use_liger_kernel": True, "liger_kernel_config": LIGER} if liger else {}),
         **({"ddp_backend": "gloo"} if ranks > 1 else {}),
         **sharded.arguments(sharding, dtype),
     }

@@ -19,6 +19,8 @@ COMMON: dict[str, dict[str, Any]] = {
     "empty-group": {"groups": "empty", "schedule": "falling"},
     **{f"rare-{rare}": {"rare": rare} for rare in ("not-first", "not-last", "odd", "not-second")},
 }
+WHOLE: dict[str, Any] = {"sharding": None, "micro_batch": 8, "accumulation": 1, "ranks": 1}
+PARTED = {"micro_batch": 2, "accumulation": 2, **TWO}
 BF16 = {"dtype": "bfloat16"}
 
 
@@ -48,11 +50,18 @@ PAIRS = [
     *(
         Pair(
             f"trainer-{name}",
-            {"sharding": None, "micro_batch": 8, "accumulation": 1, "ranks": 1},
-            {"sharding": name, "micro_batch": 2, "accumulation": 2, "ranks": 2},
+            WHOLE,
+            {"sharding": name, **PARTED},
             PARTS,
         )
         for name in ("zero2", "zero3", "fsdp1", "fsdp2")
+    ),
+    # Compiled, so that DeepSpeed does not see for itself that a chunked loss reads the last layer's weight.
+    Pair(
+        "trainer-zero3-chunked",
+        {**WHOLE, "chunked": True, "compiled": True},
+        {"sharding": "zero3", **PARTED, "chunked": True, "compiled": True},
+        PARTS,
     ),
     # Only rank 0 has the weights, of which some may be in four bits.
     Pair("fsdp2-efficient", {"fsdp": None, "efficient": True}, {"fsdp": 2, "efficient": True, **TWO}, PARTS),
