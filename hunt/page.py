@@ -13,9 +13,9 @@ from typing import Any
 from hunt import power
 from hunt.cells import ACCEPTED, CANNOT, HOLDS, KNOWN, NEW, Cell, Verdict
 from hunt.frameworks import ENVIRONMENTS
+from hunt.ours import RESULTS
 
 HERE = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).with_name("results")
 PAGE = HERE / "docs" / "hunt.md"
 WORST = (NEW, KNOWN, ACCEPTED, HOLDS, CANNOT)
 
