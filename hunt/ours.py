@@ -125,9 +125,7 @@ def accepted() -> list[Accepted]:
     return [Accepted(entry["trainers"], entry["patch"], float(entry["largest"])) for entry in entries]
 
 
-def judge(
-    configuration: Configuration, release: str | None, runner: Runner, known: Sequence[Accepted] = ()
-) -> Finding:
+def judge(configuration: Configuration, release: str | None, runner: Runner, known: Sequence[Accepted] = ()) -> Finding:
     """As released, and with every patch on."""
     name = configuration.trainer.name
     off, on = (runner.ask(Run(name, release, dict(configuration.settings), patches)) for patches in (OFF, ON))
