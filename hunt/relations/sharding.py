@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hunt import sharded
 from hunt.relations import Pair
 
 PARTS = ("loss", "gradient", "norm", "rates")
@@ -54,7 +55,7 @@ PAIRS = [
             {"sharding": name, **PARTED},
             PARTS,
         )
-        for name in ("zero2", "zero3", "fsdp1", "fsdp2")
+        for name in sharded.KINDS
     ),
     # Compiled, so that DeepSpeed does not see for itself that a chunked loss reads the last layer's weight.
     Pair(

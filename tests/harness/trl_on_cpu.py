@@ -7,6 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+STEPS: dict[str, Any] = {
+    "max_grad_norm": 0.0,
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+    "save_strategy": "no",
+}
+"""Of a trainer's configuration, where a test takes steps and looks at their gradients: nothing is clipped or saved."""
 PROMPTS = ("w1 w2", "w3 w4 w5", "w6", "w7 w8 w9 w10")
 
 

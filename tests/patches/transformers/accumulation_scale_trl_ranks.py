@@ -65,13 +65,7 @@ def gradient(model: Any, steps: int, kind: Any, config: Any, rows: list[dict[str
         per_device_train_batch_size=SAMPLES // steps,
         gradient_accumulation_steps=steps,
         max_steps=1,
-        max_grad_norm=0.0,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-        save_strategy="no",
+        **trl_on_cpu.STEPS,
         **({"lmbda": 0.0, "temperature": 1.0, "beta": 0.5} if config is GKDConfig else {}),
     )
     words = trl_on_cpu.tokenizer()

@@ -102,14 +102,8 @@ def made(case: str) -> Any:
         gradient_accumulation_steps=int(steps),
         max_steps=1,
         max_length=32,
-        max_grad_norm=0.0,
         logging_steps=1,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-        save_strategy="no",
+        **trl_on_cpu.STEPS,
         **settings,
     )
     optimizer = Kept(model.parameters(), lr=0.1)

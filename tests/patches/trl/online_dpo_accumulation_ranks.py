@@ -122,14 +122,8 @@ def made(case: str) -> Any:
         max_new_tokens=8,
         max_length=32,
         missing_eos_penalty=None,
-        max_grad_norm=0.0,
         logging_steps=1,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-        save_strategy="no",
+        **trl_on_cpu.STEPS,
         **({"deepspeed": ENGINE, **STEPS_BY_RATE} if "deepspeed" in words else {}),
     )
     optimizer = Kept(model.parameters(), lr=RATE)
