@@ -28,18 +28,9 @@ def arguments(kind: str | None, dtype: str = "float32") -> dict[str, Any]:
             "fsdp": True,
             "fsdp_config": {**own, **(_FSDP1 if kind == "fsdp1" else {})},
         }
-    stage = int(kind[-1])
-    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": 1000, "overlap_comm": False}
-    zero |= {"stage3_param_persistence_threshold": 0} if stage == 3 else {"allgather_bucket_size": 1000}
-    config = {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 0.0,
-        "bf16": {"enabled": "auto"},
-    }
+    from tests.harness import deepspeed_on_cpu
+
+    config = deepspeed_on_cpu.of_trainer(int(kind[-1]))
     return {**of_accelerator, "deepspeed": config, "bf16": dtype == "bfloat16"}
 
 

@@ -82,3 +82,18 @@ def engine(
         },
     )
     return made
+
+
+def of_trainer(stage: int, micro_batch: int | str = "auto") -> dict[str, Any]:
+    """What transformers' Trainer takes as ``deepspeed``: small buckets, all partitioned, nothing clipped."""
+    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": 1000, "overlap_comm": False}
+    zero |= {"stage3_param_persistence_threshold": 0} if stage == 3 else {"allgather_bucket_size": 1000}
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": "auto",
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,
+        "bf16": {"enabled": "auto"},
+    }

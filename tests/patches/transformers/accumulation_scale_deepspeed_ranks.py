@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 import rlhf_patches
-from tests.harness import states, zero3_on_cpu
+from tests.harness import deepspeed_on_cpu, states, zero3_on_cpu
 from tests.patches.transformers import accumulation_scale_ranks as small
 from tests.patches.transformers.accumulation_scale_ranks import Case
 from tests.patches.transformers.accumulation_scale_wrapped_ranks import against
@@ -31,18 +31,8 @@ KINDS = {
 
 
 def settings(stage: int, dtype: str) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": 1000, "overlap_comm": False}
-    zero |= {"stage3_param_persistence_threshold": 0} if stage == 3 else {"allgather_bucket_size": 1000}
     return {
-        "deepspeed": {
-            "train_micro_batch_size_per_gpu": small.ROWS,
-            "gradient_accumulation_steps": "auto",
-            "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-            "gradient_clipping": 0.0,
-            "bf16": {"enabled": "auto"},
-        },
+        "deepspeed": deepspeed_on_cpu.of_trainer(stage, small.ROWS),
         "accelerator_config": {"use_configured_state": True},
         "bf16": dtype == "bf16",
     }
