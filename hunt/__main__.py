@@ -41,8 +41,8 @@ def main() -> int:
     chosen = Chosen(options.environment, options.names, parser)
     if chosen.nothing:
         return 0
-    if options.write and (chosen.release or (options.names and (options.power or options.ours))):
-        parser.error("--write is for the newest releases, and for all of --ours and --power")
+    if options.write and (chosen.release or (options.names and options.ours)):
+        parser.error("--write is for the newest releases, and for all of --ours")
     if options.ours is not None:
         return hold_ours(chosen, options.ours, options.write)
     if options.power:
@@ -131,7 +131,7 @@ def hunt(chosen: Chosen, write: bool) -> int:
     words = summary(verdicts, spent, time.monotonic() - started)
     print(words)
     if write:
-        page.write(chosen.environment, "cells", verdicts=verdicts, words=words, whole=chosen.whole)
+        page.write(chosen.environment, "cells", words, [page.of_cell(*each) for each in verdicts], chosen.whole)
     return int(not verdicts or any(verdict.kind == cells.NEW for _, verdict in verdicts))
 
 
@@ -164,7 +164,7 @@ def hold_ours(chosen: Chosen, share: float, write: bool) -> int:
     words = f"{sum(kinds.values())} configurations: {counts}; {spent:.0f} CPU s, {time.monotonic() - started:.0f} s"
     print(words)
     if write:
-        page.write(chosen.environment, "ours", words=words)
+        page.write(chosen.environment, "ours", words)
     return int(bool(kinds[ours.BROKEN]) or not kinds[ours.SAME])
 
 
@@ -183,7 +183,8 @@ def find_known(chosen: Chosen, write: bool) -> int:
     words = f"{sum(found for *_, found in rows)} of {len(rows)} bugs found; {time.monotonic() - started:.0f} s"
     print(words)
     if write:
-        page.write(chosen.environment, "power", rows=rows, words=words)
+        kept = [[each.bug, each.cell.name, verdict.found] for each, verdict, found in rows if found]
+        page.write(chosen.environment, "power", words, kept, chosen.whole)
     return int(not rows or not all(found for *_, found in rows))
 
 

@@ -187,6 +187,12 @@ LISTED = (
     Listed('transformers-moe-aux-loss', 'rlhf_patches.patches.transformers.moe_aux_loss:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.46.2,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), "Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many\ntimes as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance\nwith `router_aux_loss_coef` multiplied by its number of ranks."),
+    Listed('transformers-packed-documents', 'rlhf_patches.patches.transformers.packed_documents:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=4.55.0,<5.0.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='transformers', versions='>=5.0.0,<5.2.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='transformers', versions='>=5.2.0,<5.4.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='transformers', versions='>=5.4.0,<=5.23.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
+    ), 'The loss of packed gpt-oss and AFMoE is that of its documents: lower or higher by a percent or so. Checkpoints trained\nwith the bug have learnt to read documents after others; evaluation on single documents was not affected.'),
     Listed('transformers-resume-weights', 'rlhf_patches.patches.transformers.resume_weights:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.52.0,<=4.57.6', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='transformers', versions='>=5.0.0rc1,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),

@@ -18,8 +18,8 @@ PAIRS = [
     *(
         Pair(
             f"in-the-second-epoch-{drawn}",
-            {**STEPS, "steps": 8, "drawn": drawn},
-            {**STEPS, "steps": 8, "drawn": drawn, "resume_at": 6},
+            {**STEPS, "steps": 8, "drawn_by": drawn},
+            {**STEPS, "steps": 8, "drawn_by": drawn, "resume_at": 6},
             PARTS,
         )
         for drawn in ("by-length", "without-a-seed", "dispatched", "streamed")

@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from hunt.outcomes import Outcome
-from hunt.trainers import trainer
+from hunt.trainers import CannotRun, trainer
 
 
 def accelerator(fsdp: int | None, precision: str, efficient: bool = False, **options: Any) -> Any:
@@ -109,6 +109,8 @@ def metrics(*, evaluated: int = 5, ranks: int = 1, micro_batch: int = 1) -> Outc
     """Which samples a metric is of; the process group has ``ranks``."""
     import torch
 
+    if micro_batch != 1:
+        raise CannotRun("it trains nothing: its samples are looked at one by one")
     chosen, batches = loaded(evaluated, micro_batch, shuffled=False)
     found = torch.cat([chosen.gather_for_metrics(batch).flatten() for batch in batches])
     return {"metrics": {"samples": found.sort().values}}

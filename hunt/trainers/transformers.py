@@ -134,13 +134,13 @@ LABELLED = [f"transformers/{name}" for name, (_, head, _) in MODELS.items() if h
 
 @trainer(*(each for name in MODELS if (each := f"transformers/{name}") not in LABELLED), takes=COMMON - {"others"})
 @trainer(*LABELLED[1:], takes=COMMON)
-@trainer(LABELLED[0], takes=COMMON | {"drawn"})
+@trainer(LABELLED[0], takes=COMMON | {"drawn_by"})
 def heads(
     *, name: str, padding: int = 0, side: str = "right", evaluated: int = 0, attention: str = "eager", **settings: Any
 ) -> Outcome:
     import transformers
 
-    drawn, fields = settings.get("drawn", ""), transformers.TrainingArguments.__dataclass_fields__
+    drawn, fields = settings.get("drawn_by", ""), transformers.TrainingArguments.__dataclass_fields__
     chosen = functools.partial(hf_trainer.chosen, settings)
     with tempfile.TemporaryDirectory() as folder:
         data = [labelled(name, row) for row in hf_trainer.rows(**chosen(hf_trainer.ROWS))]

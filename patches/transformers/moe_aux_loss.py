@@ -28,8 +28,8 @@ The coefficient is the one that the model's forward uses. For forwards that are 
 Liger-Kernel, outputs without `aux_loss` (NLLB-MoE, Switch Transformers), tuples (`return_dict=False`), `DataParallel`,
 DeepSpeed's sequence parallelism and losses of your own (`compute_loss_func`, label smoothing), nothing changes.
 
-Not repaired: under gradient accumulation the auxiliary losses of the micro-batches add up, since 4.46.0; set the
-coefficient to its value divided by `gradient_accumulation_steps`.""",
+Under gradient accumulation the auxiliary losses of the micro-batches add up, since 4.46.0: that is for
+`transformers-accumulation-scale`.""",
     references=(
         "https://github.com/huggingface/transformers/issues/48690",
         "https://github.com/huggingface/transformers/pull/48691",

@@ -1,0 +1,150 @@
+"""Losses of packed documents by transformers' own models: ``--out FOLDER``.
+
+Each case before apply() of transformers-packed-documents, after it, and after revert(): the gradient of packed rows
+beside that of the same documents one by one, in float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from transformers import DynamicCache
+
+from rlhf_patches.testing import untouched
+from tests.harness import states
+
+NAME = "transformers-packed-documents"
+DOCUMENTS, VOCABULARY = (7, 5, 9), 32
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 8}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3}
+SIZES |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+SIZES |= {"experts_implementation": "eager", "attention_dropout": 0.0, "pad_token_id": 0}
+SIZES |= {"use_cache": False}  # as Trainer sets it
+OF = {
+    "GptOss": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "Afmoe": {"num_dense_layers": 1, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8},
+    "Qwen3": {"use_sliding_window": True, "max_window_layers": 1},
+}
+
+
+def made(family: str, attention: str = "eager") -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **OF[family], attn_implementation=attention)
+    return getattr(transformers, f"{family}ForCausalLM")(config)
+
+
+def documents() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(1, VOCABULARY, (length,), generator=generator) for length in DOCUMENTS]
+
+
+def summed(model: Any, ids: torch.Tensor, starts: tuple[int, ...], **given: Any) -> torch.Tensor:
+    """The loss of all tokens but each document's first."""
+    labels = ids.clone()
+    labels[:, list(starts)] = -100
+    logits = model(input_ids=ids, **given).logits
+    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+
+
+def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    loss.backward()
+    return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def packed(rows: int) -> dict[str, torch.Tensor]:
+    ids, positions = torch.cat(documents()), torch.cat([torch.arange(length) for length in DOCUMENTS])
+    return {"ids": ids.expand(rows, -1), "position_ids": positions.expand(rows, -1)}
+
+
+def right(family: str, attention: str, rows: int, compiled: bool) -> dict[str, Any]:
+    """Packed rows against the documents alone."""
+    model, alone = made(family, attention), made(family).double()
+    starts = (0, DOCUMENTS[0], sum(DOCUMENTS[:2]))
+    loss = summed(torch.compile(model, backend="eager") if compiled else model, starts=starts, **packed(rows))
+    wanted = rows * sum(summed(alone, document[None], (0,)) for document in documents())
+    found, wished = gradients(model, loss), gradients(alone, wanted)
+    return {
+        "loss": abs(float(loss) / float(wanted) - 1),
+        "gradient": max(float((found[name] - wished[name]).norm() / wished[name].norm()) for name in wished),
+        "parameters": len(wished),
+    }
+
+
+def bits(family: str, attention: str, given: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """A digest of the logits and of every gradient; and what a forward did to the model."""
+    model, touched = made(family, attention), ""
+    ids = torch.stack([torch.cat(documents())] * 2)
+    try:
+        with untouched(model):
+            model(input_ids=ids, **given(model))
+    except AssertionError as error:
+        touched = str(error)
+    logits = model(input_ids=ids, **given(model)).logits
+    found = gradients(model, logits.square().sum())
+    digest = hashlib.sha256(logits.detach().numpy().tobytes())
+    for name in sorted(found):
+        digest.update(found[name].numpy().tobytes())
+    return {"digest": digest.hexdigest(), "touched": touched, "logits": float(logits.detach().norm())}
+
+
+def left(_: Any) -> dict[str, Any]:
+    mask = torch.ones(2, sum(DOCUMENTS), dtype=torch.long)
+    mask[0, :6] = 0
+    return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)}
+
+
+def jumps(_: Any) -> dict[str, Any]:
+    """Positions from 3 on, and a gap; never 0."""
+    positions = torch.arange(sum(DOCUMENTS)) + 3
+    positions[5:] += 7
+    return {"position_ids": positions[None]}
+
+
+def with_cache(model: Any) -> dict[str, Any]:
+    return {**beside(model), "past_key_values": DynamicCache(config=model.config)}
+
+
+def beside(_: Any) -> dict[str, Any]:
+    return {"position_ids": packed(2)["position_ids"]}
+
+
+LEFT: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "a mask": left,
+    "not packed": lambda _: {"position_ids": torch.arange(sum(DOCUMENTS))[None]},
+    "no positions": lambda _: {},
+    "other jumps": jumps,
+    "a cache": with_cache,
+}
+
+
+def generated(family: str, attention: str) -> list[int]:
+    ids = torch.stack([torch.cat(documents())] * 2)
+    mask = left(None)["attention_mask"]
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    return made(family, attention).generate(ids, attention_mask=mask, **options).flatten().tolist()
+
+
+def observe() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    kinds = [("GptOss", "eager"), ("Afmoe", "eager"), ("Afmoe", "sdpa")]
+    for family, attention in kinds:
+        if not hasattr(transformers, f"{family}Config"):
+            continue
+        name = f"{family}, {attention}"
+        for how, rows, compiled in (("packed", 1, False), ("2 rows", 2, False), ("compiled", 1, True)):
+            found[f"{name}, {how}"] = right(family, attention, rows, compiled)
+        for how, given in LEFT.items():
+            found[f"{name}, {how}"] = bits(family, attention, given)
+        found[f"{name}, generated"] = generated(family, attention)
+    found["Qwen3, packed"] = right("Qwen3", "eager", 1, False)
+    return found
+
+
+def main() -> None:
+    options = states.parser().parse_args()
+    states.report(NAME, observe, options.out)
