@@ -224,6 +224,10 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.26.0,<1.14.0', modules=('trl.experimental.online_dpo.online_dpo_trainer', 'trl.experimental.nash_md.nash_md_trainer', 'trl.experimental.xpo.xpo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False),
         ListedVariant(distribution='trl', versions='>=1.14.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), 'Since transformers 4.46.2, but not with 5.2.0 to 5.5.3, Online DPO, Nash-MD and XPO without DeepSpeed trained on\ngradients `gradient_accumulation_steps` times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold divided by that number, and with SGD its learning\nrate multiplied by it; Adam sees the factor in clipping and in its epsilon only. Take a correction of your own out.'),
+    Listed('trl-resume-order', 'rlhf_patches.patches.trl.resume_order:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.17.0,<0.22.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+        ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
+    ), None),
     Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False),
     ), None),

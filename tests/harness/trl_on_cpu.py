@@ -50,13 +50,16 @@ def model(tied: bool = False) -> Any:
     return Qwen2ForCausalLM(config)
 
 
-def rollouts(kind: str, out: Path, rewards: Sequence[Callable[..., Any]], **settings: Any) -> Any:
+def rollouts(
+    kind: str, out: Path, rewards: Sequence[Callable[..., Any]], prompts: Sequence[str] = PROMPTS, **settings: Any
+) -> Any:
     """A trainer that generates itself, two completions of four tokens for each prompt.
 
     Args:
         kind: ``GRPO`` or ``RLOO``.
         out: a folder that stays empty.
         rewards: the reward functions.
+        prompts: the data set.
         settings: of the trainer's configuration.
     """
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
@@ -82,6 +85,6 @@ def rollouts(kind: str, out: Path, rewards: Sequence[Callable[..., Any]], **sett
         model=model(),
         args=getattr(trl, f"{kind}Config")(**{**defaults, **settings}),
         reward_funcs=list(rewards),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         processing_class=tokenizer(),
     )

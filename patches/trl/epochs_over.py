@@ -1,0 +1,59 @@
+"""The epochs that are over when a run is resumed, for the sampler that TRL's trainers train with.
+
+A sampler is never told who it is for, so the trainer is noted when its ``_get_train_sampler`` makes one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+_trainers: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+"""By a sampler that has not been iterated over yet, the trainer whose training order it is."""
+
+
+def noted(sampler: Any, generator: torch.Generator) -> torch.Generator:
+    """The generator that ``RepeatSampler.__init__`` has made, as it is."""
+    caller = sys._getframe(2)
+    if caller.f_code.co_name == "_get_train_sampler" and _is_released(type(sampler)):
+        trainer = caller.f_locals.get("self")
+        if hasattr(trainer, "state") and hasattr(trainer, "callback_handler"):
+            _trainers[sampler] = ref(trainer)
+    return generator
+
+
+def _is_released(kind: Any) -> bool:
+    """Whether no subclass repairs this itself, or cannot be looked up."""
+    is_one_object = kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
+    return is_one_object and not hasattr(kind, "set_epoch")
+
+
+def advanced(sampler: Any) -> torch.Generator:
+    """The generator of a sampler that begins an epoch, behind the orders of those that a resumed run leaves out."""
+    generator: torch.Generator = sampler.generator
+    trainer = _trainers.pop(sampler, None) if _trainers else None
+    if trainer is not None:
+        for _ in range(_over(trainer(), sampler)):
+            torch.randperm(sampler.num_samples, generator=generator)
+    return generator
+
+
+def _over(trainer: Any, sampler: Any) -> int:
+    """How many epochs ``Trainer`` leaves out: none of a run from the start, whose first step is still to come."""
+    if trainer is None or not trainer.state.global_step or trainer.args.ignore_data_skip:
+        return 0
+    loader: Any = getattr(trainer.callback_handler, "train_dataloader", None)
+    if not trainer.is_in_train or not _draws_from(loader, sampler):
+        return 0  # a loader that somebody has asked for, not the one of this run
+    steps = -(-len(loader) // trainer.args.gradient_accumulation_steps)
+    return int(trainer.state.global_step // max(steps, 1))
+
+
+def _draws_from(loader: Any, sampler: Any) -> bool:
+    """Through accelerate's loaders, whose batch samplers lie in one another on several ranks."""
+    while (inner := getattr(loader, "batch_sampler", None)) is not None:
+        loader = inner
+    return getattr(loader, "sampler", None) is sampler
