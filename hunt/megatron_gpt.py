@@ -53,7 +53,7 @@ class Layout:
 
 def layout(parallel: str, ranks: int, experts: int = 1) -> Layout:
     """All ranks share the model as it is said, or each has it whole."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "": {},
         "tensor": {"tensor": ranks},
         "sequence": {"tensor": ranks, "sequence": ranks > 1},
@@ -75,16 +75,14 @@ def chunks(divided: Layout, pipeline: str, **settings: Any) -> list[Any]:
     for chunk in range(divided.chunks):
         at: dict[str, Any] = {"vp_stage": chunk} if divided.chunks > 1 else {}
         here = {"ignore_virtual": False, **at}
-        made.append(
-            small_gpt.make_model(
-                False,
-                attention=attention() if divided.context > 1 else small_gpt.Attention,
-                stage={"pre_process": first(**here), "post_process": last(**here), **at},
-                num_layers=4 if pipeline == "interleaved" else 2,
-                **divided.settings,
-                **settings,
-            )
-        )
+        stage = {"pre_process": first(**here), "post_process": last(**here), **at}
+        layers = 4 if pipeline == "interleaved" else 2
+        try:
+            made.append(small_gpt.make_model(False, stage=stage, num_layers=layers, **divided.settings, **settings))
+        except AssertionError as error:
+            if divided.context == 1:
+                raise
+            raise CannotRun(f"megatron-core without TransformerEngine: {error}") from error
     for name, parameter in named(made):
         fill(name, parameter)
     return made
@@ -174,11 +172,6 @@ def let_experts_run() -> None:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     vars(token_dispatcher)["maybe_move_tensor_to_cpu"] = copied
-
-
-def attention() -> type:
-    """What shares a sequence among ranks is TransformerEngine's alone."""
-    raise CannotRun("megatron-core: Context parallelism is only supported by TEDotProductAttention!")
 
 
 def rows_of_this_rank(order: str, micro_batch: int, accumulation: int) -> Sequence[Any]:

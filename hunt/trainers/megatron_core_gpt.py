@@ -31,7 +31,7 @@ LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss", "z_loss")
 
 @trainer(
     *(f"megatron_core/moe-{name}" for name in (*DISPATCHERS, *LOSSES)),
-    *(f"megatron_core/moe-{name}-per-token" for name in LOSSES),
+    *(f"megatron_core/moe-{name}-per-token" for name in LOSSES if name != "global_aux_loss"),
 )
 def moe(
     *,

@@ -17,9 +17,10 @@ FILES = ("utils/ppo_utils", "backends/megatron_utils/loss", "backends/megatron_u
 SHAPES = ((9, 5), (12, 7), (5, 1), (16, 9), (7, 6), (11, 2), (8, 4), (6, 3))
 VOCABULARY, SAMPLES = 16, len(SHAPES)
 LOSSES = ("grpo", "gspo", "cispo", "opsm", "tis", "sft")
+PER_TOKEN = ("grpo", "gspo", "sft")
 
 
-@trainer(*(f"slime/{loss}{mean}" for loss in LOSSES for mean in ("", "-per-token")))
+@trainer(*(f"slime/{loss}" for loss in (*LOSSES, *(f"{loss}-per-token" for loss in PER_TOKEN))))
 def losses(
     *,
     name: str,
@@ -29,7 +30,7 @@ def losses(
     order: str = "given",
     parallel: str = "",
 ) -> Outcome:
-    """`loss_function` over micro-batches, its sum and gradient as Megatron's schedule and its gradients' mean have it."""
+    """`loss_function` over micro-batches; its sum and gradient as Megatron's schedule and mean of gradients have it."""
     import torch
 
     if parallel not in ("", "tensor", "context") or SAMPLES % (micro_batch * accumulation):
@@ -106,7 +107,9 @@ def samples() -> list[dict[str, Any]]:
         }
         advantages = torch.randn(1, generator=generator).expand(response)
         mask = (torch.arange(response) % 4 != 2).float()
-        made.append({"logits": logits.requires_grad_(), "tokens": tokens, "mask": mask, "advantages": advantages, **near})
+        made.append(
+            {"logits": logits.requires_grad_(), "tokens": tokens, "mask": mask, "advantages": advantages, **near}
+        )
     return made
 
 
