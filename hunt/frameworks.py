@@ -141,6 +141,7 @@ FRAMEWORKS = {
         "megatron", levels=lambda name: warm.swift(name, "swift_kto"), releases="swift-3", newest="swift-3.12"
     ),
     "megatron_core": Framework("megatron", levels=_megatron, releases="megatron-"),
+    "slime": Framework("megatron", levels=_megatron, releases="none"),  # from a clone; on megatron-core
     # Their entries into training, each loaded on the one before; no other release of them.
     **{
         f"{name}_training": Framework("megatron", levels=functools.partial(_training, name), releases="none")

@@ -22,11 +22,17 @@ def start(ranks: int = 1) -> int:
     return int(torch.distributed.get_rank())
 
 
-def start_megatron(tensor: int = 1, ranks: int | None = None) -> None:
-    """megatron-core's groups on it, so many ranks tensor parallel, or all; the same seed everywhere."""
+def start_megatron(tensor: int = 1, ranks: int | None = None, **sizes: int) -> None:
+    """megatron-core's groups on it, so many ranks tensor parallel, or all; the same seed everywhere.
+
+    Args:
+        tensor: ranks of a tensor-parallel group.
+        ranks: of all.
+        sizes: of other groups, as `initialize_model_parallel` names them.
+    """
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     start(ranks or tensor)
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor, **sizes)
     model_parallel_cuda_manual_seed(0)

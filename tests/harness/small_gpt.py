@@ -5,6 +5,7 @@ To be imported after `megatron_on_cpu.install()`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,7 +49,13 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 def make_model(
-    bf16: bool, *, length: int = 24, attention: type = Attention, position: str = "rope", **settings: Any
+    bf16: bool,
+    *,
+    length: int = 24,
+    attention: type = Attention,
+    position: str = "rope",
+    stage: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Any:
     """Within megatron-core's DistributedDataParallel; the same weights every time.
 
@@ -57,10 +64,11 @@ def make_model(
         length: of the longest sequence.
         attention: the class of the attention within a layer.
         position: the kind of position embedding.
+        stage: what the `GPTModel` of a pipeline's stage is told besides.
         settings: of the `TransformerConfig`.
     """
     config = TransformerConfig(
-        num_layers=2,
+        num_layers=settings.pop("num_layers", 2),
         hidden_size=32,
         num_attention_heads=4,
         hidden_dropout=0.0,
@@ -72,20 +80,23 @@ def make_model(
         pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
         **settings,
     )
-    spec = get_gpt_layer_local_spec()
+    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts)
     spec.submodules.self_attention.submodules.core_attention = attention
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = LayerNorm
+    stages = config.pipeline_model_parallel_size * (config.virtual_pipeline_model_parallel_size or 1)
     model_parallel_cuda_manual_seed(1)
     torch.manual_seed(1)
     gpt = GPTModel(
         config=config,
-        transformer_layer_spec=TransformerBlockSubmodules([spec] * config.num_layers, LayerNorm),
+        transformer_layer_spec=TransformerBlockSubmodules([spec] * (config.num_layers // stages), LayerNorm),
         vocab_size=VOCABULARY,
         max_sequence_length=length,
         position_embedding_type=position,
         share_embeddings_and_output_weights=False,
+        **(stage or {}),
     )
-    with torch.no_grad():
-        gpt.output_layer.weight.mul_(20)  # distributions with some shape
+    if gpt.post_process:
+        with torch.no_grad():
+            gpt.output_layer.weight.mul_(20)  # distributions with some shape
     module = Float16Module(config, gpt) if bf16 else gpt
     return DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module)
