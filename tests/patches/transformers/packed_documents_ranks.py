@@ -20,12 +20,12 @@ from tests.harness import states
 
 NAME = "transformers-packed-documents"
 DOCUMENTS, VOCABULARY = (7, 5, 9), 32
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 8}
-SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3}
-SIZES |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+SIZES |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "initializer_range": 0.3}
 SIZES |= {"experts_implementation": "eager", "attention_dropout": 0.0, "pad_token_id": 0}
 SIZES |= {"use_cache": False}  # as Trainer sets it
-OF = {
+OF: dict[str, dict[str, Any]] = {
     "GptOss": {"num_local_experts": 2, "num_experts_per_tok": 1},
     "Afmoe": {"num_dense_layers": 1, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8},
     "Qwen3": {"use_sliding_window": True, "max_window_layers": 1},
