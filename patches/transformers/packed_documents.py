@@ -51,8 +51,8 @@ Packed rows have no attention mask; what tells documents apart is that `position
 Both masks are made with positions that begin at 0 where `position_ids` are 0: those that packing has made. The logits
 and gradients of a document are then those of the document alone.
 
-Rows with an attention mask, any call with a cache, generation among them, and rows that are not packed get the same
-mask as before. So do positions that jump to anything but 0. FlashAttention tells documents apart by itself.
+Rows with an attention mask, any call with a cache, generation among them, rows that are not packed, and positions that
+jump to anything but 0 stay bit for bit what they are. FlashAttention tells documents apart by itself.
 
 Not repaired: a mask of ones beside packed rows, and `use_cache=True` without a cache, with which transformers looks at
 no model's positions (`Trainer` and TRL switch it off).""",

@@ -15,7 +15,6 @@ HELD = {
     "whatever worked": "test_all_other_calls_stay_bit_for_bit",
     "no new wait": "because it computes on the positions: no lock, no collective, nothing read from a device",
     "bit for bit": "test_all_other_calls_stay_bit_for_bit",
-    "as released": "test_after_revert_it_is_as_released",
 }
 #: float32 against float64.
 TOLERANCE = 1e-5
