@@ -69,10 +69,12 @@ def modules() -> tuple[Any, Any]:
     if not slime_clone.CLONE:
         raise CannotRun("SLIME_CLONE names no clone of slime")
     torch.compiler.set_stance("force_eager")
-    folder = Path(tempfile.mkdtemp(prefix="slime-"))
-    sys.path.insert(0, str(slime_clone.write(folder, "HEAD", "0.3.1", [f"slime/{file}.py" for file in FILES])))
-    slime_clone.install()
-    found = [importlib.import_module(f"slime.backends.megatron_utils.{name}") for name in ("loss", "cp_utils")]
+    with tempfile.TemporaryDirectory(prefix="slime-") as folder:
+        tree = str(slime_clone.write(Path(folder), "HEAD", "0.3.1", [f"slime/{file}.py" for file in FILES]))
+        sys.path.insert(0, tree)
+        slime_clone.install()
+        found = [importlib.import_module(f"slime.backends.megatron_utils.{name}") for name in ("loss", "cp_utils")]
+        sys.path.remove(tree)
     return found[0], found[1]
 
 
