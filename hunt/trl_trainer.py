@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "RecurrentGemma": {**FEW, "block_types": ["attention"], "attention_window_size": 64, "logits_soft_cap": 3.0},
     "ModernBertDecoder": {**SMALL, "bos_token_id": 2, "layer_types": ["full_attention"]},
+    "Mamba": {**SMALL, "state_size": 4, "use_cache": False},
     "GPT2": {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": PAD}
     | {"eos_token_id": tiny_text.END, "bos_token_id": None, "initializer_range": 0.3, "n_positions": 64},
 }

@@ -14,6 +14,7 @@ FAMILIES = {
     "sft-gpt_oss": "GptOss",  # attention with sinks
     "sft-recurrent_gemma": "RecurrentGemma",  # bounded logits
     "sft-modernbert_decoder": "ModernBertDecoder",  # a head of several layers
+    "sft-mamba": "Mamba",  # a state in place of attention
     "sft-gpt2": "GPT2",  # absolute positions
 }
 
