@@ -58,7 +58,7 @@ Not repaired: a mask of ones beside packed rows, and `use_cache=True` without a 
 no model's positions (`Trainer` and TRL switch it off).""",
     references=("https://github.com/huggingface/transformers/pull/39997",),
     variants=(
-        Variant(Guard("transformers", ">=4.55.0,<5.0.0rc0"), _masked(_BEFORE_5_2, _GPT_OSS)),
+        Variant(Guard("transformers", ">=4.55.0,<=4.57.6"), _masked(_BEFORE_5_2, _GPT_OSS)),
         Variant(Guard("transformers", ">=5.0.0rc0,<5.2.0"), _masked(_BEFORE_5_2, _GPT_OSS, _AFMOE), independent=True),
         Variant(Guard("transformers", ">=5.2.0,<5.4.0"), _masked(_BEFORE_5_4, _GPT_OSS, _AFMOE), independent=True),
         Variant(Guard("transformers", ">=5.4.0,<=5.23.0"), _masked(_KEYWORDS, _GPT_OSS, _AFMOE), independent=True),
