@@ -154,9 +154,11 @@ def test_what_changes_functions_is_imported_with_a_framework(tmp_path):
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.6\n")
     package = tmp_path / "transformers"
-    (package / "models" / "gpt_oss").mkdir(parents=True)
-    for name in ("__init__", "trainer", "models/__init__", "models/gpt_oss/__init__", "models/gpt_oss/modeling_gpt_oss"):
-        (package / f"{name}.py").write_text("")
+    model = package / "models" / "gpt_oss"
+    model.mkdir(parents=True)
+    inits = [folder / "__init__" for folder in (package, model.parent, model)]
+    for module in (*inits, package / "trainer", model / "modeling_gpt_oss"):
+        module.with_suffix(".py").write_text("")
     apply = (
         f"sys.path.insert(0, {str(tmp_path)!r}); import rlhf_patches; "
         "assert rlhf_patches.apply()['transformers-moe-aux-loss'].status == 'pending'"

@@ -95,7 +95,7 @@ def test_what_repairs_it_and_what_fixes_it(capsys, requirements):
     out = capsys.readouterr().out
     assert re.search(r"^trl +1\.5\.0 +hang +trl-chunked-nll-zero3 +1\.15\.0 ", out, re.MULTILINE)
     assert "no release yet" in out
-    assert re.search(r"^Found \d+ known bugs in 2 packages: \d+ wrong gradients, \d+ wrong data, 2 hangs, ", out, re.MULTILINE)
+    assert re.search(r"^Found \d+ known bugs in 2 packages: \d+ wrong gradients, .*, 2 hangs, ", out, re.MULTILINE)
     assert cli.main(["audit", "--quiet", str(file)]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", len(trl["vulns"] + verl["vulns"]))
