@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.harness import toy_slime
+from tests.harness.ranks import free_port
 
 # Of this session's cluster alone, and not the one that Ray would write into the user's home. Ray reads it once.
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
@@ -37,9 +37,7 @@ def slime(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cluster(installed: Any) -> Iterator[str]:
     """The address of a cluster whose workers are of the environment with the wheel. Nobody else's is touched."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"{ray.util.get_node_ip_address()}:{port}"
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # paths of sockets in it have to be short
     # fmt: off

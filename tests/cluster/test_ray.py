@@ -22,6 +22,7 @@ from rlhf_patches.engine import functions
 from rlhf_patches.engine.engine import Engine
 from rlhf_patches.ray import VerifyError, runtime_env, verify
 from tests.harness import toy_slime
+from tests.harness.ranks import free_port
 
 HARNESS = Path(__file__).parents[1] / "harness"
 # What a task or an actor runs is sent as it is: the workers cannot import this file.
@@ -424,9 +425,7 @@ class Trainer:
 
 
 def _trainers(autoload: str) -> list[ray.actor.ActorHandle]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     address = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [{**address, "RANK": rank, "LOCAL_RANK": rank, "RLHF_PATCHES_AUTOLOAD": autoload} for rank in "01"]
     return [Trainer.options(runtime_env={"env_vars": variables}).remote() for variables in ranks]
