@@ -95,7 +95,8 @@ def launcher_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 class Server:
     """A warm process."""
 
-    def __init__(self, listener: socket.socket, lifeline: int) -> None:
+    def __init__(self, path: str, listener: socket.socket, lifeline: int) -> None:
+        self.path = path
         self.listener = listener
         self.lifeline = lifeline
         self.failed: str | None = None
@@ -147,13 +148,13 @@ class Server:
         """The socket of the process that has loaded one level more; requests wait in it until it has."""
         key = json.dumps(level, sort_keys=True)
         if key not in self.children:
-            path = f"{self.listener.getsockname()}-{len(self.children)}"
+            path = f"{self.path}-{len(self.children)}"
             listener = listen(path)
             pid = os.fork()
             if pid == 0:
                 self.listener.close()
                 die_with_parent()
-                server = Server(listener, self.lifeline)
+                server = Server(path, listener, self.lifeline)
                 try:
                     load(level)
                 except BaseException:
@@ -343,9 +344,11 @@ def kill(group: int) -> None:
 
 
 def listen(path: str) -> socket.socket:
+    """The socket has its name only once it takes connections: whoever has waited for the name connects at once."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(f"{path}.new")
     listener.listen(64)
+    os.rename(f"{path}.new", path)
     return listener
 
 
@@ -366,7 +369,7 @@ def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", JE_ARROW_MALLOC_CONF="background_thread:false")
     for name in [name for name in os.environ if name.startswith("RLHF_PATCHES_")]:
         del os.environ[name]
-    Server(listen(path), lifeline=0).serve()
+    Server(path, listen(path), lifeline=0).serve()
 
 
 if __name__ == "__main__":

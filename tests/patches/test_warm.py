@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 
 import pytest
@@ -44,6 +46,21 @@ def test_a_time_out_shows_the_stack_of_every_rank(warm, tmp_path):
 def test_what_cannot_be_loaded_is_an_error(warm, tmp_path):
     with pytest.raises(RuntimeError, match=r"No module named 'tests\.harness\.nowhere'"):
         warm.run(TRIAL, ["look"], tmp_path, (Level("tests.harness.nowhere:nothing"),))
+
+
+def test_a_socket_has_its_name_only_once_it_listens(monkeypatch, tmp_path):
+    """`serving` waits for the name and connects; a socket that has one and does not listen yet refuses."""
+    address, seen = str(tmp_path / "s"), []
+
+    class Watched(socket.socket):
+        def listen(self, backlog):
+            seen.append(os.path.exists(address))
+            super().listen(backlog)
+
+    monkeypatch.setattr(warm_server.socket, "socket", Watched)
+    with warm_server.listen(address), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+    assert seen == [False]
 
 
 def test_with_another_thread_nothing_is_forked():
