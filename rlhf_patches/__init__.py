@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
-    from .definitions.listed import DefinitionError, Listed, ListedVariant
+    from .definitions.listed import DefinitionError, Listed, ListedBeside, ListedVariant
     from .definitions.patch import (
         Advice,
+        Beside,
         Guard,
         Patch,
         Replace,
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advice",
+    "Beside",
     "DefinitionError",
     "Guard",
     "Listed",
+    "ListedBeside",
     "ListedVariant",
     "Patch",
     "PatchError",
@@ -72,6 +75,7 @@ _HOME = {
     "hookimpl": "definitions.hookspecs",
     "DefinitionError": "definitions.listed",
     "Listed": "definitions.listed",
+    "ListedBeside": "definitions.listed",
     "ListedVariant": "definitions.listed",
     "PatchError": "definitions.status",
     "PatchReport": "definitions.status",
@@ -84,6 +88,7 @@ _HOME = {
     **dict.fromkeys(
         (
             "Advice",
+            "Beside",
             "Guard",
             "Patch",
             "Replace",

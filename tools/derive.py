@@ -31,7 +31,7 @@ from __future__ import annotations
 
 # fmt: off
 # ruff: noqa: E501, Q
-from rlhf_patches import Listed, ListedVariant'''
+from rlhf_patches import Listed, ListedBeside, ListedVariant'''
 _NAME = re.compile(r"(PATCH|ADVICE)(_[A-Z0-9_]+)?")
 _WATCHED = re.compile(r"^WATCHED = \(.*?\)$", re.MULTILINE | re.DOTALL)
 

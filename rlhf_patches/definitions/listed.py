@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .patch import Advice, Patch, Variant
+    from .patch import Advice, Beside, Guard, Patch, Variant
 
 PATCH, ADVICE = "patch", "advice"
 """The kinds of known bugs: one that is repaired, and one that is told."""
@@ -20,23 +20,36 @@ class DefinitionError(ValueError):
     """A patch is described wrongly; the message says which field, what was expected and what to write."""
 
 
+class ListedBeside(NamedTuple):
+    """What is asked of a `Beside`, before one is made.
+
+    Attributes:
+        distribution, versions, package: as those of the `Beside`.
+    """
+
+    distribution: str
+    versions: str
+    package: str
+
+
 class ListedGuard(NamedTuple):
     """What is asked of a `Guard`, before one is made.
 
     Attributes:
-        distribution, versions, may_be_missing: as those of the `Guard`.
+        distribution, versions, may_be_missing, beside: as those of the `Guard`.
     """
 
     distribution: str
     versions: str
     may_be_missing: str | None = None
+    beside: ListedBeside | None = None
 
 
 class ListedVariant(NamedTuple):
     """What has to be known of a variant as long as none of its modules is imported.
 
     Attributes:
-        distribution, versions, may_be_missing: as those of its `Guard`.
+        distribution, versions, may_be_missing, beside: as those of its `Guard`.
         modules, independent, rewrites, is_advice: as those of the `Variant`.
     """
 
@@ -47,11 +60,12 @@ class ListedVariant(NamedTuple):
     rewrites: bool = False
     may_be_missing: str | None = None
     is_advice: bool = False
+    beside: ListedBeside | None = None
 
     @property
     def guard(self) -> ListedGuard:
         """What its `Guard` says."""
-        return ListedGuard(self.distribution, self.versions, self.may_be_missing)
+        return ListedGuard(self.distribution, self.versions, self.may_be_missing, self.beside)
 
 
 class Listed(NamedTuple):
@@ -82,7 +96,7 @@ class Listed(NamedTuple):
     @property
     def versions(self) -> str:
         """The releases that have the bug: the ranges of all variants."""
-        return any_of(variant.versions for variant in self.variants)
+        return any_of(range_of(variant.guard) for variant in self.variants)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -102,6 +116,16 @@ class Listed(NamedTuple):
         if not isinstance(found, (Patch, Advice)) or found.listed(self.path) != self:
             raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
         return found
+
+
+def range_of(guard: Guard | ListedGuard) -> str:
+    """A guard's range, and that of the distribution beside it: ">=0.15,<0.29 beside transformers >=5.1"."""
+    return guard.versions + (f" beside {told(guard.beside)}".rstrip() if guard.beside else "")
+
+
+def told(beside: Beside | ListedBeside) -> str:
+    """A distribution beside the patched one, and its range."""
+    return f"{beside.distribution} {beside.versions}".rstrip()
 
 
 def any_of(versions: Iterable[str]) -> str:

@@ -96,7 +96,12 @@ def _where(patch: Patch) -> str:
 
 
 def _ranges(patch: KnownBug) -> str:
-    return " or ".join(f"`{variant.guard.versions or 'all'}`" for variant in patch.variants)
+    return " or ".join(map(_range, (variant.guard for variant in patch.variants)))
+
+
+def _range(guard: Guard) -> str:
+    own = f"`{guard.versions or 'all'}`"
+    return f"{own} beside `{guard.beside.distribution}` `{guard.beside.versions}`" if guard.beside else own
 
 
 def _changes(patch: KnownBug) -> list[str]:

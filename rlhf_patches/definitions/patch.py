@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union
 
 from . import ranges
-from .listed import ADVICE, PATCH, DefinitionError, Listed, ListedVariant, any_of, modules_of
+from .listed import ADVICE, PATCH, DefinitionError, Listed, ListedBeside, ListedVariant, any_of, modules_of, range_of, told
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -26,6 +26,7 @@ _Kind = TypeVar("_Kind", bound=type)
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _SETTING = re.compile(r"[a-z_][\w.]*=[^\s|=A-Z]+(?:\|[^\s|=A-Z]+)*")
 _METAVARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -167,6 +168,42 @@ def _around(base: str) -> tuple[Version, ...]:
 
 @_names_fields
 @dataclass(frozen=True)
+class Beside:
+    """Another distribution, and the versions of it beside which the guarded one has the defect: releases that do not
+    work together. The code of the guarded one tells nothing of it.
+
+    Attributes:
+        distribution: its name on PyPI, such as ``transformers``.
+        versions: as those of a `Guard`.
+        package: what is imported of it, to tell whether the metadata belong to it; its name in Python, if none is given.
+    """
+
+    distribution: str
+    versions: str
+    package: str = ""
+
+    def __post_init__(self) -> None:
+        _check_types(self, "Beside.")
+        if not self.distribution:
+            raise DefinitionError("Beside.distribution is empty: expected the other package's name on PyPI")
+        if not self.versions.strip():
+            raise DefinitionError("Beside.versions is empty: expected those beside which the defect shows, '>=5.1' say")
+        ranges.check(self.versions, "Beside")
+        if not self.package:
+            object.__setattr__(self, "package", self.distribution.lower().replace("-", "_"))
+        if not _PACKAGE.fullmatch(self.package):
+            raise DefinitionError(f"Beside.package is {_shown(self.package)}: expected what is imported, 'trl' say")
+
+    def __str__(self) -> str:
+        return told(self)
+
+    def listed(self) -> ListedBeside:
+        """Its part of the variant's entry in a list."""
+        return ListedBeside(self.distribution, self.versions, self.package)
+
+
+@_names_fields
+@dataclass(frozen=True)
 class Guard:
     """The version guard; the shape guard is part of each change, and both must hold.
 
@@ -176,14 +213,20 @@ class Guard:
             count. An empty one means every version.
         may_be_missing: why such a release may come without the patched modules (a part of the framework that only some
             copies have); the patch is then absent. Without this text it is refused.
+        beside: another distribution, of which such a version has to be there too; None where it does not matter.
     """
 
     distribution: str
     versions: str
     may_be_missing: str | None = None
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         _check_types(self, "Guard.")
+        if not isinstance(self.beside, (Beside, type(None))):
+            raise DefinitionError(f"Guard.beside is {_shown(self.beside)}: expected a Beside, or None")
+        if self.beside is not None and self.beside.distribution == self.distribution:
+            raise DefinitionError(f"Guard.beside is {self.distribution} too: expected another distribution")
         if not self.distribution:
             raise DefinitionError("Guard.distribution is empty: expected the framework's name on PyPI")
         ranges.check(self.versions)
@@ -191,7 +234,7 @@ class Guard:
             raise DefinitionError("Guard.may_be_missing is empty: expected the reason, or None")
 
     def __str__(self) -> str:
-        return f"{self.distribution} {self.versions}".rstrip()
+        return f"{self.distribution} {range_of(self)}".rstrip()
 
     def shares_a_version_with(self, other: Guard) -> str | None:
         """A version that is in both ranges; None where there is none.
@@ -415,6 +458,7 @@ class Variant:
             rewrites=self.rewrites,
             may_be_missing=guard.may_be_missing,
             is_advice=self.is_advice,
+            beside=guard.beside.listed() if guard.beside else None,
         )
 
 
@@ -565,7 +609,7 @@ class KnownBug:
     @property
     def versions(self) -> str:
         """The releases that have the bug: the ranges of all variants."""
-        return any_of(variant.guard.versions for variant in self.variants)
+        return any_of(range_of(variant.guard) for variant in self.variants)
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -35,8 +35,12 @@ _COMPARED: dict[str, Callable[[_Place, _Place], bool]] = {
 
 
 @functools.cache
-def parsed(versions: str) -> SpecifierSet:
+def parsed(versions: str, owner: str = "Guard") -> SpecifierSet:
     """A specifier as packaging has it; not to be changed.
+
+    Args:
+        versions: the specifier.
+        owner: whose it is, for the message.
 
     Raises:
         DefinitionError: it is none of PEP 440's.
@@ -47,18 +51,18 @@ def parsed(versions: str) -> SpecifierSet:
         return SpecifierSet(versions)
     except InvalidSpecifier as error:
         raise DefinitionError(
-            f"Guard.versions is {versions!r}: expected a PEP 440 specifier such as '>=0.9.0,<0.17' ({error})"
+            f"{owner}.versions is {versions!r}: expected a PEP 440 specifier such as '>=0.9.0,<0.17' ({error})"
         ) from error
 
 
-def check(versions: str) -> None:
+def check(versions: str, owner: str = "Guard") -> None:
     """Check a specifier.
 
     Raises:
         DefinitionError: it is none of PEP 440's.
     """
     if _plain(versions) is None:
-        parsed(versions)
+        parsed(versions, owner)
 
 
 def plainly_contains(versions: str, version: str) -> bool | None:
@@ -67,6 +71,14 @@ def plainly_contains(versions: str, version: str) -> bool | None:
     if release is None or release[1] or comparisons is None:
         return None
     return all(holds(release, bound) for holds, bound in comparisons)
+
+
+def ends_before(versions: str, version: str) -> bool:
+    """Whether a range ends with a release that was the newest (``<=5.23.0``), and a version is newer than that."""
+    return not parsed(versions).contains(version, prereleases=True) and any(
+        pin.operator == "<=" and not parsed(f"<={pin.version}").contains(version, prereleases=True)
+        for pin in parsed(versions)
+    )
 
 
 def plainly_apart(one: str, other: str) -> bool:

@@ -73,8 +73,10 @@ def look(variant: Variant | ListedVariant, origins: Mapping[str, str | None] | N
         except NotFound as error:
             version, absence = versions.why_absent(variant.guard, error)
             finding = versions.judge_missing(variant.guard, sources.parents_of(module))
+            finding = versions.with_beside(variant.guard, finding)
             return Found(variant, finding._replace(version=version), str(error), absence)
-    return Found(variant, versions.worst([versions.judge_file(variant.guard, place) for place in places.values()]))
+    finding = versions.worst([versions.judge_file(variant.guard, place) for place in places.values()])
+    return Found(variant, versions.with_beside(variant.guard, finding))
 
 
 def absence(patch: Listed) -> Decision | None:
@@ -106,7 +108,10 @@ def choose(found: Sequence[Found]) -> Choice | Decision:
     if unknown:
         return Choice(unknown[0].finding, tuple(one.variant for one in unknown), len(found) > 1)
     guards = [one.variant.guard for one in found]
-    finding = versions.outside(guards[0].distribution, there[0].finding.version, guards)
+    finding = next(
+        (one.finding for one in there if one.finding.beside_was_read is not None),
+        versions.outside(guards[0].distribution, there[0].finding.version, guards),
+    )
     return Choice(finding, tuple(one.variant for one in there))
 
 

@@ -42,7 +42,8 @@ def decide(choice: Choice, read: Callable[[str], Source]) -> Decision:
     finding, version = choice.finding, choice.finding.version
     recognised, errors = shapes_in(choice.variants, read)
     if finding.verdict is Verdict.OUTSIDE:
-        return choices.unaffected(finding, unreviewed=any(map(_compiles, recognised.values())))
+        seen = not finding.beside_was_read and any(map(_compiles, recognised.values()))
+        return choices.unaffected(finding, unreviewed=seen)
     if len(recognised) > 1 and not choice.variants[0].is_advice:
         ranges = " and ".join(str(variant.guard) for variant in recognised)
         return Decision(Status.REFUSED, f"{finding.reason}, and the code is recognised as that of {ranges}", version)

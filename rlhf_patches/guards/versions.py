@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple, Union
 
 from .. import installed
 from ..definitions import ranges
+from ..definitions.listed import ListedGuard, range_of
 from ..import_system import no_signal
 from . import sources
 
 if TYPE_CHECKING:
     import importlib.metadata
 
-    from ..definitions.listed import ListedGuard
-    from ..definitions.patch import Guard
+    from ..definitions.listed import ListedBeside
+    from ..definitions.patch import Beside, Guard
 
 _Metadata = Union["installed.Metadata", "importlib.metadata.Distribution"]
 
@@ -45,11 +46,20 @@ class Verdict(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """``version`` is the metadata's text, None when unknown; ``reason`` says how the verdict came about."""
+    """What the version guard says, and how that came about.
+
+    Attributes:
+        verdict: what it says.
+        version: the metadata's text, None when unknown.
+        reason: why.
+        beside_was_read: where the verdict is OUTSIDE for what is beside: whether that is known not to matter, so that
+            the code does not matter either; False where it is newer than what was read, None for any other verdict.
+    """
 
     verdict: Verdict
     version: str | None
     reason: str
+    beside_was_read: bool | None = None
 
 
 def is_installed(distribution: str) -> bool:
@@ -76,6 +86,42 @@ def judge_file(guard: Guard | ListedGuard, origin: str | None) -> Finding:
     copies = _copies(guard.distribution)
     owners = [copy for copy in copies if origin is not None and copy.owns(origin)]
     return _of_copies(guard, copies, owners, origin)
+
+
+def with_beside(guard: Guard | ListedGuard, finding: Finding) -> Finding:
+    """The finding, where another distribution counts too: what is installed of that, or imported."""
+    if guard.beside is None or finding.verdict is Verdict.OUTSIDE:
+        return finding
+    try:
+        origin = sources.locate(guard.beside.package).origin
+    except sources.NotFound:
+        return beside(guard, finding, None)
+    return beside(guard, finding, judge_file(_as_guard(guard.beside), origin))
+
+
+def _as_guard(beside: Beside | ListedBeside) -> ListedGuard:
+    return ListedGuard(beside.distribution, beside.versions)
+
+
+def beside(guard: Guard | ListedGuard, finding: Finding, other: Finding | None) -> Finding:
+    """One finding of two, of a guard that names another distribution.
+
+    Args:
+        guard: the guard.
+        finding: of the guarded distribution; not OUTSIDE.
+        other: of the one beside it; None where that is not there.
+    """
+    assert guard.beside is not None
+    if other is None:
+        reason = f"{guard.beside.distribution} is not there, beside which {guard.distribution} has the defect"
+        return Finding(Verdict.OUTSIDE, finding.version, reason, beside_was_read=True)
+    if other.verdict is Verdict.AFFECTED:
+        return finding._replace(reason=f"{finding.reason} beside {guard.beside.distribution} {other.version}")
+    if other.verdict is Verdict.UNKNOWN:
+        return finding._replace(verdict=Verdict.UNKNOWN, reason=f"{finding.reason}; {other.reason}")
+    reason = f"{guard.distribution} {finding.version} is not affected beside {guard.beside.distribution} {other.version}"
+    was_read = not ranges.ends_before(guard.beside.versions, other.version or "")
+    return Finding(Verdict.OUTSIDE, finding.version, f"{reason} (affected: {range_of(guard)})", was_read)
 
 
 def judge_missing(guard: Guard | ListedGuard, parents: list[str]) -> Finding:
@@ -135,8 +181,8 @@ def judge(guard: Guard | ListedGuard, text: str | None) -> Finding:
 
 def outside(distribution: str, version: str | None, guards: Iterable[Guard | ListedGuard]) -> Finding:
     """The finding where a version is in the range of no guard."""
-    ranges = " or ".join(dict.fromkeys(guard.versions for guard in guards))
-    return Finding(Verdict.OUTSIDE, version, f"{distribution} {version} is not affected (affected: {ranges})")
+    affected = " or ".join(dict.fromkeys(map(range_of, guards)))
+    return Finding(Verdict.OUTSIDE, version, f"{distribution} {version} is not affected (affected: {affected})")
 
 
 def worst(findings: list[Finding]) -> Finding:

@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 from ..definitions.patch import Guard
 from ..guards import versions
 from ..guards.sources import NotFound, Source, Unreadable
-from ..guards.versions import MAX_METADATA, Finding
+from ..guards.versions import MAX_METADATA, Finding, Verdict
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -133,7 +133,18 @@ class Release:
         return None
 
     def finding(self, guard: Guard) -> Finding:
-        """What the version guard says of this release."""
+        """What the version guard says of this release.
+
+        Where another distribution counts that is not in it, nothing is known of that: what is found holds beside it.
+        """
+        found = self._finding(guard)
+        if guard.beside is None or found.verdict is Verdict.OUTSIDE:
+            return found
+        if not any(_same(name, guard.beside.distribution) for name, _ in self.claims):
+            return found._replace(reason=f"{found.reason}, beside {guard.beside}")
+        return versions.beside(guard, found, self._finding(Guard(guard.beside.distribution, guard.beside.versions)))
+
+    def _finding(self, guard: Guard) -> Finding:
         own = {version for name, version in self.claims if _same(name, guard.distribution)}
         if not own:
             return versions.unknown(f"{self.label} has no metadata of {guard.distribution}")
