@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import TRL, beside
+from tests.harness import side_by_side, unpacked
+from tests.harness.warm import TORCH, TRL, Level, beside
 
 PATCH = "trl-chunked-nll-zero3"
 TRAINED = Case("trl", PATCH, "loss, head is trained")
@@ -17,6 +18,12 @@ SCALE = Case(
     "trl-grpo-dapo-scale",
     "GRPO, a step is 1/2 a generation",
     "GRPOTrainer, loss dapo, 4 steps_per_generation, 2 gradient_accumulation_steps: size of the gradient",
+)
+OLD = Case(
+    "trl",
+    "trl-optional-packages",
+    "GRPO of 0.21 on transformers 5",
+    "GRPOTrainer of TRL 0.21.0 beside transformers 5, with trl-warnings-issued too: imported, and trained",
 )
 TRAINER = Case("trl", PATCH, "SFTTrainer, torch_compile", "SFTTrainer, torch_compile, masks differ")
 
@@ -64,6 +71,22 @@ def scale(runner: Runner) -> Iterator[Row]:
     yield Row(SCALE, report["version"], without, with_it, verdict, repaired, words)
 
 
+def old(runner: Runner) -> Iterator[Row]:
+    """GRPO of an older TRL beside transformers 5, held against the same beside transformers 4."""
+    release = unpacked.folders("trl==0.21.0")
+    found = []
+    for more in ("", f":{side_by_side.folder('transformers-4.57')}"):
+        levels = (*TORCH, Level("tests.harness.loading:transformers_alone", release + more))
+        found += runner.forked("tests.patches.trl.old_trl_ranks", "GRPO", levels=levels, ranks=1)
+    new, reference = (each["trained"]["GRPO"]["norms"] for each in found)
+    without = found[0]["before"]["GRPO"].partition("No module")
+    error = max(abs(one - other) / other for one, other in zip(new, reference, strict=True))
+    repaired = bool(without[1]) and error < 1e-12
+    short, norms = "".join(without[1:])[:26], " ".join(f"{norm:.4f}" for norm in new)
+    words = ("".join(without[1:]).splitlines()[0], f"norms {norms}", f"beside transformers 4.57.6: {error:.0e}")
+    yield Row(OLD, found[0]["trl"], short, f"norms {norms}", f"4.57.6: {error:.0e}", repaired, words)
+
+
 def row(case: Case, release: str, without: str | None, after: str, same: bool) -> Row:
     """``same``: bit for bit what the yardstick gave. ``without``: the failure, if there was one."""
     repaired = same and bool(without)
@@ -76,4 +99,4 @@ def row(case: Case, release: str, without: str | None, after: str, same: bool) -
     return Row(case, release, short, brief, verdict, repaired, (long, after, verdict))
 
 
-GROUPS = (Group((TRAINED, UNEQUAL), loss), Group((TRAINER,), trainer), Group((SCALE,), scale))
+GROUPS = (Group((TRAINED, UNEQUAL), loss), Group((TRAINER,), trainer), Group((SCALE,), scale), Group((OLD,), old))

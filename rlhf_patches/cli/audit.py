@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..definitions import pages, registry
+from ..definitions import registry
 from ..definitions.patch import Advice
 from ..definitions.status import printable
 from ..offline import audit, audit_osv, audit_sarif, audit_text, pin_files, pins
@@ -112,7 +112,8 @@ def _print(findings: Findings, form: str) -> None:
 
 def _complain(findings: Findings) -> None:
     for each, bug in findings.with_bugs:
-        output.complain(f"{each.pin.name} {each.pin.version} ({each.pin.place}): {bug.patch.name}: {bug.facts}")
+        beside = f" ({bug.beside})" if bug.beside else ""
+        output.complain(f"{each.pin.name} {each.pin.version} ({each.pin.place}): {bug.patch.name}: {bug.facts}{beside}")
     for text in [*(gap.text for gap in findings.gaps), *findings.notes]:
         output.complain(text)
 
@@ -146,7 +147,7 @@ def _say(findings: Findings) -> None:
 
 
 def _below(bug: Bug, run: RunConfig | None) -> list[str]:
-    lines = [pages.bug(bug.patch) + registry.credit(bug.plugin)]
+    lines = [bug.wrong]
     lines += [f"this run: {run.untold(bug.patch)}"] if run else []
     return [printable(line) for line in lines]
 
@@ -200,6 +201,7 @@ def _bug_as_json(bug: Bug, run: RunConfig | None = None) -> dict[str, Any]:
         "harm": bug.patch.harm or None,
         "bug": bug.patch.bug or None,
         "when": bug.patch.when or None,
+        **({"beside": bug.beside} if bug.beside else {}),
         "description": bug.patch.symptom,
         "repaired_by": bug.repaired_by,
         **({"what_to_do": bug.patch.what_to_do} if isinstance(bug.patch, Advice) else {}),

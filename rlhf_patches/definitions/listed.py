@@ -96,7 +96,7 @@ class Listed(NamedTuple):
     @property
     def versions(self) -> str:
         """The releases that have the bug: the ranges of all variants."""
-        return any_of(range_of(variant.guard) for variant in self.variants)
+        return ranges_of(variant.guard for variant in self.variants)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -126,6 +126,15 @@ def range_of(guard: Guard | ListedGuard) -> str:
 def told(beside: Beside | ListedBeside) -> str:
     """A distribution beside the patched one, and its range."""
     return f"{beside.distribution} {beside.versions}".rstrip()
+
+
+def ranges_of(guards: Iterable[Guard | ListedGuard]) -> str:
+    """The ranges of several guards as one text; what is beside several of them is named once."""
+    found: dict[str, list[str]] = {}
+    for guard in guards:
+        found.setdefault(told(guard.beside) if guard.beside else "", []).append(guard.versions)
+    texts = {other: any_of(dict.fromkeys(versions)) for other, versions in found.items()}
+    return any_of(f"{text}{',' * (' or ' in text)} beside {other}" if other else text for other, text in texts.items())
 
 
 def any_of(versions: Iterable[str]) -> str:

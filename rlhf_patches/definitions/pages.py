@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from .patch import HARMS, Advice, Change, KnownBug, Patch, Rewrite, Shape, Wrap
+from .patch import HARMS, Advice, Change, Guard, KnownBug, Patch, Rewrite, Shape, Wrap
 from .registry import BUILT_IN
 
 _WIDTH = 120

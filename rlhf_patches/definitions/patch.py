@@ -17,7 +17,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union
 
 from . import ranges
-from .listed import ADVICE, PATCH, DefinitionError, Listed, ListedBeside, ListedVariant, any_of, modules_of, range_of, told
+from .listed import (
+    ADVICE,
+    PATCH,
+    DefinitionError,
+    Listed,
+    ListedBeside,
+    ListedVariant,
+    modules_of,
+    range_of,
+    ranges_of,
+    told,
+)
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -175,7 +186,7 @@ class Beside:
     Attributes:
         distribution: its name on PyPI, such as ``transformers``.
         versions: as those of a `Guard`.
-        package: what is imported of it, to tell whether the metadata belong to it; its name in Python, if none is given.
+        package: what is imported of it, to tell whether the metadata belong to it; if empty, its name in Python.
     """
 
     distribution: str
@@ -418,11 +429,14 @@ class Variant:
             of which must be there.
         independent: whether the changes of each module do without those of the others. They are then applied when that
             module is imported, whichever others are or are not; no module's if any is not recognised.
+        unless_defined: functions, ``module:name``, of which none may be defined in the changes' own modules: for code
+            that reads as before and calls something of the same name.
     """
 
     guard: Guard
     changes: tuple[Change, ...]
     independent: bool = False
+    unless_defined: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.guard, Guard):
@@ -431,6 +445,13 @@ class Variant:
         _check_items(f"Variant of {self.guard}", "changes", self.changes, (Rewrite, Replace, Wrap, Shape))
         if len({isinstance(change, Shape) for change in self.changes}) > 1:
             raise DefinitionError("Variant.changes has a Shape beside other changes; expected shapes alone, or none")
+        for path in self.unless_defined:
+            _check_path(path, "Variant.unless_defined")
+            if path.partition(":")[0] not in self.modules:
+                raise DefinitionError(
+                    f"Variant.unless_defined names {path}: expected functions of what it changes, "
+                    f"{', '.join(self.modules)}"
+                )
 
     @property
     def is_advice(self) -> bool:
@@ -609,7 +630,7 @@ class KnownBug:
     @property
     def versions(self) -> str:
         """The releases that have the bug: the ranges of all variants."""
-        return any_of(range_of(variant.guard) for variant in self.variants)
+        return ranges_of(variant.guard for variant in self.variants)
 
     @property
     def modules(self) -> tuple[str, ...]:

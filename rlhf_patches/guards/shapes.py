@@ -79,7 +79,21 @@ def _find(change: Change, source: Source) -> known.Found | str:
 
 def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognised]:
     """`recognise` for every change of a variant; ``texts`` has the source of each of its modules."""
+    for path in variant.unless_defined:
+        module, _, qualname = path.partition(":")
+        if _defines(texts[module], qualname):
+            raise Unrecognised(f"{path} is defined there, which it is not where the defect is")
     return [recognise(change, texts[change.target.partition(":")[0]]) for change in variant.changes]
+
+
+def _defines(source: Source, qualname: str) -> bool:
+    if f"def {qualname.rpartition('.')[2]}" not in source.text:  # without parsing it
+        return False
+    try:
+        sources.find_function(source, qualname)
+    except NotFound:
+        return False
+    return True
 
 
 def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:

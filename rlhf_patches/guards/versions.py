@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Union
 
 from .. import installed
 from ..definitions import ranges
-from ..definitions.listed import ListedGuard, range_of
+from ..definitions.listed import ListedGuard, range_of, ranges_of
 from ..import_system import no_signal
 from . import sources
 
@@ -119,7 +119,9 @@ def beside(guard: Guard | ListedGuard, finding: Finding, other: Finding | None) 
         return finding._replace(reason=f"{finding.reason} beside {guard.beside.distribution} {other.version}")
     if other.verdict is Verdict.UNKNOWN:
         return finding._replace(verdict=Verdict.UNKNOWN, reason=f"{finding.reason}; {other.reason}")
-    reason = f"{guard.distribution} {finding.version} is not affected beside {guard.beside.distribution} {other.version}"
+    reason = (
+        f"{guard.distribution} {finding.version} is not affected beside {guard.beside.distribution} {other.version}"
+    )
     was_read = not ranges.ends_before(guard.beside.versions, other.version or "")
     return Finding(Verdict.OUTSIDE, finding.version, f"{reason} (affected: {range_of(guard)})", was_read)
 
@@ -181,8 +183,8 @@ def judge(guard: Guard | ListedGuard, text: str | None) -> Finding:
 
 def outside(distribution: str, version: str | None, guards: Iterable[Guard | ListedGuard]) -> Finding:
     """The finding where a version is in the range of no guard."""
-    affected = " or ".join(dict.fromkeys(map(range_of, guards)))
-    return Finding(Verdict.OUTSIDE, version, f"{distribution} {version} is not affected (affected: {affected})")
+    reason = f"{distribution} {version} is not affected (affected: {ranges_of(guards)})"
+    return Finding(Verdict.OUTSIDE, version, reason)
 
 
 def worst(findings: list[Finding]) -> Finding:

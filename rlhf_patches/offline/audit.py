@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ..definitions import pages
-from ..definitions.patch import KnownBug, Patch
+from ..definitions import pages, registry
+from ..definitions.listed import told
+from ..definitions.patch import Beside, Guard, KnownBug, Patch
 from ..definitions.registry import Registered
 from ..definitions.status import plural
 from ..guards import versions
@@ -27,6 +29,8 @@ from .run_config import RunConfig
 
 _MOST = 1000
 """Pins of frameworks; an environment has one of each, and each has a page of bugs."""
+Named = Mapping[str, set[str | None]]
+"""The versions of each distribution that pins name, None where one has none."""
 _SHOWN = 20  # entries that were not understood, each with its line
 
 
@@ -39,17 +43,24 @@ class Bug:
         plugin: what brings the patch or advice.
         fixed: the first release without it, None where none was known when the record was made.
         read: the newest release that was read, None where the patch has no record (a plugin's).
+        beside: beside what it has it, and whether that is named; empty where it always has.
     """
 
     patch: KnownBug
     plugin: str
     fixed: str | None
     read: str | None
+    beside: str = ""
 
     @property
     def repaired_by(self) -> str | None:
         """What brings the patch; None for an advice."""
         return self.plugin if isinstance(self.patch, Patch) else None
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong, when, and whose patch that is."""
+        return pages.bug(self.patch) + (f"; {self.beside}" if self.beside else "") + registry.credit(self.plugin)
 
     @property
     def fixed_in(self) -> str:
@@ -241,10 +252,14 @@ def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited
     by_name: dict[str, list[Registered]] = {}
     for item in registered:
         by_name.setdefault(canonicalize_name(item.patch.distribution), []).append(item)
+    pins = list(pins)
+    named: dict[str, set[str | None]] = {}
+    for pin in pins:
+        named.setdefault(pin.name, set()).add(pin.version)
     wanted = [pin for pin in pins if pin.name in by_name]
     if len(wanted) > _MOST:
         raise PinsError(f"what was given names frameworks {len(wanted)} times: expected {_MOST} at most")
-    return [_audited(pin, by_name[pin.name]) for pin in wanted]
+    return [_audited(pin, by_name[pin.name], named) for pin in wanted]
 
 
 def that_count(unread: Iterable[Unread], registered: Sequence[Registered]) -> list[Unread]:
@@ -259,14 +274,15 @@ def _names(patch: KnownBug) -> set[str]:
     return {canonicalize_name(patch.distribution), *(module.partition(".")[0] for module in patch.modules)}
 
 
-def _audited(pin: Pin, items: list[Registered]) -> Audited:
+def _audited(pin: Pin, items: list[Registered], named: Named) -> Audited:
     if pin.version is None:
         return Audited(pin, None, pin.note or "no version is named")
     try:
         version = Version(pin.version)
     except ValueError:  # InvalidVersion, or more digits than Python converts
         return Audited(pin, None, f"{pin.version!r:.100} is no version of PEP 440")
-    bugs = tuple(_bug(item) for item in items if _has(item.patch, version))
+    found = [(item, _had(item.patch, version, named)) for item in items]
+    bugs = tuple(_bug(item, beside) for item, beside in found if beside is not None)
     # A local version (1.5.1+cu128) is the release that it is made of.
     beyond = [bug for bug in map(_bug, items) if bug.read and Version(version.public) > Version(bug.read)]
     if not beyond:
@@ -282,17 +298,34 @@ def _newer(newest: str, still_open: Sequence[Bug]) -> str:
     return f"newer than {newest}, the newest release read, which has {count}{names}"
 
 
-def _has(patch: KnownBug, version: Version) -> bool:
+def _had(patch: KnownBug, version: Version, named: Named) -> str | None:
+    """Beside what a release has a bug: empty where that does not matter; None where it does not have the bug."""
     guards = [variant.guard for variant in patch.variants]
-    if not any(versions.judge(guard, str(version)).verdict is Verdict.AFFECTED for guard in guards):
-        return False
+    affected = [guard for guard in guards if versions.judge(guard, str(version)).verdict is Verdict.AFFECTED]
     without = releases().get(patch.name, {}).get("without", ())
-    return not any(Version(first) <= version <= Version(last) for first, last in without)
+    if not affected or any(Version(first) <= version <= Version(last) for first, last in without):
+        return None
+    (guard,) = affected  # ranges of variants have no version in common
+    return _beside(guard.beside, named) if guard.beside else ""
 
 
-def _bug(item: Registered) -> Bug:
+def _beside(other: Beside, named: Named) -> str | None:
+    """Which of the pins named makes a bug of two releases one; where no version is named, which would."""
+    found = named.get(canonicalize_name(other.distribution), {None})
+    judged = {version: versions.judge(Guard(other.distribution, other.versions), version).verdict for version in found}
+    affected = [version for version, verdict in judged.items() if verdict is Verdict.AFFECTED]
+    if affected:
+        here = f"beside {other.distribution} {', '.join(sorted(map(str, affected)))}, as here"
+        first = next((pin.version for pin in SpecifierSet(other.versions) if pin.operator == ">="), None)
+        return here + (f" (without the patch: pin {other.distribution}<{first})" if first else "")
+    if Verdict.UNKNOWN in judged.values():
+        return f"only beside {told(other)}, of which no version is named here"
+    return None
+
+
+def _bug(item: Registered, beside: str = "") -> Bug:
     known = releases().get(item.patch.name, {})
-    return Bug(item.patch, item.plugin, known.get("fixed"), known.get("read"))
+    return Bug(item.patch, item.plugin, known.get("fixed"), known.get("read"), beside)
 
 
 @cache

@@ -66,6 +66,7 @@ def _vulnerability(bug: Bug, place: str) -> dict[str, Any]:
             "harm": patch.harm or None,
             "fixed": bug.fixed,
             "repaired_by": bug.repaired_by,
+            **({"beside": bug.beside} if bug.beside else {}),
             **({"what_to_do": patch.what_to_do} if isinstance(patch, Advice) else {}),
             "place": printable(place),
         },

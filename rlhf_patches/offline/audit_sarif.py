@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .._version import __version__
-from ..definitions import pages, registry
+from ..definitions import pages
 from ..definitions.patch import Advice, KnownBug
 from ..definitions.status import printable
 from .audit import Audited, Bug, Findings
@@ -46,8 +46,7 @@ def document(findings: Findings) -> dict[str, Any]:
         }
 
     def of(each: Audited, bug: Bug) -> dict[str, Any]:
-        wrong = pages.bug(bug.patch) + registry.credit(bug.plugin)
-        return result(bug.patch.name, f"{each.pin.name} {each.pin.version}: {wrong} ({bug.facts})", each.pin.place)
+        return result(bug.patch.name, f"{each.pin.name} {each.pin.version}: {bug.wrong} ({bug.facts})", each.pin.place)
 
     results = list(itertools.starmap(of, findings.with_bugs))
     for each, bug, reason in findings.excluded:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..definitions import pages, registry
 from ..definitions.status import printable
 from .audit import Findings
 
@@ -19,7 +18,7 @@ def github(findings: Findings) -> Iterator[str]:
         yield _command("error", "not read", gap.text, *findings.location(gap.place))
     for each, bug in findings.with_bugs:
         title = f"{each.pin.name} {each.pin.version}: {bug.patch.name}"
-        text = f"{pages.bug(bug.patch)}{registry.credit(bug.plugin)} ({bug.facts})"
+        text = f"{bug.wrong} ({bug.facts})"
         yield _command("warning", title, text, *findings.location(each.pin.place))
     for note in findings.notes:
         yield _command("notice", "configuration", note)
@@ -47,7 +46,7 @@ def markdown(findings: Findings) -> Iterator[str]:
         yield "| package | version | harm | what is wrong, and when | fixed in | where |"
         yield "| --- | --- | --- | --- | --- | --- |"
     for each, bug in findings.with_bugs:
-        wrong = f"**{bug.patch.name}**: {_cell(pages.bug(bug.patch) + registry.credit(bug.plugin))}"
+        wrong = f"**{bug.patch.name}**: {_cell(bug.wrong)}"
         cells = (each.pin.name, _code(each.pin.version or ""), bug.patch.harm, wrong, bug.fixed_in)
         yield f"| {' | '.join(cells)} | {_code(each.pin.place)} |"
     if findings.with_bugs:

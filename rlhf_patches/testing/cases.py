@@ -53,7 +53,11 @@ class Case:
         return f"{self.patch.name}, {self.patch.distribution} {self.version}"
 
     def rows(
-        self, folder: Path, versions: Iterable[str], texts: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        versions: Iterable[str],
+        texts: Mapping[str, str] | None = None,
+        beside: tuple[str, str] | None = None,
     ) -> dict[str, PatchReport]:
         """What ``rlhf-patches check`` says of a copy of the variant's modules, by the version that its metadata state.
 
@@ -61,6 +65,7 @@ class Case:
             folder: for the copy; a copy that is there is written over.
             versions: one after the other; UNKNOWN is one too.
             texts: by module, what to write in place of the release's own text.
+            beside: another distribution that is there too, and its version.
         """
         for module in self.variant.modules:
             path = folder.joinpath(*module.split(".")).with_suffix(".py")
@@ -69,9 +74,11 @@ class Case:
         found = {}
         with sources.parsed_once(kept=20):  # the text is the same under each
             for version in versions:
-                metadata = write_metadata(folder, self.patch.distribution, version)
+                written = [write_metadata(folder, self.patch.distribution, version)]
+                written += [write_metadata(folder, *beside)] if beside else []
                 found[version] = row_of(folder, self.patch)
-                shutil.rmtree(metadata)
+                for metadata in written:
+                    shutil.rmtree(metadata)
         return found
 
     def edits(self) -> Iterator[tuple[str, str, str]]:

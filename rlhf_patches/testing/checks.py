@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..definitions.patch import OLDER, Advice, KnownBug
+from ..definitions.patch import OLDER, Advice, Guard, KnownBug
 from ..definitions.status import PatchReport, Status
 from ..offline import facts
 from . import conduct, rules
@@ -101,6 +101,21 @@ def stays_away_outside(case: Case, folder: Path, version: str) -> None:
         f"the {end} end: expected {sign} and a release that was read, since nobody knows the others",
     )
     _is(case.rows(folder, [version])[version], Status.UNAFFECTED, f"on version {version}")
+
+
+def stays_away_beside(case: Case, folder: Path, version: str) -> None:
+    """It leaves the release alone beside OLDER or NEWER of the other distribution, and takes it beside one it names."""
+    __tracebackhide__ = True
+    other = case.variant.guard.beside
+    assert other is not None
+    guard = Guard(other.distribution, other.versions)
+    inside = guard.shares_a_version_with(guard)
+    expected = Status.ADVICE if isinstance(case.patch, Advice) else Status.APPLIES
+    if inside is not None:
+        row = case.rows(folder / "inside", [case.version], beside=(other.distribution, inside))[case.version]
+        _is(row, expected, f"beside {other.distribution} {inside}")
+    row = case.rows(folder / "outside", [case.version], beside=(other.distribution, version))[case.version]
+    _is(row, Status.UNAFFECTED, f"beside {other.distribution} {version}")
 
 
 def leaves_alone(case: Case, folder: Path, affected: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar, NoReturn
 
 import pytest
 
+from ..definitions import ranges
 from ..definitions.patch import NEWER, OLDER, Advice, KnownBug
 from ..offline import archive, download
 from . import checks, in_process, rules
@@ -95,6 +96,17 @@ class PatchContract:
         if self.open_range and checks.is_open_at(self.patch, version):
             pytest.skip(f"its range is open: {self.open_range}")
         checks.stays_away_outside(self._with_the_bug(release), tmp_path, version)
+
+    @pytest.mark.parametrize("version", [OLDER, NEWER])
+    def test_it_stays_away_beside_other_releases(self, release: str, version: str, tmp_path: Path) -> None:
+        """Where another distribution counts: the same code beside the oldest and the newest version of that."""
+        case = self._with_the_bug(release)
+        other = case.variant.guard.beside
+        if other is None:
+            pytest.skip("what is beside it does not matter")
+        if self.open_range and ranges.parsed(other.versions).contains(version, prereleases=True):
+            pytest.skip(f"its range is open: {self.open_range}")
+        checks.stays_away_beside(case, tmp_path, version)
 
     def test_it_leaves_a_release_without_the_bug_alone(self, release: str, tmp_path: Path) -> None:
         """Whatever version that release claims to be."""

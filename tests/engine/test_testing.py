@@ -66,7 +66,7 @@ import dataclasses
 import os
 import pytest
 import rlhf_patches
-from rlhf_patches import Advice, Guard, Patch, Replace, Rewrite, Shape, Variant, Wrap
+from rlhf_patches import Advice, Beside, Guard, Patch, Replace, Rewrite, Shape, Variant, Wrap
 from rlhf_patches.testing import PatchContract
 from rlhf_patches.engine.ledger import Ledger
 
@@ -80,12 +80,23 @@ def patch(name, change=None, versions=">=1.0,<2.0", distribution="toy-framework"
     return Patch(f"toy-{name}", repair="r", variants=(Variant(Guard(distribution, versions), (change,)),),
                  **{**KNOWN, **fields})
 
+def beside(versions):
+    guard = Guard("toy-framework", ">=1.0,<2.0", beside=Beside("toy-framework-2", versions, package="toy"))
+    change = Rewrite("toy.losses:mean", "$TOTAL / len($LOSSES)", "$TOTAL / sum(mask)")
+    return Patch("toy-beside", repair="r", variants=(Variant(guard, (change,)),), **KNOWN)
+
 MEAN = patch("mean")
 WRAPPED = Wrap("toy.losses:wrapped", "repairs:around", signature="(losses, mask)", signature_suffices="any body")
 
 class TestRight(PatchContract):
     patch = MEAN
     releases = ("fixed", "toy.whl")
+
+class TestBeside(PatchContract):
+    patch = beside(">=3,<=5")
+
+class TestBesideAny(PatchContract):
+    patch = beside(">=3")
 
 class TestWrap(PatchContract):
     patch = patch("wrapped", WRAPPED)
@@ -220,6 +231,7 @@ class TestFixture:
 """
 FIELDS, TEXT, EDITED = "fields_are_complete", "applies_to_the_text", "is_refused_where_the_text_is_another"
 OUTSIDE, FIXED_RELEASE = "stays_away_from_versions_outside", "leaves_a_release_without_the_bug_alone"
+BESIDE = "stays_away_beside_other_releases"
 HERE = "is_applied_reverted_and_disabled"
 BOUND, HANDS_OFF = "what_it_waits_for_has_a_bound", "keeps_its_hands_off"
 HOLDS = "what_holds_it_is_named"
@@ -285,10 +297,16 @@ def test_a_right_patch_passes(outcomes, of_class):
     assert f"has the bug; {what_to_do}" in said
 
 
+def test_a_bug_of_two_releases_is_tried_beside_others(outcomes):
+    assert became(outcomes, "TestBeside", BESIDE)[0] == ["passed", "passed"]
+    assert became(outcomes, "TestRight", BESIDE)[0] == ["skipped"] * 6
+
+
 WRONG = {
     "TestUnfinished": (FIELDS, "not written yet: symptom, references[0]"),
     "TestWideShape": (EDITED, "its shape guard is too wide; expected refused"),
     "TestOtherShape": (TEXT, "contains '$TOTAL / max($LOSSES)' 0 times, expected 1"),
+    "TestBesideAny": (BESIDE, "beside toy-framework-2 99999"),
     "TestOpenRange": (OUTSIDE, "which is open at the newer end: expected <= and a release that was read"),
     "TestLongRange": (TEXT, "is refused"),
     "TestShortRange": (FIXED_RELEASE, "is the range too short?"),
@@ -306,8 +324,8 @@ ALSO = {
     "TestOtherShape": {EDITED, HERE},
     "TestLongRange": {EDITED},
     "TestNoImplementation": {TEXT},
-    "TestNoSuchRelease": {EDITED, OUTSIDE, FIXED_RELEASE},
-    "TestOtherRelease": {EDITED, OUTSIDE, FIXED_RELEASE},
+    "TestNoSuchRelease": {EDITED, OUTSIDE, BESIDE, FIXED_RELEASE},
+    "TestOtherRelease": {EDITED, OUTSIDE, BESIDE, FIXED_RELEASE},
 }
 """What follows from it."""
 

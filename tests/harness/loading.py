@@ -224,6 +224,15 @@ def packages_below_transformers() -> None:
         importlib.import_module(name)
 
 
+def transformers_alone() -> None:
+    """Of TRL's dependencies what takes longest, for a release of TRL that the worker imports by itself."""
+    os.environ.update(
+        DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false"
+    )
+    for module in ("datasets", "tokenizers", "transformers.models.qwen2.modeling_qwen2", "transformers.trainer"):
+        importlib.import_module(module)
+
+
 def trl_dpo() -> None:
     """TRL's DPO trainer, without DeepSpeed."""
     for module in ("tokenizers", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.dpo_trainer"):

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches import Guard, Replace, Rewrite, Shape, Status, Variant, Wrap
+from rlhf_patches import Beside, Guard, Replace, Rewrite, Shape, Status, Variant, Wrap
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.guards.sources import fingerprint
 from rlhf_patches.offline import archive, evaluate
+from rlhf_patches.testing.cases import write_metadata
 
 ROOT = Path(__file__).parents[3]
 BUG = "def add(a, b):\n    return a - b\n"
@@ -101,6 +102,24 @@ def two_places(world):
     world.framework.write("old", BUG)
     world.framework.write("new", BUG)
     world.variants((">=1,<2", world.rewrite("old:add")), (">=2,<3", world.rewrite("new:add")))
+
+
+def neighbour(version, installed=True):
+    """Another package, beside some versions of which alone the defect shows; None for one without metadata."""
+
+    def make(world):
+        name = f"{world.framework.name}_neighbour"
+        world.version("1.0")
+        world.guard = {"beside": Beside(name.replace("_", "-"), ">=3,<=5", package=name)}
+        world.patch()
+        if installed:
+            (world.framework.site / name).mkdir()
+            (world.framework.site / name / "__init__.py").touch()
+        if version is not None:
+            write_metadata(world.framework.site, name.replace("_", "-"), version)
+        importlib.invalidate_caches()
+
+    return make
 
 
 def nothing(world):
@@ -259,6 +278,11 @@ CASES = {
     "version unknown, code of one variant": of_variants(None, ("new", OTHER)),
     "version unknown, code of two variants": of_variants(None),
     "version unknown, one variant is part of another": part_of_another,
+    "beside another package, in its range": neighbour("3.0"),
+    "beside another package, outside its range": neighbour("2.0"),
+    "beside another package, newer than was read": neighbour("6.0"),
+    "beside another package, its version unknown": neighbour(None),
+    "beside another package that is not there": neighbour(None, installed=False),
     "implementation: its module missing": implementation("replace", None),
     "implementation: not in its module": implementation("wrap", "def other(): pass\n"),
     "implementation: cannot be called": implementation("replace", "add = 5\n"),

@@ -311,3 +311,37 @@ def test_standard_input_may_be_anything(said, tmp_path, monkeypatch, what, comma
         monkeypatch.setattr(sys, "stdin", None if what == "closed" else io.TextIOWrapper(stream))
         status, out, err = said(*command)
     assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+# --------------------------------------------------------------------------------------- a bug of two releases
+
+PAIR = "trl-optional-packages"
+
+
+@pytest.mark.parametrize(
+    ("transformers", "said"),
+    [
+        ("transformers==5.23.0", "beside transformers 5.23.0, as here (without the patch: pin transformers<5.3.0)"),
+        ("transformers==5.2.0", None),
+        ("transformers==4.57.6", None),
+        ("transformers>=4.50", "only beside transformers >=5.3.0,<=5.23.0, of which no version is named here"),
+        ("", "only beside transformers >=5.3.0,<=5.23.0, of which no version is named here"),
+    ],
+)
+def test_a_bug_of_two_releases(requirements, capsys, transformers, said):
+    file = requirements(f"trl==0.21.0\n{transformers}\n")
+    cli.main(["audit", "--json", str(file)])
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["dependencies"] if row["name"] == "trl"]
+    assert [bug["beside"] for bug in row["vulns"] if bug["id"] == PAIR] == ([said] if said else [])
+    for form in ("text", "github", "markdown", "sarif", "osv"):
+        cli.main(["audit", "--format", form, str(file)])
+        out = " ".join(capsys.readouterr().out.split())
+        assert (PAIR in out) == bool(said)
+        assert (
+            not said or form == "markdown" or said.split(",")[0].replace(">", r"\u003e") in out.replace(">", r"\u003e")
+        )
+
+
+def test_newer_trl_is_not_affected_beside_any(requirements, capsys):
+    cli.main(["audit", "--json", str(requirements("trl==0.29.0\ntransformers==5.23.0\n"))])
+    assert PAIR not in capsys.readouterr().out
