@@ -216,6 +216,9 @@ LISTED = (
     Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`\nother than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold multiplied by S / A, and with SGD its learning\nrate by A / S; Adam sees the factor in clipping and in its epsilon only.'),
+    Listed('trl-kto-liger-reference', 'rlhf_patches.patches.trl.kto_liger_reference:PATCH', (
+        ListedVariant(distribution='trl', versions='>=1.8.0,<1.13.0', modules=('trl.trainer.kto_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 1.8.0, KTO with Liger and PEFT trained against no reference at all. Gradients are larger with the patch, by\nthe saturation of a sigmoid: some thousand times for answers of some hundred tokens. A learning rate that was raised to\nmake up for it should be put back, and such a run begun again.'),
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),

@@ -25,6 +25,12 @@ OLD = Case(
     "GRPO of 0.21 on transformers 5",
     "GRPOTrainer of TRL 0.21.0 beside transformers 5, with trl-warnings-issued too: imported, and trained",
 )
+KTO = Case(
+    "trl",
+    "trl-kto-liger-reference",
+    "KTO, Liger and PEFT",
+    "KTOTrainer, use_liger_kernel and LoRA: size of the gradient",
+)
 TRAINER = Case("trl", PATCH, "SFTTrainer, torch_compile", "SFTTrainer, torch_compile, masks differ")
 
 
@@ -87,6 +93,20 @@ def old(runner: Runner) -> Iterator[Row]:
     yield Row(OLD, found[0]["trl"], short, f"norms {norms}", f"4.57.6: {error:.0e}", repaired, words)
 
 
+def kto(runner: Runner) -> Iterator[Row]:
+    """The gradient of KTO with Liger's loss and PEFT, held against the formula in float64."""
+    levels = (
+        Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
+        Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders("trl==1.12.0")),
+    )
+    (report,) = runner.forked("tests.patches.trl.kto_liger_reference_ranks", levels=levels, ranks=1)
+    before, after = (report[state]["PEFT"] for state in ("before", "after"))
+    without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
+    repaired = before["error"] > 0.5 and after["error"] < 1e-6
+    words = (without, with_it, f"the formula in float64: {after['error']:.0e}")
+    yield Row(KTO, report["version"], without, with_it, f"float64 {after['error']:.0e}", repaired, words)
+
+
 def row(case: Case, release: str, without: str | None, after: str, same: bool) -> Row:
     """``same``: bit for bit what the yardstick gave. ``without``: the failure, if there was one."""
     repaired = same and bool(without)
@@ -99,4 +119,10 @@ def row(case: Case, release: str, without: str | None, after: str, same: bool) -
     return Row(case, release, short, brief, verdict, repaired, (long, after, verdict))
 
 
-GROUPS = (Group((TRAINED, UNEQUAL), loss), Group((TRAINER,), trainer), Group((SCALE,), scale), Group((OLD,), old))
+GROUPS = (
+    Group((TRAINED, UNEQUAL), loss),
+    Group((TRAINER,), trainer),
+    Group((SCALE,), scale),
+    Group((OLD,), old),
+    Group((KTO,), kto),
+)

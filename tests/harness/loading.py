@@ -233,6 +233,17 @@ def transformers_alone() -> None:
         importlib.import_module(module)
 
 
+def trl_kto_with_liger() -> None:
+    """A release of TRL with Liger's losses, on `torch_and_interpreter`, which has no device to choose kernels for."""
+    from types import SimpleNamespace
+
+    transformers_alone()
+    driver = importlib.import_module("triton.runtime.driver").driver
+    driver.set_active(SimpleNamespace(get_benchmarker=lambda: None))
+    for module in ("peft", "trl.trainer.kto_trainer"):
+        importlib.import_module(module)
+
+
 def trl_dpo() -> None:
     """TRL's DPO trainer, without DeepSpeed."""
     for module in ("tokenizers", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.dpo_trainer"):

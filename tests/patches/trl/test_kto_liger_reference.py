@@ -1,0 +1,71 @@
+"""``trl-kto-liger-reference``: KTO with Liger's own loss and PEFT has the gradient of KTO's formula in float64.
+
+kto_liger_reference_ranks.py trains real trainers, with PEFT and without, with Liger and without.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_patches.patches.trl.kto_liger_reference import PATCH
+from rlhf_patches.testing import PatchContract
+from tests.harness import side_by_side, unpacked
+from tests.harness.warm import Level
+
+HELD = {
+    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
+    "hands off": "because one argument of a constructor is another one; nothing is read or written",
+    "whatever worked": "test_what_was_right_is_the_same_bit_for_bit",
+    "no new wait": "because it is one argument; no lock, no collective",
+    "With a reference model of its own nothing": "test_what_was_right_is_the_same_bit_for_bit",
+}
+WORKER = "tests.patches.trl.kto_liger_reference_ranks"
+#: Everything is in float64 but for one factor of Liger's; seen are 8e-8.
+TOLERANCE = 1e-6
+WRONG = ("PEFT", "PEFT, its own adapter as reference")
+RIGHT = ("PEFT, without Liger", "a reference model")
+
+
+class TestContract(PatchContract):
+    patch = PATCH
+    releases = ("trl==1.8.0", "trl==1.12.0", "trl==1.13.0", "trl==1.7.1")
+    held = HELD
+
+
+@pytest.fixture
+def trained(run_ranks):
+    def run(version):
+        levels = (
+            Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
+            Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders(f"trl=={version}")),
+        )
+        (found,) = run_ranks(WORKER, levels=levels, ranks=1)
+        assert (found["version"], found["status"]) == (version, "applied")
+        return found
+
+    return run
+
+
+def is_repaired(found):
+    for case in WRONG:
+        for state in ("before", "reverted"):
+            assert found[state][case]["factor"] < 0.2, "of its size"
+        assert found["after"][case]["error"] < TOLERANCE
+
+
+def test_the_reference_did_not_count_and_counts(trained):
+    is_repaired(trained("1.12.0"))
+
+
+def test_what_was_right_is_the_same_bit_for_bit(trained):
+    found = trained("1.12.0")
+    for case in RIGHT:
+        assert found["before"][case]["error"] < TOLERANCE
+        assert found["after"][case] == found["before"][case] == found["reverted"][case]
+
+
+@pytest.mark.exhaustive
+# Not 1.8.0, whose loss looks for the model within DistributedDataParallel, which a rank has here.
+@pytest.mark.parametrize("version", ["1.9.0", "1.10.0"])
+def test_other_releases(trained, version):
+    is_repaired(trained(version))
