@@ -13,6 +13,9 @@ LISTED = (
     Listed('accelerate-fsdp2-upcast', 'rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH', (
         ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small\nlearning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory\nfor what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost\nnothing but those updates, and can be trained on.'),
+    Listed('accelerate-resume-order', 'rlhf_patches.patches.accelerate.resume_order:PATCH', (
+        ListedVariant(distribution='accelerate', versions='>=0.24.0,<1.15.0', modules=('accelerate.data_loader',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None),
     Listed('deepspeed-empty-groups', 'rlhf_patches.patches.deepspeed.empty_groups:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.3.13,<=0.19.8', modules=('deepspeed.runtime.engine',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "Since DeepSpeed 0.3.13, without torch 2.10's check, groups behind an empty one were trained at another group's learning\nrate. It matters where the rates differ: with PEFT's LoRA+ the B matrices had the rate of the embeddings, and the ratio\nthat was set had no effect. With the patch each group has the rate that it was given. A run that was tuned with another\none should have its learning rates looked at again; checkpoints can be trained on."),

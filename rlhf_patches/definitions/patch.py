@@ -429,13 +429,14 @@ class Variant:
             of which must be there.
         independent: whether the changes of each module do without those of the others. They are then applied when that
             module is imported, whichever others are or are not; no module's if any is not recognised.
-        unless_defined: functions, ``module:name``, of which none may be defined in the changes' own modules: for code
-            that reads as before and calls something of the same name.
+        where_defined, unless_defined: functions, ``module:name``, all of which have to be defined in the changes' own
+            modules, and of which none may be: for code that reads the same where what it stands on is another.
     """
 
     guard: Guard
     changes: tuple[Change, ...]
     independent: bool = False
+    where_defined: tuple[str, ...] = ()
     unless_defined: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -445,12 +446,14 @@ class Variant:
         _check_items(f"Variant of {self.guard}", "changes", self.changes, (Rewrite, Replace, Wrap, Shape))
         if len({isinstance(change, Shape) for change in self.changes}) > 1:
             raise DefinitionError("Variant.changes has a Shape beside other changes; expected shapes alone, or none")
-        for path in self.unless_defined:
-            _check_path(path, "Variant.unless_defined")
+        for name, path in (
+            *(("where_defined", path) for path in self.where_defined),
+            *(("unless_defined", path) for path in self.unless_defined),
+        ):
+            _check_path(path, f"Variant.{name}")
             if path.partition(":")[0] not in self.modules:
                 raise DefinitionError(
-                    f"Variant.unless_defined names {path}: expected functions of what it changes, "
-                    f"{', '.join(self.modules)}"
+                    f"Variant.{name} names {path}: expected functions of what it changes, {', '.join(self.modules)}"
                 )
 
     @property

@@ -79,10 +79,11 @@ def _find(change: Change, source: Source) -> known.Found | str:
 
 def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognised]:
     """`recognise` for every change of a variant; ``texts`` has the source of each of its modules."""
-    for path in variant.unless_defined:
+    for path in (*variant.where_defined, *variant.unless_defined):
         module, _, qualname = path.partition(":")
-        if _defines(texts[module], qualname):
-            raise Unrecognised(f"{path} is defined there, which it is not where the defect is")
+        if _defines(texts[module], qualname) == (path in variant.unless_defined):
+            what = "defined there, which it is not" if path in variant.unless_defined else "not defined there, as it is"
+            raise Unrecognised(f"{path} is {what} where the defect is")
     return [recognise(change, texts[change.target.partition(":")[0]]) for change in variant.changes]
 
 

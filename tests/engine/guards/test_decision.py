@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches import Beside, Guard, Replace, Rewrite, Shape, Status, Variant, Wrap
+from rlhf_patches import Beside, DefinitionError, Guard, Replace, Rewrite, Shape, Status, Variant, Wrap
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.guards.sources import fingerprint
 from rlhf_patches.offline import archive, evaluate
@@ -603,3 +603,35 @@ def test_a_reason_never_belongs_to_another_status(world, engine):
     mod.add.__code__ = ours
     row = made.apply(only=b)[a]
     assert (row.status, row.reason) == (Status.DISABLED, "not chosen by apply(only=...)")
+
+
+# ------------------------------------------------------------------------- what the code stands on is another
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "applies"),
+    [
+        ("unless_defined", BUG, True),
+        ("unless_defined", f"{BUG}def helper(): pass\n", False),
+        ("where_defined", BUG, False),
+        ("where_defined", f"{BUG}def helper(): pass\n", True),
+        ("where_defined", f"{BUG}def helper_2(): pass\n", False),
+    ],
+)
+@pytest.mark.parametrize(("version", "otherwise"), [("1.0", Status.REFUSED), (None, Status.UNAFFECTED)])
+def test_functions_by_which_the_same_code_is_told_apart(world, engine, field, text, applies, version, otherwise):
+    world.version(version)
+    world.framework.write("mod", text)
+    world.variants((">=1,<2", world.rewrite()), **{field: (world.framework.path("mod:helper"),)})
+    world.load()
+    (row,) = engine(*world.patches).apply()
+    assert row.status is (Status.APPLIED if applies else otherwise), row.reason
+
+
+def test_functions_elsewhere_are_refused():
+    change = Rewrite("somelib.mod:add", "$A - $B", "$A + $B")
+    for field in ("where_defined", "unless_defined"):
+        with pytest.raises(
+            DefinitionError, match=f"Variant.{field} names other:f: expected functions of what it changes"
+        ):
+            Variant(Guard("somelib", ">=1,<2"), (change,), **{field: ("other:f",)})

@@ -1,0 +1,57 @@
+"""Resuming within an epoch: the loader that skips batches goes on in the order of that epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Variant, Wrap
+
+
+def of_its_epoch(wrapped: Callable[..., Any], instance: None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``skip_first_batches``; what it makes is in the epoch of the loader that it was given, which is not touched."""
+    given = args[0]
+    epoch = getattr(given, "iteration", 0)
+    made = wrapped(*args, **kwargs)
+    if epoch and getattr(made, "iteration", None) == 0:
+        made.iteration = epoch  # writes: a loader that was made just now, and that nobody else has
+    return made
+
+
+PATCH = Patch(
+    name="accelerate-resume-order",
+    summary="a run that is resumed within an epoch goes on in the order of that epoch",
+    harm="wrong data",
+    bug="a run that is resumed in a later epoch than the first goes on in the first epoch's order",
+    when="transformers 4's Trainer, or a loop with skip_first_batches, and a shuffled data set with a seed",
+    symptom="""\
+A run is resumed in the middle of its second epoch, or of a later one: for the rest of that epoch it gets the samples in
+the order of epoch 0, so that some of them come twice in the epoch and others never. No error. Resumed in its first
+epoch, or between two, it goes on as it should, and so does transformers 5's `Trainer`, which sets the epoch again.""",
+    cause="""\
+`skip_first_batches` makes a second loader. Whoever resumes has called `set_epoch` of the first one; the second counts
+its epochs from 0, and sets its sampler to that when it is iterated over.""",
+    repair="""\
+The loader that `skip_first_batches` has made is in the epoch of the one that it was made of, as in 1.15.0. In epoch 0,
+and for loaders that count no epochs, it is as it was. Left alone: a loop that sets no epoch, whose loader is in epoch 0
+whatever epoch the loop is in; and a sampler without a seed of its own.""",
+    references=(
+        "https://github.com/huggingface/accelerate/pull/4071",
+        "https://github.com/huggingface/accelerate/issues/2823",
+    ),
+    variants=(
+        Variant(
+            Guard("accelerate", ">=0.24.0,<1.15.0"),
+            (
+                Wrap(
+                    "accelerate.data_loader:skip_first_batches",
+                    f"{__name__}:of_its_epoch",
+                    fingerprints={"1a8673e31a72e436": "0.16.0 to 0.33.0", "3087deaaf6aac550": "0.34.0 to 1.14.0"},
+                ),
+            ),
+            # Before 0.24.0 no loader counts epochs.
+            where_defined=("accelerate.data_loader:DataLoaderShard.set_epoch",),
+        ),
+    ),
+    retire="when the oldest accelerate in use is 1.15.0",
+)
