@@ -14,6 +14,7 @@ from pathlib import Path
 
 # Before anything else of that name: wheels bring a `tests` along.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import accelerate_cases
 import deepspeed_cases
 import megatron_core_cases
 import peft_cases
@@ -40,7 +41,13 @@ SESSIONS = {
         *verl_cases.GROUPS,
         *reward_cases.GROUPS,
     ),
-    "demo-trl": (*transformers_cases.GROUPS, *trl_cases.GROUPS, *peft_cases.GROUPS, *deepspeed_cases.GROUPS),
+    "demo-trl": (
+        *transformers_cases.GROUPS,
+        *trl_cases.GROUPS,
+        *peft_cases.GROUPS,
+        *accelerate_cases.GROUPS,
+        *deepspeed_cases.GROUPS,
+    ),
 }
 HEADS = ("", "without rlhf_patches", "with it", "held against")
 WIDTHS = (33, 26, 20, 13)
@@ -53,6 +60,7 @@ NOTES = {
     "deepspeed": "Gradient norms as DeepSpeed logs them, held against float64 without DeepSpeed.",
     "transformer-engine": "Its kernels, interpreted; norms of the gradient of a loss per token.",
     "peft": "LoRA: norm of the gradient after a frozen adapter was loaded; mean change of weights, of their mean size.",
+    "accelerate": "What is left of an epoch, held against the same loop without a stop.",
     "math-verify": "Rewards, held against those that the same function gives on the main thread.",
     "transformers": "Gradients of an optimizer step, held against the mean of the micro-batches' losses in float64.",
     "trl": "ZeRO-3, held against the same without partitioning; gathers in forward + backward. Gradients of GRPO.",

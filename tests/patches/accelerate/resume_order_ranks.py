@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-class Streamed(IterableDataset):  # type: ignore[type-arg]
+class Streamed(IterableDataset):
     """Another order in each epoch."""
 
     epoch = 0
@@ -73,7 +73,7 @@ def in_a_loop(case: str) -> dict[str, Any]:
     return found
 
 
-class Rows(Dataset):  # type: ignore[type-arg]
+class Rows(Dataset):
     def __len__(self) -> int:
         return ROWS
 

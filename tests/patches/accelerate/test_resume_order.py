@@ -60,7 +60,7 @@ def is_repaired(reports, cases):
             assert report["after"][case]["left"] == report["before"][case]["left"], "without a stop it is the same"
 
 
-def test_it_went_on_in_the_first_epochs_order_and_goes_on_in_its_own(resumed):
+def test_a_loop_goes_on_in_the_epochs_own_order(resumed):
     is_repaired(resumed(*ONE_RANK), [case for case in ONE_RANK if case in WRONG])
 
 
