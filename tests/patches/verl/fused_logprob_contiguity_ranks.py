@@ -5,6 +5,7 @@ Each case before apply() of verl-fused-logprob-contiguity, after it, and after r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from tests.harness import states
 
 NAME = "verl-fused-logprob-contiguity"
 ROWS, LENGTH, HIDDEN, WORDS, CHUNK = 2, 6, 8, 11, 4
-WRONG = {
+WRONG: dict[str, Callable[[Any], Any]] = {
     "slice of the sequence": lambda states: states[:, 1:],
     "transposed": lambda states: states.transpose(0, 1),
 }
-RIGHT = {
+RIGHT: dict[str, Callable[[Any], Any]] = {
     "every second, which flattens to a view": lambda states: states[:, ::2],
     "whole": lambda states: states,
     "a copy": lambda states: states[:, 1:].contiguous(),
