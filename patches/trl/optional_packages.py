@@ -42,7 +42,9 @@ Since transformers 5.3.0 the answer is a tuple, `(False, None)`, which is true."
 Each `is_..._available` of `trl.import_utils` that passes on such an answer gives its first item where it is a tuple,
 and what it is where it is not; TRL 0.29.0 has a function of its own instead. transformers is left as it is: its own
 code, and others', relies on the tuple. That GRPO, DPO and the others train then beside transformers 5 takes
-`trl-warnings-issued` too.""",
+`trl-warnings-issued` too. Not repaired: DPO before 0.23.0 imports `MODEL_FOR_VISION_2_SEQ_MAPPING_NAMES`, which
+transformers 5 does not have, and the samplers of GRPO before 0.17.0, KTO and BCO before 0.18.0 take no data set, which
+transformers gives them since 4.52: pin it below.""",
     signatures=tuple(
         Signature(
             "ModuleNotFoundError", f"No module named '{name}'", frames=("trl.import_utils:_LazyModule._get_module",)

@@ -30,8 +30,8 @@ WORKER = "tests.patches.trl.old_trl_ranks"
 TOLERANCE = 1e-12
 NO_PACKAGE = "No module named 'vllm'"
 ALL = ("GRPO", "DPO", "SFT", "Reward")
-#: By the release of TRL the trainers that both patches are enough for: not DPO until 0.22, which imports a name that
-#: transformers 5 does not have, and not GRPO before 0.18, whose sampler takes no data set (transformers from 4.52 on).
+#: By the release of TRL the trainers that both patches are enough for: not DPO before 0.23, which imports a name that
+#: transformers 5 does not have, and not GRPO before 0.17, whose sampler takes no data set (transformers from 4.52 on).
 RELEASES = {"0.17.0": ("GRPO", "SFT", "Reward"), "0.25.1": ALL, "0.27.1": ALL}
 
 
