@@ -33,10 +33,13 @@ class Ended:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; none of those that the system itself gives to gloo and others (ephemeral)."""
+    """A port that was free a moment ago; none that the system itself gives to gloo and others (ephemeral).
+
+    And none that Ray keeps for its workers (10002 to 19999), among which it refuses its own.
+    """
     drawn = random.SystemRandom()  # hypothesis seeds the other one
     while True:
-        port = drawn.randrange(15000, 32000)
+        port = drawn.randrange(20000, 32000)
         with socket.socket() as free, suppress(OSError):
             free.bind(("127.0.0.1", port))
             return port
