@@ -38,7 +38,7 @@ are missing or unexpected when it is loaded, as 0.20.0 does. Load it with the pa
 `RLHF_PATCHES_DISABLE=peft-layers-to-transform`.""",
     changes_numbers="""\
 Adapters on some layers of a mixture of experts, PEFT 0.8.0 to 0.19.1, were on the experts of these numbers in all
-layers. With the patch they are on the layers. A run that was trained so should be begun again, or go on without the patch.""",
+layers. With the patch they are on the layers. A run that was trained so should be begun again, or go on without it.""",
     references=("https://github.com/huggingface/peft/pull/3318",),
     variants=(
         _first_number("0.8.0", "0.9.0", r'r".*\.{layer}\.(\d+)\.".format(layer=pattern)'),
