@@ -86,7 +86,7 @@ LISTED = (
     Listed('peft-layers-to-transform', 'rlhf_patches.patches.peft.layers_to_transform:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.8.0,<0.9.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='peft', versions='>=0.9.0,<0.20.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
-    ), 'Adapters on some layers of a mixture of experts, PEFT 0.8.0 to 0.19.1, were on the experts of these numbers in all\nlayers. With the patch they are on the layers. A run that was trained so should be begun again, or go on without the patch.'),
+    ), 'Adapters on some layers of a mixture of experts, PEFT 0.8.0 to 0.19.1, were on the experts of these numbers in all\nlayers. With the patch they are on the layers. A run that was trained so should be begun again, or go on without it.'),
     Listed('peft-lora-merge-drift', 'rlhf_patches.patches.peft.lora_merge_drift:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.7.0,<=0.21.2', modules=('peft.tuners.lora.layer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), 'In every release since 0.6 each weight synchronisation has moved half-precision base weights at random. An adapter from\nsuch a run was trained on weights that no longer exist: loaded onto the original model it computes something else than\nin training, so evaluate it anew, and train it on if that is worse.'),
