@@ -219,7 +219,7 @@ BEFORE_AND_AFTER = (
 NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 # What is installed beside TRL. ms-swift, in the other environment, has no room for these.
 BY_TRL = [f"tests/patches/{name}" for name in ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf")]
-OF_ALL = ["tests/patches/test_contract.py", "tests/patches/test_texts.py"]
+OF_ALL = ["tests/patches/test_contract.py", "tests/patches/test_texts.py", "tests/patches/test_pairs.py"]
 NOT_BY_TRL = ["tests/patches", *(f"--ignore={folder}" for folder in BY_TRL)]
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}

@@ -13,8 +13,11 @@ LISTED = (
     Listed('accelerate-fsdp2-upcast', 'rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH', (
         ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small\nlearning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory\nfor what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost\nnothing but those updates, and can be trained on.'),
+    Listed('accelerate-resume-dispatched', 'rlhf_patches.patches.accelerate.resume_dispatched:PATCH', (
+        ListedVariant(distribution='accelerate', versions='>=0.16.0,<=1.15.0', modules=('accelerate.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), None),
     Listed('accelerate-resume-order', 'rlhf_patches.patches.accelerate.resume_order:PATCH', (
-        ListedVariant(distribution='accelerate', versions='>=0.24.0,<1.15.0', modules=('accelerate.data_loader',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='accelerate', versions='>=0.24.0,<1.15.0', modules=('accelerate.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
     Listed('deepspeed-empty-groups', 'rlhf_patches.patches.deepspeed.empty_groups:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.3.13,<=0.19.8', modules=('deepspeed.runtime.engine',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -181,31 +184,36 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=4.49.0,<4.53.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='transformers', versions='>=4.53.0,<5.2.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='transformers', versions='>=5.2.0,<5.19.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
-        ListedVariant(distribution='transformers', versions='>=5.19.0,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=5.19.0,<=5.24.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'T5, BERT, classifiers and the like were trained on a gradient that was multiplied with the accumulation steps and the\nranks (since 4.54.0 or 5.0.0), causal LMs in 5.2.0 to 5.5.3 on one that was divided by the accumulation steps. With the\npatch both have the size that one large batch gives. With Adam the learning rate means what it did, but where\n`max_grad_norm` cut the larger gradient off, or epsilon counts; with SGD it has to be that many times larger (smaller\nfor what 5.2.0 to 5.5.3 trained). Look at clipping and learning rate again in a run that was tuned with it; checkpoints\ncan be trained on.'),
     Listed('transformers-eval-loss-ranks', 'rlhf_patches.patches.transformers.eval_loss:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.46.2,<4.49.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='transformers', versions='>=4.57.0,<5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
-        ListedVariant(distribution='transformers', versions='>=5.23.0,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=5.23.0,<=5.24.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since 4.57.0 (with `average_tokens_across_devices=True` from 4.46.2 to 4.48.3) `eval_loss` on several ranks has been up\nto as many times too large as there are ranks: that many times for models that do not use `num_items_in_batch`, and for\ncausal language models by what the last step weighs. With the patch it is what one rank has. Do not compare it with\nvalues that were logged without it, and choose thresholds for it anew (early stopping). What was trained is right; which\ncheckpoint was kept as the best may not be.'),
     Listed('transformers-first-token-count', 'rlhf_patches.patches.transformers.first_token_count:PATCH', (
-        ListedVariant(distribution='transformers', versions='>=5.10.1,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=5.10.1,<=5.24.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'GPT-2 and the others were trained on a gradient that was smaller by the share of first tokens, where these count: since\n4.46.2, with the patch in 5.10.1 to 5.23.0 no more. It is 0.1 percent for rows of 1024 tokens, and Adam hides a factor\nthat is the same in each step. With rows of few tokens look at clipping and learning rate again.'),
     Listed('transformers-moe-aux-loss', 'rlhf_patches.patches.transformers.moe_aux_loss:PATCH', (
-        ListedVariant(distribution='transformers', versions='>=4.46.2,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=4.46.2,<=5.24.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many\ntimes as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance\nwith `router_aux_loss_coef` multiplied by its number of ranks."),
     Listed('transformers-packed-documents', 'rlhf_patches.patches.transformers.packed_documents:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.55.0,<=4.57.6', modules=('transformers.models.gpt_oss.modeling_gpt_oss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='transformers', versions='>=5.0.0rc0,<5.2.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='transformers', versions='>=5.2.0,<5.4.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
-        ListedVariant(distribution='transformers', versions='>=5.4.0,<=5.23.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=5.4.0,<5.24.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=5.24.0,<=5.24.0', modules=('transformers.models.gpt_oss.modeling_gpt_oss', 'transformers.models.afmoe.modeling_afmoe'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'The loss of packed gpt-oss and AFMoE is that of its documents: lower or higher by a percent or so. Checkpoints trained\nwith the bug have learnt to read documents after others; evaluation on single documents was not affected.'),
+    Listed('transformers-resume-dispatched', 'rlhf_patches.patches.transformers.resume_dispatched:PATCH', (
+        ListedVariant(distribution='transformers', versions='>=5.0.0rc0,<5.3.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=5.3.0,<=5.24.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), None),
     Listed('transformers-resume-weights', 'rlhf_patches.patches.transformers.resume_weights:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.52.0,<=4.57.6', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
-        ListedVariant(distribution='transformers', versions='>=5.0.0rc1,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=5.0.0rc1,<=5.24.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "Since 5.0.0 a mixture of experts that was resumed, or whose best checkpoint was loaded at the end, has had the experts\nand routers that it was built with or those of the last step; since 4.52.0 a vision-language model most of its weights.\nWith the patch these are the checkpoint's. Resume from the checkpoint before the first such stop; a best model that was\nsaved at the end is in its checkpoint's folder."),
     Listed('transformers-smoothed-labels', 'rlhf_patches.patches.transformers.smoothed_labels:PATCH', (
-        ListedVariant(distribution='transformers', versions='>=4.45.2,<=5.23.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='transformers', versions='>=4.45.2,<=5.24.0', modules=('transformers.trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to repeat\nits input. With the patch it is trained to predict the next token. Nothing of such a run can be kept: start it again\nfrom the weights before it.'),
     Listed('trl-chunked-divergence-zero3', 'rlhf_patches.patches.trl.chunked_divergence_zero3:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.10.0,<1.15.0', modules=('trl.trainer.distillation_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Variant, Wrap
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_TARGET = "accelerate.data_loader:skip_first_batches"
 
 
-def of_its_epoch(wrapped: Callable[..., Any], instance: None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``skip_first_batches``; what it makes is in the epoch of the loader that it was given, which is not touched."""
-    given = args[0]
-    epoch = getattr(given, "iteration", 0)
-    made = wrapped(*args, **kwargs)
-    if epoch and getattr(made, "iteration", None) == 0:
-        made.iteration = epoch  # writes: a loader that was made just now, and that nobody else has
-    return made
+def of_its_epoch(given: Any, kind: Callable[..., Any]) -> Callable[..., Any]:
+    """``kind``; what it makes is in the epoch of the loader that was ``given``, which is not touched."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        epoch = getattr(given, "iteration", 0)
+        made = kind(*args, **kwargs)
+        if epoch and getattr(made, "iteration", None) == 0:
+            made.iteration = epoch  # writes: a loader that was made just now, and that nobody else has
+        return made
+
+    return make
 
 
 PATCH = Patch(
@@ -42,12 +47,16 @@ whatever epoch the loop is in; and a sampler without a seed of its own.""",
     variants=(
         Variant(
             Guard("accelerate", ">=0.24.0,<1.15.0"),
-            (
-                Wrap(
-                    "accelerate.data_loader:skip_first_batches",
-                    f"{__name__}:of_its_epoch",
-                    fingerprints={"1a8673e31a72e436": "0.16.0 to 0.33.0", "3087deaaf6aac550": "0.34.0 to 1.14.0"},
-                ),
+            tuple(
+                Rewrite(
+                    _TARGET,
+                    kind,
+                    f"$OF_ITS_EPOCH(dataloader, {kind})",
+                    inside=f"{kind}($$$)",
+                    unless=("dataloader.iteration",),  # since 1.15.0
+                    uses={"OF_ITS_EPOCH": f"{__name__}:{of_its_epoch.__name__}"},
+                )
+                for kind in ("DataLoaderDispatcher", "DataLoaderShard")
             ),
             # Before 0.24.0 no loader counts epochs.
             where_defined=("accelerate.data_loader:DataLoaderShard.set_epoch",),

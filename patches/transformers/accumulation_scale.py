@@ -102,7 +102,7 @@ Until 4.54.1 the last window of an epoch counts as if it were complete, as it do
         ),
         Variant(Guard("transformers", ">=4.53.0,<5.2.0"), _changes(_OR_NOT_COUNTED)),
         Variant(Guard("transformers", ">=5.2.0,<5.19.0"), (*_changes(_OR_NOT_COUNTED), _ONE_DIVISION)),
-        Variant(Guard("transformers", ">=5.19.0,<=5.23.0"), _changes(_UNLESS_DECLARED)),
+        Variant(Guard("transformers", ">=5.19.0,<=5.24.0"), _changes(_UNLESS_DECLARED)),
     ),
     retire="when the oldest transformers in use asks what a forward did with the number; none released so far does",
     changes_numbers="""\

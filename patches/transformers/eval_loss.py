@@ -113,7 +113,7 @@ with those that fill it up: of 13 samples in batches of 2, one has; 3.4756 in pl
             _changes("returned", unless=(_DIVISION,)),
         ),
         Variant(
-            Guard("transformers", ">=5.23.0,<=5.23.0"),
+            Guard("transformers", ">=5.23.0,<=5.24.0"),
             _changes("returned_before_a_filter", alongside=(_DIVISION,)),
         ),
     ),

@@ -34,7 +34,7 @@ Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal mode
     references=("https://github.com/huggingface/transformers/pull/46204",),
     variants=(
         Variant(
-            Guard("transformers", ">=5.10.1,<=5.23.0"),
+            Guard("transformers", ">=5.10.1,<=5.24.0"),
             (
                 Rewrite(
                     target="transformers.trainer:Trainer.__init__",

@@ -38,7 +38,7 @@ Under gradient accumulation the auxiliary losses of the micro-batches add up, si
     ),
     variants=(
         Variant(
-            Guard("transformers", ">=4.46.2,<=5.23.0"),
+            Guard("transformers", ">=4.46.2,<=5.24.0"),
             (
                 Rewrite(
                     target="transformers.trainer:Trainer.compute_loss",

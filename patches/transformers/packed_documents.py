@@ -13,6 +13,7 @@ _KEYWORDS = """{
     "attention_mask": attention_mask,
     "past_key_values": past_key_values,
 }"""
+_SINCE_5_24 = _KEYWORDS.replace("past_key_values", "cache")
 _BEFORE_5_4 = _KEYWORDS.replace('"past_key', '"cache_position": cache_position,\n    "past_key')
 _BEFORE_5_2 = _BEFORE_5_4.replace('"inputs_embeds"', '"input_embeds"')
 
@@ -61,7 +62,8 @@ no model's positions (`Trainer` and TRL switch it off).""",
         Variant(Guard("transformers", ">=4.55.0,<=4.57.6"), _masked(_BEFORE_5_2, _GPT_OSS)),
         Variant(Guard("transformers", ">=5.0.0rc0,<5.2.0"), _masked(_BEFORE_5_2, _GPT_OSS, _AFMOE), independent=True),
         Variant(Guard("transformers", ">=5.2.0,<5.4.0"), _masked(_BEFORE_5_4, _GPT_OSS, _AFMOE), independent=True),
-        Variant(Guard("transformers", ">=5.4.0,<=5.23.0"), _masked(_KEYWORDS, _GPT_OSS, _AFMOE), independent=True),
+        Variant(Guard("transformers", ">=5.4.0,<5.24.0"), _masked(_KEYWORDS, _GPT_OSS, _AFMOE), independent=True),
+        Variant(Guard("transformers", ">=5.24.0,<=5.24.0"), _masked(_SINCE_5_24, _GPT_OSS, _AFMOE), independent=True),
     ),
     retire="when the oldest transformers in use hands position_ids to gpt-oss's masks; none released so far does",
     changes_numbers="""\

@@ -75,7 +75,7 @@ A checkpoint is whole: it needs no repair. A run that was resumed without the pa
                 f"{_SHARDS[:-1]}, prefer_safe=self.args.save_safetensors)", alongside=("check_torch_load_is_safe()",)
             ),
         ),
-        Variant(Guard("transformers", ">=5.0.0rc1,<=5.23.0"), _changes()),
+        Variant(Guard("transformers", ">=5.0.0rc1,<=5.24.0"), _changes()),
     ),
     retire="when the oldest transformers in use converts what its Trainer loads; none released so far does",
     changes_numbers="""\

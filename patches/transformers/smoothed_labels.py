@@ -36,7 +36,7 @@ models whose names are in another list (Qwen2.5-VL), are not shifted, as release
     ),
     variants=(
         Variant(
-            Guard("transformers", ">=4.45.2,<=5.23.0"),
+            Guard("transformers", ">=4.45.2,<=5.24.0"),
             (
                 Rewrite(
                     target="transformers.trainer:Trainer.compute_loss",

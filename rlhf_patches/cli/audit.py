@@ -13,6 +13,7 @@ from ..definitions.patch import Advice
 from ..definitions.status import printable
 from ..offline import audit, audit_osv, audit_sarif, audit_text, pin_files, pins
 from ..offline.audit import Audited, Bug, Findings, Gap
+from ..offline.pairs import Failing
 from ..offline.run_config import RunConfig
 from ..offline.run_yaml import RunConfigError
 from . import output
@@ -67,7 +68,7 @@ def _audit(options: argparse.Namespace) -> int:
         audited = [_without(each, options.ignore) for each in audit.audit(named, registered)]
         audited = [each.within(run) for each in audited] if run else audited
         unread = audit.that_count(unread, registered)
-        findings = Findings(options.file, len(named), audited, unread, not_read, run)
+        findings = Findings(options.file, len(named), audited, unread, not_read, run, audit.failing(named, audited))
         if options.quiet:
             _complain(findings)
         else:
@@ -114,6 +115,8 @@ def _complain(findings: Findings) -> None:
     for each, bug in findings.with_bugs:
         beside = f" ({bug.beside})" if bug.beside else ""
         output.complain(f"{each.pin.name} {each.pin.version} ({each.pin.place}): {bug.patch.name}: {bug.facts}{beside}")
+    for pair in findings.failing:
+        output.complain(pair.text)
     for text in [*(gap.text for gap in findings.gaps), *findings.notes]:
         output.complain(text)
 
@@ -133,6 +136,8 @@ def _say(findings: Findings) -> None:
             [_below(bug, findings.run) for _, bug in rows],
         )
         print()
+    for pair in findings.failing:
+        print(printable(pair.text))
     for each, bug, reason in findings.excluded:
         print(printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot concern this run: {reason}"))
     for line in [*(gap.text for gap in findings.gaps), *findings.notes, *findings.in_sum()]:
@@ -161,6 +166,7 @@ def _as_json(findings: Findings) -> dict[str, Any]:
     return {
         "dependencies": [_dependency(each, findings.run) for each in findings.audited],
         "fixes": [],
+        "known_to_fail": [_failing(pair) for pair in findings.failing],
         "not_understood": [{"place": each.place, "reason": each.why} for each in findings.shown_unread],
         "not_read": [gap.text for gap in findings.not_read],
         "summary": {
@@ -191,6 +197,18 @@ def _dependency(audited: Audited, run: RunConfig | None) -> dict[str, Any]:
     if run:
         row["excluded"] = [{"id": bug.patch.name, "reason": reason} for bug, reason in audited.excluded]
     return row
+
+
+def _failing(pair: Failing) -> dict[str, Any]:
+    return {
+        "name": pair.pin.name,
+        "version": pair.pin.version,
+        "place": pair.pin.place,
+        "beside": dict(zip(("name", "version"), pair.other, strict=True)),
+        "cannot_be_imported": list(pair.entries),
+        "lacks": list(pair.lacks),
+        "pin": pair.pins or None,
+    }
 
 
 def _bug_as_json(bug: Bug, run: RunConfig | None = None) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from ..definitions.registry import Registered
 from ..definitions.status import plural
 from ..guards import versions
 from ..guards.versions import Verdict
+from . import pairs
+from .pairs import Failing
 from .pins import Pin, PinsError, Unread
 from .run_config import RunConfig
 
@@ -128,6 +130,7 @@ class Findings:
         unread: the entries that were not understood.
         not_read: files of which nothing is known.
         run: the configuration of the run that is asked about, if it was given.
+        failing: pairs of pins that are known to fail at an import.
     """
 
     files: Sequence[str]
@@ -136,6 +139,7 @@ class Findings:
     unread: Sequence[Unread]
     not_read: Sequence[Gap]
     run: RunConfig | None = None
+    failing: Sequence[Failing] = ()
 
     @cached_property
     def with_bugs(self) -> list[tuple[Audited, Bug]]:
@@ -180,7 +184,7 @@ class Findings:
     @property
     def status(self) -> int:
         """0 only where everything that names a framework was looked up, and has no known bug."""
-        return 2 if self.not_read else int(bool(self.with_bugs or self.not_looked_up or self.unread))
+        return 2 if self.not_read else int(bool(self.with_bugs or self.failing or self.not_looked_up or self.unread))
 
     def location(self, place: str) -> tuple[str | None, int | None]:
         """The file and the line of a place; no file for standard input and this environment."""
@@ -195,7 +199,7 @@ class Findings:
 
     def in_sum(self) -> list[str]:
         """Sentences: how much of what was given was looked up, and what was found."""
-        return [self._counted(), *self._found(), *self._of_this_run()]
+        return [self._counted(), *self._found(), *self._failing(), *self._of_this_run()]
 
     def _counted(self) -> str:
         of_ours, not_up = self.audited, self.not_looked_up
@@ -205,7 +209,7 @@ class Findings:
         reasons = f": {', '.join(why)}" if why else ""
         if not of_ours:
             return f"None of the {plural(self.named, 'package')} named is one that patches are for{reasons}."
-        if self.with_bugs or self.excluded or why:
+        if self.with_bugs or self.failing or self.excluded or why:
             looked_up = f"Looked up {len(of_ours) - len(not_up)} of {plural(len(of_ours), 'entry', 'entries')}"
             return f"{looked_up} that patches are for, of {self.named} named{reasons}."
         return f"No known bugs found in {plural(len(of_ours), 'package')} that patches are for, of {self.named} named."
@@ -218,6 +222,11 @@ class Findings:
         said = pages.counted(patches.values())
         found = f"Found {plural(len(patches), 'known bug')} in {plural(len(names), 'package')}"
         return [f"{found}{f': {said}' if said else ''}."]
+
+    def _failing(self) -> list[str]:
+        which = dict.fromkeys((each.pin.name, each.other[0]) for each in self.failing)
+        named = ", ".join(f"{caller} with {other}" for caller, other in which)
+        return [f"Known to fail at an import: {named}."] if which else []
 
     def _of_this_run(self) -> list[str]:
         if self.run is None:
@@ -260,6 +269,15 @@ def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited
     if len(wanted) > _MOST:
         raise PinsError(f"what was given names frameworks {len(wanted)} times: expected {_MOST} at most")
     return [_audited(pin, by_name[pin.name], named) for pin in wanted]
+
+
+def failing(pins: Iterable[Pin], audited: Iterable[Audited]) -> list[Failing]:
+    """Pairs of pins that are known to fail at an import, without what a bug of these releases says already."""
+    told: dict[Pin, str] = {}
+    for each in audited:
+        beside = [bug.patch for bug in each.bugs or () if bug.beside]
+        told[each.pin] = "\n".join(signature.message for patch in beside for signature in patch.signatures)
+    return pairs.failing(pins, told)
 
 
 def that_count(unread: Iterable[Unread], registered: Sequence[Registered]) -> list[Unread]:

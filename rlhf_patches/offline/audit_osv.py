@@ -15,7 +15,7 @@ from ..definitions import pages
 from ..definitions.patch import Advice
 from ..definitions.status import printable
 from .audit import Bug, Findings
-from .audit_sarif import NOT_LOOKED_UP, NOT_READ
+from .audit_sarif import KNOWN_TO_FAIL, NOT_LOOKED_UP, NOT_READ
 
 _ECOSYSTEM = "PyPI"
 
@@ -38,6 +38,9 @@ def document(findings: Findings) -> dict[str, Any]:
                 each.pin.version,
                 [_vulnerability(bug, each.pin.place) for bug in each.bugs],
             )
+    for pair in findings.failing:
+        place, name, version = pair.pin.place, pair.pin.name, pair.pin.version
+        add(place, name, version, [_own(KNOWN_TO_FAIL, pair.why, place)])
     for gap in findings.gaps:
         add(gap.place, gap.name, gap.version, [_own(NOT_LOOKED_UP, gap.text, gap.place)])
     for gap in findings.not_read:

@@ -18,11 +18,12 @@ from ..definitions.patch import Advice, KnownBug
 from ..definitions.status import printable
 from .audit import Audited, Bug, Findings
 
-NOT_LOOKED_UP, NOT_READ = "not-looked-up", "not-read"
+NOT_LOOKED_UP, NOT_READ, KNOWN_TO_FAIL = "not-looked-up", "not-read", "known-to-fail"
 
 _LEVELS = {"hang": "warning", "crash": "warning", "memory": "note", "slow": "note", "": "warning"}
 """By harm; what goes on with wrong numbers is an error."""
 _RULES = {
+    KNOWN_TO_FAIL: ("warning", "Known to fail: one of these releases cannot be imported beside the other"),
     NOT_LOOKED_UP: ("warning", "Not looked up: whether it has known bugs was not found out"),
     NOT_READ: ("error", "Not read: nothing is known of this file"),
 }
@@ -52,6 +53,8 @@ def document(findings: Findings) -> dict[str, Any]:
     for each, bug, reason in findings.excluded:
         why = f"cannot concern this run: {_message(reason)}"
         results.append({**of(each, bug), "suppressions": [{"kind": "external", "justification": why}]})
+    for pair in findings.failing:
+        results.append(result(KNOWN_TO_FAIL, f"{pair.pin.name} {pair.pin.version}: {pair.why}", pair.pin.place))
     results += [result(NOT_LOOKED_UP, gap.text, gap.place) for gap in findings.gaps]
     results += [result(NOT_READ, gap.text, gap.place) for gap in findings.not_read]
     return {

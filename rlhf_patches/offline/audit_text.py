@@ -20,6 +20,9 @@ def github(findings: Findings) -> Iterator[str]:
         title = f"{each.pin.name} {each.pin.version}: {bug.patch.name}"
         text = f"{bug.wrong} ({bug.facts})"
         yield _command("warning", title, text, *findings.location(each.pin.place))
+    for pair in findings.failing:
+        title = f"{pair.pin.name} {pair.pin.version}: known to fail"
+        yield _command("warning", title, pair.why, *findings.location(pair.pin.place))
     for note in findings.notes:
         yield _command("notice", "configuration", note)
     for gap in findings.gaps:
@@ -51,13 +54,15 @@ def markdown(findings: Findings) -> Iterator[str]:
         yield f"| {' | '.join(cells)} | {_code(each.pin.place)} |"
     if findings.with_bugs:
         yield ""
+    for pair in findings.failing:
+        yield f"- **known to fail**: {_code(pair.text)}"
     for gap in [*findings.gaps, *findings.not_read]:
         yield f"- {_code(gap.text)}"
     for _, bug, reason in findings.excluded:
         yield f"- **{bug.patch.name}** cannot concern this run: {_code(reason)}"
     for note in findings.notes:
         yield f"- {_code(note)}"
-    if findings.gaps or findings.not_read or findings.excluded or findings.notes:
+    if findings.failing or findings.gaps or findings.not_read or findings.excluded or findings.notes:
         yield ""
     yield " ".join(findings.in_sum())
 

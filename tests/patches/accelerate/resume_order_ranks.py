@@ -1,6 +1,6 @@
 """The order of samples of loops and of transformers' Trainer, whole and resumed: ``--out FOLDER CASE...``.
 
-Each case before apply() of accelerate-resume-order, after it, and after revert().
+Each case before apply() of accelerate-resume-order, or of ``--patch NAME``, after it, and after revert().
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
     "split batches": {"config": {"split_batches": True}, "loader": {"batch_size": 4}},
     "iterable": {"streamed": True},
     "dispatched": {"config": {"dispatch_batches": True}},
+    "dispatched, split": {"config": {"dispatch_batches": True, "split_batches": True}, "loader": {"batch_size": 4}},
     "dispatched iterable": {"config": {"dispatch_batches": True}, "streamed": True},
     "in order": {"loader": {"shuffle": False}},
     "without a seed": {"config": {"use_seedable_sampler": False}},
@@ -116,10 +117,11 @@ def in_the_trainer() -> dict[str, Any]:
 
 def main() -> None:
     parser = states.parser()
+    parser.add_argument("--patch", default=NAME)
     parser.add_argument("cases", nargs="+", choices=[*CASES, "Trainer"])
     options = parser.parse_args()
 
     def observe() -> dict[str, Any]:
         return {case: in_the_trainer() if case == "Trainer" else in_a_loop(case) for case in options.cases}
 
-    states.report(NAME, observe, options.out)
+    states.report(options.patch, observe, options.out)

@@ -23,7 +23,12 @@ HELD = {
 WORKER = "tests.patches.accelerate.resume_order_ranks"
 WRONG = ("map", "workers", "split batches", "iterable", "dispatched iterable")
 #: By the case, in which of the four epochs it goes on as it should, with the patch and without.
-RIGHT = {"dispatched": [True] * 4, "in order": [True] * 4, "without a seed": [True, False, False, False]}
+RIGHT = {
+    "dispatched": [True] * 4,
+    "dispatched, split": [True] * 4,
+    "in order": [True] * 4,
+    "without a seed": [True, False, False, False],
+}
 ONE_RANK = ("map", "workers", "iterable", "dispatched iterable", *RIGHT)
 
 
@@ -107,7 +112,7 @@ def test_a_release_that_keeps_the_epoch_itself(run_ranks):
 
 
 def told(given, made):
-    assert of_its_epoch(lambda *args, **kwargs: made, None, (given, 2), {}) is made
+    assert of_its_epoch(given, lambda *args, **kwargs: made)(2, skip_batches=1) is made
     return vars(made).copy()
 
 

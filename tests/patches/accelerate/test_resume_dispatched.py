@@ -1,0 +1,83 @@
+"""``accelerate-resume-dispatched``: a loop with dispatch_batches on two ranks goes on with what is left of its epoch.
+
+resume_order_ranks.py resumes loops of all kinds of loaders in each of four epochs, and holds them against whole ones.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from rlhf_patches.patches.accelerate.resume_dispatched import of_all_ranks
+from tests.harness.side_by_side import folder
+from tests.harness.warm import TORCH, Level
+
+HELD = {
+    "least reach": "test_what_was_right_is_the_same",
+    "hands off": "because it reads three attributes of the loader and returns a number",
+    "whatever worked": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
+    "no new wait": "because it is a product of two numbers that every rank has; no lock, no collective",
+    "it was": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
+}
+WORKER = "tests.patches.accelerate.resume_order_ranks"
+NAME = "accelerate-resume-dispatched"
+OTHERS = ("map", "dispatched, split", "dispatched iterable", "iterable")
+
+
+@pytest.fixture
+def resumed(run_ranks):
+    def run(release, ranks):
+        path = str(folder(f"accelerate-{release}")) if release else None
+        levels = (*TORCH, Level("tests.harness.loading:accelerate", path))
+        reports = run_ranks(WORKER, "--patch", NAME, "dispatched", *OTHERS, levels=levels, ranks=ranks)
+        assert {one["status"] for one in reports} == {"applied"}
+        return reports
+
+    return run
+
+
+def is_repaired(reports):
+    for report in reports:
+        for state in ("before", "reverted"):
+            found = report[state]["dispatched"]
+            for left, rest in zip(found["left"], found["resumed"], strict=True):
+                assert rest[1:] == left, "on two ranks it goes on after one step, not two"
+        assert report["after"]["dispatched"]["resumed"] == report["after"]["dispatched"]["left"]
+
+
+def is_the_same(reports, cases):
+    for report in reports:
+        for case in cases:
+            assert report["after"][case] == report["before"][case], case
+
+
+def test_the_rest_of_the_epoch_follows(resumed):
+    reports = resumed(None, 2)
+    assert {report["version"] for report in reports} == {"1.15.0"}
+    is_repaired(reports)
+    is_the_same(reports, OTHERS)
+    whole, other = (report["after"]["dispatched"]["left"] for report in reports)
+    assert whole != other, "each rank has its own part"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("release", ["1.13", "1.8"])
+def test_in_older_releases(resumed, release):
+    reports = resumed(release, 2)
+    is_repaired(reports)
+    is_the_same(reports, OTHERS)
+
+
+def test_what_was_right_is_the_same(resumed):
+    (report,) = resumed(None, 1)
+    assert report["before"]["dispatched"]["resumed"] == report["before"]["dispatched"]["left"]
+    is_the_same([report], ["dispatched", *OTHERS])
+
+
+def test_how_many_batches_a_step_takes():
+    state = SimpleNamespace(num_processes=3)
+    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state), 2) == 6
+    assert of_all_ranks(SimpleNamespace(split_batches=True, state=state), 2) == 2
+    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state, submesh_tp=None), 2) == 6
+    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state, submesh_tp=object()), 2) == 2
