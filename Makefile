@@ -4,7 +4,7 @@ NOX := $(TOOLS)/bin/nox
 # Sessions side by side: more than cores, since much is waiting, for downloads and for ranks.
 SIDE_BY_SIDE := $(NOX) --parallel 3
 
-.PHONY: demo demo-megatron demo-trl hunt test test-rest test-all fuzz mutants cpython upstream docs site releases benchmarks \
+.PHONY: demo demo-megatron demo-trl hunt test test-rest test-all fuzz mutants cpython upstream docs site releases pairs benchmarks \
 	format clean
 
 # Each session makes its environment and goes on; rows come as they are found.
@@ -46,6 +46,9 @@ site: $(NOX)
 
 releases: $(NOX)
 	@$(NOX) -s survey -- $(NAMES)
+
+pairs: $(NOX)
+	@$(NOX) -s pairs -- $(NAMES)
 
 benchmarks: $(NOX)
 	@$(NOX) -s benchmarks

@@ -464,6 +464,13 @@ def survey(session: nox.Session) -> None:
 
 
 @session(python=FRAMEWORK_PYTHON)
+def pairs(session: nox.Session) -> None:
+    """Read which releases fail at an import beside which others: `audit` predicts from it."""
+    provide(session)
+    session.run("python", "release_record/pairs.py", *session.posargs)
+
+
+@session(python=FRAMEWORK_PYTHON)
 def format(session: nox.Session) -> None:
     """Put every file into ruff's format, and fix what can be fixed."""
     provide(session, "lint.txt", project=False)
