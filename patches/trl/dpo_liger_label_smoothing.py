@@ -5,7 +5,6 @@ from __future__ import annotations
 from rlhf_patches import Advice, Guard, Shape, Variant
 
 _TARGET = "trl.trainer.dpo_trainer:DPOTrainer.__init__"
-_GIVEN = "ignore_index=args.label_pad_token_id, beta=args.beta, use_ref_model=not args.reference_free"
 
 ADVICE = Advice(
     name="trl-dpo-liger-label-smoothing",
@@ -32,11 +31,11 @@ have no smoothing for `sigmoid`, with Liger or without; there `loss_type="robust
     variants=(
         Variant(
             Guard("trl", ">=0.19.0,<0.22.0"),
-            (Shape(_TARGET, f"LigerFusedLinearDPOLoss({_GIVEN}, average_log_prob=False)"),),
+            (Shape(_TARGET, "LigerFusedLinearDPOLoss($$$GIVEN, average_log_prob=False)"),),
         ),
         Variant(
             Guard("trl", ">=0.22.0,<0.29.0"),
-            (Shape(_TARGET, f"LigerFusedLinearDPOLoss({_GIVEN}, average_log_prob=False, loss_type=args.loss_type)"),),
+            (Shape(_TARGET, "LigerFusedLinearDPOLoss($$$GIVEN, loss_type=args.loss_type)"),),
         ),
     ),
     retire="when the oldest trl in use is 0.29.0",

@@ -27,7 +27,7 @@ def _counted(versions: str, mask: str, alongside: tuple[str, ...], unless: tuple
 
 PATCH = Patch(
     name="trl-grpo-truncated-count",
-    summary="GRPO's dapo, cispo and vespo losses are means over the tokens that they train, without truncated completions",
+    summary="GRPO's dapo, cispo and vespo losses are means over the tokens that they train, not the truncated ones",
     harm="wrong gradient",
     bug="with mask_truncated_completions the loss is too small, by the tokens of truncated completions",
     when="GRPOTrainer with mask_truncated_completions and loss_type dapo (the default), cispo or vespo",

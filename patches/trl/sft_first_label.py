@@ -42,9 +42,10 @@ PATCH = Patch(
     never_with=("attn_implementation=eager|sdpa|flex_attention",),
     symptom="""\
 `SFTTrainer` with FlashAttention and `padding_free=True`, or `packing=True` with its default strategy, on language
-modelling data: the loss is higher than that of padded batches, by one target for each example or document, which is
-what happens to stand next in the batch: the shorter they are, the more. In 0.22.2 and 0.23.0 `padding_free` with
-`pad_to_multiple_of` has examples attend to those before them as well. No error. Prompts with completions are right.""",
+modelling data: loss and gradient have one target too many for each example or document, the first token of whatever
+stands next in the batch. The shorter they are, the more; where all begin alike it is soon learned. In 0.22.2 and 0.23.0
+`padding_free` with `pad_to_multiple_of` has examples attend to those before them as well. No error. Prompts with
+completions are right.""",
     cause="""\
 All examples of a batch become one row. The labels of that row are its tokens, the first one of each example among them,
 and a causal model's loss holds each token's prediction against the label of the next. The mask of 0.22.2 and 0.23.0 has
@@ -56,9 +57,9 @@ mask; one of ones did nothing. Padded batches, completions, and other attention 
 what they are. Not repaired: `padding_free` and packing without FlashAttention, of which TRL warns, and whose examples
 attend to each other in these releases.""",
     changes_numbers="""\
-Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. Losses
-are lower with the patch, by some percent where documents have some hundred tokens, and are not to be compared with
-those before.""",
+Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. With
+the patch loss and gradient are means over other tokens, and not to be compared with those before; a run that is
+resumed goes on with them.""",
     references=(
         "https://github.com/huggingface/trl/pull/4170",
         "https://github.com/huggingface/transformers/pull/31629",

@@ -116,7 +116,8 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     seen = Gradients()
     trainer.add_callback(seen)
     trainer.train()
-    found, factors = None, {}
+    found: torch.Tensor | None = None
+    factors: dict[str, float] = {}
     for smoothing in (SMOOTHED if "label_smoothing" in settings else 0.0, 0.0):
         if settings["loss_type"] == "exo_pair" and not smoothing:
             continue

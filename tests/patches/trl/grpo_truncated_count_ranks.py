@@ -144,7 +144,7 @@ def main() -> None:
 
     report: dict[str, Any] = {}
     for state, names in STATES.items():
-        rows = rlhf_patches.apply(only=names) if names else {}
+        rows: Any = rlhf_patches.apply(only=names) if names else {}
         for name in names:
             report[name] = [rows[name].version, rows[name].status.value]
         report[state] = {case: trained(case, options.out) for case in options.cases if case in ONLY.get(state, CASES)}

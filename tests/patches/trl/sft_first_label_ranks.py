@@ -38,10 +38,12 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, softmax_
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), value)
 
 
-def flash(query: Any, key: Any, value: Any, dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False):
+def flash(
+    query: Any, key: Any, value: Any, dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False
+) -> Any:
     """In place of `flash_attn_func`: [batch, tokens, heads, size]."""
     assert causal
-    return torch.stack([attend(*row, softmax_scale) for row in zip(query, key, value, strict=True)])
+    return torch.stack([attend(q, k, v, softmax_scale) for q, k, v in zip(query, key, value, strict=True)])
 
 
 def flash_varlen(
@@ -55,12 +57,13 @@ def flash_varlen(
     dropout_p: float = 0.0,
     softmax_scale: Any = None,
     causal: bool = False,
-):
+) -> Any:
     """In place of `flash_attn_varlen_func`: sequences of [tokens, heads, size] one after the other."""
-    assert causal and torch.equal(cu_seqlens_q, cu_seqlens_k)
+    assert causal
+    assert torch.equal(cu_seqlens_q, cu_seqlens_k)
     lengths = cu_seqlens_q.diff().tolist()
-    parts = [each.split(lengths) for each in (query, key, value)]
-    return torch.cat([attend(*sequence, softmax_scale) for sequence in zip(*parts, strict=True)])
+    parts = (each.split(lengths) for each in (query, key, value))
+    return torch.cat([attend(q, k, v, softmax_scale) for q, k, v in zip(*parts, strict=True)])
 
 
 def kernels(*_: Any) -> tuple[Any, ...]:

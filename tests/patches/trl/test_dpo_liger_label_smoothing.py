@@ -1,4 +1,4 @@
-"""``trl-dpo-liger-label-smoothing``: what it says is so, in releases of TRL before 0.29 (dpo_liger_settings_ranks.py)."""
+"""``trl-dpo-liger-label-smoothing``: what it says is so, in TRL before 0.29 (dpo_liger_settings_ranks.py)."""
 
 from __future__ import annotations
 
