@@ -262,7 +262,7 @@ LISTED = (
     Listed('trl-sft-first-label', 'rlhf_patches.patches.trl.sft_first_label:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.19.0,<0.22.2', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='trl', versions='>=0.22.2,<0.23.1', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
-    ), 'Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. Losses\nare lower with the patch, by some percent where documents have some hundred tokens, and are not to be compared with\nthose before.'),
+    ), 'Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. With\nthe patch loss and gradient are means over other tokens, and not to be compared with those before; a run that is\nresumed goes on with them.'),
     Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
