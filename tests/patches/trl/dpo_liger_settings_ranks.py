@@ -80,6 +80,7 @@ def by_the_formula(policy: Any, reference: Any, kind: str, smoothing: float) -> 
     return {name: each.grad for name, each in policy.named_parameters()}
 
 
+REVERTED = ("robust", "exo_pair")
 PAIRS = {
     "prompt": ["w1 w2", "w3", "w4 w5 w6", "w7"],
     "chosen": [" w8 w9 w10", " w11 w12", " w13", " w14 w15 w16 w17"],
@@ -142,7 +143,9 @@ def main() -> None:
         if state == "after":
             rows = rlhf_patches.apply(only=NAMES)
             report |= {name: [rows[name].version, rows[name].status.value] for name in NAMES}
-        report[state] = {case: trained(case, options.out) for case in options.cases}
+        # Of what was refused or right before, the revert tells nothing.
+        cases = [case for case in options.cases if state != "reverted" or case in REVERTED]
+        report[state] = {case: trained(case, options.out) for case in cases}
         rlhf_patches.revert()
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(report, indent=1))
 

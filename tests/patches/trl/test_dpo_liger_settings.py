@@ -50,10 +50,10 @@ def trained(run_ranks):
 
 
 def is_repaired(found):
+    assert found["before"]["discopop"]["error"] > 1
     for state in ("before", "reverted"):
         assert found[state]["robust"]["error"] > 0.3
         assert found[state]["robust"]["error of none"] < TOLERANCE, "of a label_smoothing of 0"
-        assert found[state]["discopop"]["error"] > 1
         assert "label_smoothing must be > 0" in found[state]["exo_pair"]["refused"]
     assert all(found["after"][case]["error"] < TOLERANCE for case in WRONG)
 
@@ -66,7 +66,7 @@ def test_what_was_right_is_the_same_bit_for_bit(trained):
     found = trained("1.12.0", *WRONG, *RIGHT)
     for case in RIGHT:
         assert found["before"][case]["error of none" if case == "sigmoid" else "error"] < TOLERANCE
-        assert found["after"][case] == found["before"][case] == found["reverted"][case]
+        assert found["after"][case] == found["before"][case]
 
 
 def test_the_error_of_exo_pair_is_diagnosed(trained):
