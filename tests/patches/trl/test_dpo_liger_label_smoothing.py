@@ -13,7 +13,7 @@ from tests.harness.warm import Level
 HELD = {
     "least reach": "because nothing is applied: an advice",
     "hands off": "because nothing is applied: an advice",
-    "whatever worked": "test_what_is_wrong_and_what_is_right",
+    "whatever worked": "test_with_liger_there_is_no_smoothing_and_without_it_there_is",
     "no new wait": "because nothing is applied: an advice",
 }
 WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
@@ -24,7 +24,7 @@ LIGER = Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.fo
 
 
 @pytest.mark.parametrize("version", ["0.24.0", pytest.param("0.21.0", marks=pytest.mark.exhaustive)])
-def test_what_is_wrong_and_what_is_right(run_ranks, version):
+def test_with_liger_there_is_no_smoothing_and_without_it_there_is(run_ranks, version):
     """With Liger the gradient is that of no smoothing; without, which is what is advised, it is cDPO's."""
     folders = [unpacked.folders(f"trl=={version}"), str(side_by_side.folder("transformers-4.57"))]
     levels = (LIGER, Level("tests.harness.loading:trl_kto_with_liger", os.pathsep.join(folders)))
