@@ -225,12 +225,24 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.25.0,<1.7.0', modules=('trl.experimental.gold.gold_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='trl', versions='>=1.7.0,<=1.16.0', modules=('trl.experimental.gkd.gkd_trainer', 'trl.experimental.gold.gold_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'With A `gradient_accumulation_steps` and N ranks, GKD trained on gradients 1 / N times their size since TRL 1.7.0, GOLD\non 1 / (A N), and on A times with `use_uld_loss` or before 1.7.0. With the patch they have their size, and so has the\nloss in the log. A run that was tuned with it should have its clipping threshold multiplied by what the gradient is now\nlarger, and with SGD its learning rate divided by that; Adam sees the factor in clipping and in its epsilon only. Take a\ncorrection of your own out.'),
+    Listed('trl-dpo-liger-label-smoothing', 'rlhf_patches.patches.trl.dpo_liger_label_smoothing:ADVICE', (
+        ListedVariant(distribution='trl', versions='>=0.19.0,<0.22.0', modules=('trl.trainer.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.22.0,<0.29.0', modules=('trl.trainer.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=None),
+    ), None),
+    Listed('trl-dpo-liger-settings', 'rlhf_patches.patches.trl.dpo_liger_settings:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.29.0,<1.13.0', modules=('trl.trainer.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='liger-kernel', versions='>=0.8.1,<=0.8.5', package='liger_kernel')),
+    ), 'Since TRL 0.29.0 with Liger 0.8.1 and later, DPO with Liger trained `robust` as if no preference were flipped, which is\n`sigmoid`, and `discopop` with its default temperature. With the patch it is what was asked for, and hardly anything of\nsuch a run carries over: of `robust` gradients are larger, the more so the more pairs disagree with their labels.'),
     Listed('trl-dpo-second-eos', 'rlhf_patches.patches.trl.dpo_second_eos:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.14.0,<0.27.2', modules=('trl.trainer.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "Since TRL 0.14.0 at the latest, DPO on conversations had one token more in each answer. With the patch log-probabilities\nand rewards of answers in the log are without it. A model that was trained with it may be trained on. A chat template\nthat writes no end after the assistant's answer had its one end from the trainer, and has none with the patch, as with\nTRL 0.27.2: let the template write it, or switch this patch off."),
     Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`\nother than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold multiplied by S / A, and with SGD its learning\nrate by A / S; Adam sees the factor in clipping and in its epsilon only.'),
+    Listed('trl-grpo-truncated-count', 'rlhf_patches.patches.trl.grpo_truncated_count:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.22.0,<0.26.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<0.28.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.28.0,<1.9.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 0.22.0, GRPO with `mask_truncated_completions` and a dapo, cispo or vespo loss trained on gradients that were\ntoo small by the share of tokens in truncated completions, another one for each batch, and logged loss and norm so. With\nthe patch batches weigh alike. A run that was tuned with it may want a lower learning rate or clipping threshold, by as\nmuch as that share was on average.'),
     Listed('trl-kto-liger-reference', 'rlhf_patches.patches.trl.kto_liger_reference:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.8.0,<1.13.0', modules=('trl.trainer.kto_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since TRL 1.8.0, KTO with Liger and PEFT trained against no reference at all. Gradients are larger with the patch, by\nthe saturation of a sigmoid: some thousand times for answers of some hundred tokens. A learning rate that was raised to\nmake up for it should be put back, and such a run begun again.'),
@@ -255,6 +267,10 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.17.0,<0.22.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='trl', versions='>=0.22.0,<=1.16.0', modules=('trl.trainer.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('trl-sft-first-label', 'rlhf_patches.patches.trl.sft_first_label:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.19.0,<0.22.2', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.22.2,<0.23.1', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. With\nthe patch loss and gradient are means over other tokens, and not to be compared with those before; a run that is\nresumed goes on with them.'),
     Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),

@@ -19,6 +19,12 @@ SCALE = Case(
     "GRPO, a step is 1/2 a generation",
     "GRPOTrainer, loss dapo, 4 steps_per_generation, 2 gradient_accumulation_steps: size of the gradient",
 )
+TRUNCATED = Case(
+    "trl",
+    "trl-grpo-truncated-count",
+    "GRPO, some completions truncated",
+    "GRPOTrainer, loss dapo, mask_truncated_completions, some completions truncated: size of the gradient",
+)
 OLD = Case(
     "trl",
     "trl-optional-packages",
@@ -77,6 +83,18 @@ def scale(runner: Runner) -> Iterator[Row]:
     yield Row(SCALE, report["version"], without, with_it, verdict, repaired, words)
 
 
+def truncated(runner: Runner) -> Iterator[Row]:
+    """The same where some completions are truncated, and masked."""
+    levels = beside("trl-1.5", "trl")
+    (report,) = runner.forked("tests.patches.trl.grpo_truncated_count_ranks", "masked", levels=levels, ranks=1)
+    before, after = (report[state]["masked"] for state in ("before", "after"))
+    without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
+    repaired = after["error"] < 1e-5 and before["factor"] < 0.8
+    version, _ = report["trl-grpo-truncated-count"]
+    words = (without, with_it, f"the formula in float64: {after['error']:.0e}")
+    yield Row(TRUNCATED, version, without, with_it, f"float64 {after['error']:.0e}", repaired, words)
+
+
 def old(runner: Runner) -> Iterator[Row]:
     """GRPO of an older TRL beside transformers 5, held against the same beside transformers 4."""
     release = unpacked.folders("trl==0.21.0")
@@ -123,6 +141,7 @@ GROUPS = (
     Group((TRAINED, UNEQUAL), loss),
     Group((TRAINER,), trainer),
     Group((SCALE,), scale),
+    Group((TRUNCATED,), truncated),
     Group((OLD,), old),
     Group((KTO,), kto),
 )

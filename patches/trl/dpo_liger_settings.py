@@ -1,0 +1,60 @@
+"""DPO with Liger's fused loss: `label_smoothing` and `discopop_tau` are the user's."""
+
+from __future__ import annotations
+
+from rlhf_patches import Beside, Guard, Patch, Rewrite, Signature, Variant
+
+PATCH = Patch(
+    name="trl-dpo-liger-settings",
+    summary="DPO with Liger's loss has the user's label_smoothing and discopop_tau",
+    harm="wrong gradient",
+    bug="robust is plain DPO whatever label_smoothing says, and discopop has its default discopop_tau",
+    when="DPOTrainer with use_liger_kernel and loss_type robust, discopop or exo_pair",
+    never_with=("use_liger_kernel=false|absent",),
+    symptom="""\
+`DPOTrainer` with `use_liger_kernel=True` and `loss_type="robust"`: loss and gradient are those of `"sigmoid"`,
+whatever `label_smoothing` is. With `"discopop"` they are those of `discopop_tau=0.05`. No error. `"exo_pair"` ends in
+`ValueError: label_smoothing must be > 0 for loss_type='exo_pair'`, whatever it is. Without Liger nothing is wrong.""",
+    cause="""\
+Since 0.8.1 Liger's loss has these types, and takes both settings. The trainer gives it `beta` and `loss_type` alone, so
+`label_smoothing` is 0 and `discopop_tau` 0.05.""",
+    repair="""\
+The loss is made with `label_smoothing` and `discopop_tau` too, as in 1.13.0. Types that read neither stay bit for bit
+what they are; Liger's `"sigmoid"` does not, nor does that of TRL without Liger since 0.29.0.""",
+    changes_numbers="""\
+Since TRL 0.29.0 with Liger 0.8.1 and later, DPO with Liger trained `robust` as if no preference were flipped, which is
+`sigmoid`, and `discopop` with its default temperature. With the patch it is what was asked for, and hardly anything of
+such a run carries over: of `robust` gradients are larger, the more so the more pairs disagree with their labels.""",
+    signatures=(
+        Signature(
+            "ValueError",
+            "label_smoothing must be > 0 for loss_type='exo_pair'",
+            frames=("trl.trainer.dpo_trainer:DPOTrainer.__init__",),
+        ),
+    ),
+    references=(
+        "https://github.com/huggingface/trl/pull/7062",
+        "https://github.com/huggingface/trl/pull/7059",
+        "https://arxiv.org/abs/2403.00409",
+    ),
+    variants=(
+        Variant(
+            Guard(
+                "trl",
+                ">=0.29.0,<1.13.0",
+                beside=Beside("liger-kernel", ">=0.8.1,<=0.8.5", package="liger_kernel"),
+            ),
+            (
+                Rewrite(
+                    target="trl.trainer.dpo_trainer:DPOTrainer.__init__",
+                    pattern="LigerFusedLinearDPOLoss(beta=args.beta, loss_type=self.loss_types[0])",
+                    replacement=(
+                        "LigerFusedLinearDPOLoss(beta=args.beta, loss_type=self.loss_types[0],"
+                        " label_smoothing=self.label_smoothing, discopop_tau=args.discopop_tau)"
+                    ),
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest trl in use is 1.13.0",
+)

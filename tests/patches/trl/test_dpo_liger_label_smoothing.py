@@ -1,0 +1,50 @@
+"""``trl-dpo-liger-label-smoothing``: what it says is so, in TRL before 0.29 (dpo_liger_settings_ranks.py)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rlhf_patches.patches.trl.dpo_liger_label_smoothing import ADVICE
+from tests.harness import side_by_side, unpacked
+from tests.harness.warm import Level
+
+HELD = {
+    "least reach": "because nothing is applied: an advice",
+    "hands off": "because nothing is applied: an advice",
+    "whatever worked": "test_with_liger_there_is_no_smoothing_and_without_it_there_is",
+    "no new wait": "because nothing is applied: an advice",
+}
+WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
+#: Everything is in float64 but for one factor of Liger's; seen are 2e-7.
+TOLERANCE = 1e-6
+CASES = ("sigmoid", "sigmoid, without Liger", "robust")
+LIGER = Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8")))
+
+
+@pytest.mark.parametrize("version", ["0.24.0", pytest.param("0.21.0", marks=pytest.mark.exhaustive)])
+def test_with_liger_there_is_no_smoothing_and_without_it_there_is(run_ranks, version):
+    """With Liger the gradient is that of no smoothing; without, which is what is advised, it is cDPO's."""
+    folders = [unpacked.folders(f"trl=={version}"), str(side_by_side.folder("transformers-4.57"))]
+    levels = (LIGER, Level("tests.harness.loading:trl_kto_with_liger", os.pathsep.join(folders)))
+    (found,) = run_ranks(WORKER, *CASES, levels=levels, ranks=1)
+    assert found[ADVICE.name] == [version, "advice"]
+    assert found["before"] == found["after"], "nothing is changed"
+    assert found["before"]["sigmoid"]["error"] > 0.3
+    assert found["before"]["sigmoid"]["error of none"] < TOLERANCE
+    assert found["before"]["sigmoid, without Liger"]["error"] < TOLERANCE
+    assert "use_liger_loss" in found["before"]["robust"]["refused"], "other types that smooth"
+
+
+@pytest.mark.exhaustive
+def test_what_comes_after(run_ranks):
+    """From 0.29.0 on `sigmoid` has no smoothing, with Liger or without; `robust` has, without."""
+    cases = ("sigmoid", "sigmoid, without Liger", "robust, without Liger")
+    levels = (LIGER, Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders("trl==1.12.0")))
+    (found,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
+    assert found[ADVICE.name] == ["1.12.0", "unaffected"]
+    for case in cases[:2]:
+        assert found["before"][case]["error"] > 0.3
+        assert found["before"][case]["error of none"] < TOLERANCE
+    assert found["before"]["robust, without Liger"]["error"] < TOLERANCE

@@ -1,0 +1,93 @@
+"""``trl-dpo-liger-settings``: DPO with Liger's own loss has the gradient of each loss's formula in float64.
+
+dpo_liger_settings_ranks.py trains real trainers, with Liger and without.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from rlhf_patches.patches.trl.dpo_liger_settings import PATCH
+from rlhf_patches.testing import PatchContract
+from tests.harness import logs, side_by_side, unpacked
+from tests.harness.warm import Level
+
+HELD = {
+    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
+    "hands off": "because a constructor gets two arguments more; nothing is written",
+    "whatever worked": "test_what_was_right_is_the_same_bit_for_bit",
+    "no new wait": "because it is two arguments; no lock, no collective",
+    "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
+}
+WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
+#: Everything is in float64 but for one factor of Liger's; seen are 3e-7.
+TOLERANCE = 1e-6
+WRONG = ("robust", "discopop", "exo_pair")
+RIGHT = ("robust, no smoothing", "sigmoid", "apo_zero", "robust, without Liger")
+
+
+class TestContract(PatchContract):
+    patch = PATCH
+    releases = ("trl==0.29.0", "trl==1.8.0", "trl==1.12.0", "trl==1.13.0", "trl==0.28.0")
+    held = HELD
+
+
+@pytest.fixture
+def trained(run_ranks):
+    def run(version, *cases):
+        levels = (
+            Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
+            Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders(f"trl=={version}")),
+        )
+        (found,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
+        assert found[PATCH.name] == [version, "unaffected" if version == "1.13.0" else "applied"]
+        return found
+
+    return run
+
+
+def is_repaired(found):
+    assert found["before"]["discopop"]["error"] > 1
+    for state in ("before", "reverted"):
+        assert found[state]["robust"]["error"] > 0.3
+        assert found[state]["robust"]["error of none"] < TOLERANCE, "of a label_smoothing of 0"
+        assert "label_smoothing must be > 0" in found[state]["exo_pair"]["refused"]
+    assert all(found["after"][case]["error"] < TOLERANCE for case in WRONG)
+
+
+def test_the_loss_has_the_user_s_settings(trained):
+    is_repaired(trained("1.12.0", *WRONG, *RIGHT))
+
+
+def test_what_was_right_is_the_same_bit_for_bit(trained):
+    found = trained("1.12.0", *WRONG, *RIGHT)
+    for case in RIGHT:
+        assert found["before"][case]["error of none" if case == "sigmoid" else "error"] < TOLERANCE
+        assert found["after"][case] == found["before"][case]
+
+
+def test_the_error_of_exo_pair_is_diagnosed(trained):
+    assert logs.diagnosed(trained("1.12.0", *WRONG, *RIGHT)["before"]["exo_pair"]["log"]) == [(PATCH.name, True)]
+
+
+def test_it_is_for_the_releases_of_liger_that_take_the_settings():
+    """0.8.0's constructor would raise."""
+    beside = PATCH.variants[0].guard.beside
+    for version in ("0.8.0", "0.8.1"):
+        loss = Path(unpacked.folders(f"liger-kernel=={version}"), "liger_kernel", "chunked_loss", "dpo_loss.py")
+        assert ("label_smoothing" in loss.read_text()) == (version in SpecifierSet(beside.versions))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("version", ["1.9.0", "1.13.0"])
+def test_other_releases(trained, version):
+    """1.13.0 has its own repair, and the same gradients."""
+    found = trained(version, *WRONG)
+    if version == "1.13.0":
+        assert all(found["before"][case]["error"] < TOLERANCE for case in WRONG)
+        assert found["before"] == found["after"]
+    else:
+        is_repaired(found)

@@ -1,0 +1,83 @@
+"""``trl-sft-first-label``: SFT on flattened batches has the gradient of its examples one by one, in float64.
+
+sft_first_label_ranks.py trains TRL's own SFTTrainer with transformers' own code for FlashAttention.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rlhf_patches.patches.trl.sft_first_label import PATCH
+from rlhf_patches.testing import PatchContract
+from tests.harness import unpacked
+from tests.harness.side_by_side import folder
+from tests.harness.warm import TORCH, Level
+
+HELD = {
+    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
+    "hands off": "because labels of the batch that is being made get another value, in a new tensor",
+    "whatever worked": "test_what_was_right_is_the_same_bit_for_bit",
+    "no new wait": "because it makes a batch from its examples; no lock, no collective",
+    "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
+    "one of ones did nothing": "test_other_releases",  # 0.22.1 keeps it, and is right
+}
+WORKER = "tests.patches.trl.sft_first_label_ranks"
+WRONG = ("padding_free", "packing", "padding_free, pad_to_multiple_of")
+SAME = ("padding_free, completions", "padded", "padding_free, sdpa")
+#: All is in float64 but for the loss, which transformers computes in float32; seen are 6e-8.
+TOLERANCE = 1e-6
+
+
+class TestContract(PatchContract):
+    patch = PATCH
+    releases = ("trl==0.19.0", "trl==0.22.1", "trl==0.22.2", "trl==0.23.0", "trl==0.23.1", "trl==0.18.2")
+    held = HELD
+
+
+@pytest.fixture
+def trained(run_ranks):
+    def run(version, *cases):
+        folders = [unpacked.folders(f"trl=={version}"), str(folder("transformers-4.57"))]
+        levels = (*TORCH, Level("tests.harness.loading:transformers_alone", os.pathsep.join(folders)))
+        (found,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
+        assert (found["version"], found["status"]) == (version, "applied")
+        return found
+
+    return run
+
+
+def is_repaired(found, *cases):
+    for case in cases:
+        for state in ("before", "reverted"):
+            assert found[state][case]["error"] > 0.3
+        assert found["after"][case]["error"] < TOLERANCE
+
+
+def test_examples_do_not_end_with_the_next_one_s_first_token(trained):
+    is_repaired(trained("0.23.0", *WRONG, *SAME), *WRONG)
+
+
+def test_what_was_right_is_the_same_bit_for_bit(trained):
+    found = trained("0.23.0", *WRONG, *SAME)
+    for case in SAME:
+        assert found["after"][case] == found["before"][case] == found["reverted"][case]
+    assert found["before"]["padding_free, completions"]["error"] < TOLERANCE
+
+
+def test_where_the_row_is_padded_examples_attended_to_each_other(trained):
+    """As with an attention that knows no positions: 0.23.0 has a mask there, by which transformers cuts the row."""
+    found = {case: each["loss"] for case, each in trained("0.23.0", *WRONG, *SAME)["before"].items()}
+    crossed, blind, apart = (
+        found[case][0] for case in ("padding_free, pad_to_multiple_of", "padding_free, sdpa", "padding_free")
+    )
+    # The positions of the one begin anew, those of the other do not, which this model hardly notices.
+    assert abs(crossed - blind) < 0.01 * abs(crossed - apart)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("version", ["0.19.1", "0.22.1"])
+def test_other_releases(trained, version):
+    """0.22.1 gives transformers a mask of ones, and it changes nothing."""
+    is_repaired(trained(version, "padding_free", "packing"), "padding_free", "packing")
