@@ -66,7 +66,7 @@ def test_the_callers_own_modules_are_followed(wheel):
             "app/one/__init__.py": "",
             "app/one/entry.py": "from ..two import lazily\nfrom . import beside\nfrom .. import nothing_such",
             "app/one/beside.py": "import lib.b",
-            "app/two/__init__.py": "x = {'lazy': ['lazily'], 'unused': ['never']}\nsys.modules[__name__] = _LazyModule(x)",
+            "app/two/__init__.py": "_LazyModule({'lazy': ['lazily'], 'unused': ['never']})",
             "app/two/lazy.py": "from lib.c import made",
             "app/two/unused.py": "from lib.d import never",
         }

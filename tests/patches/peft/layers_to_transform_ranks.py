@@ -70,7 +70,7 @@ def loaded() -> dict[str, Any]:
     kind, settings = CASES["one layer"]
     made = get_peft_model(model(kind), LoraConfig(r=1, **settings))
     names = [f"model.layers.{layer}.block_sparse_moe.experts.1.{name}" for layer in range(3) for name in EXPERTS]
-    state = {}
+    state: dict[str, Any] = {}
     for name in names:
         state |= {f"base_model.model.{name}.lora_A.weight": torch.ones(1, 4)}
         state |= {f"base_model.model.{name}.lora_B.weight": torch.ones(4, 1)}
