@@ -62,10 +62,35 @@ def is_ready(module: ModuleType) -> bool:
     return not _is_lazy(module) and not import_system.is_initialising(module)
 
 
-def is_running(besides: str = "") -> bool:
-    """Whether a watched module but this one is being executed now, and will be announced."""
-    modules = (sys.modules.get(name) for name in list(_watched) if name != besides)
-    return any(module is not None and import_system.is_initialising(module) for module in modules)
+class Later(import_system.Observer):
+    """Calls back at the end of the import that others are a part of: ``callback(name)``, with no lock of ours held."""
+
+    def __init__(self, callback: Callable[[str], None]) -> None:
+        self._callback = callback
+
+    def is_due(self, besides: str = "") -> bool:
+        """Whether the callback is to come, since a module of a watched framework is being executed.
+
+        Of several that is the first one in ``sys.modules``, so of one thread the outermost. It need not be watched.
+
+        Args:
+            besides: a module that is at its end.
+        """
+        frameworks = {name.partition(".")[0] for name in list(_watched)}
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] not in frameworks or not import_system.is_initialising(module):
+                continue
+            spec = spec_of(module)
+            # By the spec's own name: it may be there under another one, too.
+            if spec is None or spec.name == besides or not import_system.observe(spec, self):
+                continue
+            if import_system.is_initialising(module):
+                return True
+            import_system.stop_observing(spec)  # it ended meanwhile, in another thread
+        return False
+
+    def ends(self, spec: ModuleSpec) -> None:
+        self._callback(spec.name)
 
 
 def _is_lazy(module: ModuleType | None) -> bool:

@@ -3,8 +3,8 @@
 While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
 processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
 else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. In either case applied
-patches that change numbers which a user may have tuned to are named in a warning, one for all that come with an import,
-and an advice is one: what was imported has the bug, and nothing repairs it.
+patches that change numbers which a user may have tuned to are named in a warning, one for all that come with an import
+of a framework and what it imports, and an advice is one: what was imported has the bug, and nothing repairs it.
 
 A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
 all, and Ray itself folds equal lines of its workers into one.
@@ -13,7 +13,7 @@ all, and Ray itself folds equal lines of its workers into one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .. import ranks, settings
@@ -71,7 +71,11 @@ def speaks() -> bool:
     return everywhere or ranks.place().rank in (None, "0")
 
 
-def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = (), more_to_come: bool = False) -> None:
+def announce(
+    rows: Iterable[PatchReport],
+    failures: Iterable[PluginFailure] = (),
+    more_to_come: Callable[[], bool] = lambda: False,
+) -> None:
     """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
 
     Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging, but for
@@ -80,7 +84,8 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
     Args:
         rows: the patches.
         failures: plugins that cannot be used.
-        more_to_come: another call follows soon, and can name this one's patches that change numbers with its own.
+        more_to_come: asked where there are patches that change numbers: whether another call follows, which can name
+            these with its own. A trainer's module imports others that are patched: of all of these, one line.
     """
     global _warned
     if not speaks():
@@ -104,7 +109,7 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
     changing = [row.name for row in rows if row.status is Status.APPLIED and row.notice]
     _numbers.update(dict.fromkeys(name for name in changing if name not in _said and not settings.acknowledged(name)))
     names = list(_numbers)
-    if names and not more_to_come:
+    if names and not more_to_come():
         new[_of_numbers(names)] = _WARNING
         _said.update(names)
         for name in names:  # not clear(): another thread may have added one

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches import PatchError, PatchReport, Rewrite, SettingsError, Shape, Status, ranks
+from rlhf_patches import PatchError, PatchReport, Rewrite, SettingsError, Shape, Status, import_system, ranks
 from rlhf_patches.definitions.registry import PluginFailure, Registered
-from rlhf_patches.engine import log
+from rlhf_patches.engine import import_hooks, log
 from rlhf_patches.engine.engine import Engine
 
 BUG = "def add(a, b):\n    return a - b\n"
 OTHER = BUG.replace("-", "*")
 LAUNCHERS = [name for launcher in ranks._LAUNCHERS for name in launcher]
+BEGUN, GO_ON = threading.Event(), threading.Event()
+"""Set and waited for by a module that a thread imports."""
 
 
 @pytest.fixture(autouse=True)
@@ -172,16 +176,88 @@ def test_numbers_that_change_in_what_is_there_already_are_one_line(framework, en
     assert _numbers_said(said) == ["3 patches change numbers here: x-model, x-trainer, x-other"]
 
 
-def test_numbers_are_said_at_the_end_where_the_import_around_has_failed(framework, engine, changing, said):
+def test_the_import_around_need_not_be_of_a_module_that_is_patched(framework, engine, changing, said):
+    """TRL's trainers: PEFT's import is complete before that of transformers' Trainer begins."""
+    framework.write("grpo", "from . import model\nfrom . import other\n")
+    framework.write("sft", "from . import trainer\n")
+    engine(*changing).apply()
+    framework.load("grpo")
+    framework.load("sft")
+    assert _numbers_said(said) == [
+        "2 patches change numbers here: x-model, x-other",
+        "1 patch changes numbers here: x-trainer",
+    ]
+
+
+def test_a_module_of_another_package_is_not_waited_for(framework, engine, changing, said):
+    """It may be the program itself, and train before its import ends."""
+    (framework.site / "program_of_a_user.py").write_text(
+        f"import {framework.path('model')}\nfrom rlhf_patches.engine import log\nSAID = set(log._said)\n"
+    )
+    engine(*changing).apply()
+    assert "x-model" in importlib.import_module("program_of_a_user").SAID
+
+
+def test_what_cannot_be_observed_is_not_waited_for(framework, engine, changing, said, monkeypatch):
+    framework.write("grpo", "from . import model\nfrom . import other\n")
+    engine(*changing).apply()
+    observe = import_system.observe
+    monkeypatch.setattr(
+        import_system, "observe", lambda spec, by: not isinstance(by, import_hooks.Later) and observe(spec, by)
+    )
+    framework.load("grpo")
+    assert len(_numbers_said(said)) == 2
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_numbers_wait_for_the_import_of_another_thread_but_not_for_ever(framework, engine, changing, said, ends):
+    """An import that is under way at the end of the process is that of a thread that hangs."""
+    framework.write("grpo", f"import {__name__} as test\ntest.BEGUN.set()\ntest.GO_ON.wait()\n")
+    made = engine(*changing)
+    made.apply()
+    BEGUN.clear()
+    GO_ON.clear()
+    thread = threading.Thread(target=framework.load, args=["grpo"], daemon=True)
+    thread.start()
+    try:
+        assert BEGUN.wait(60)
+        framework.load("model")
+        assert _numbers_said(said) == []
+        if not ends:
+            made.end()
+            assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
+    finally:
+        GO_ON.set()
+        thread.join()
+    assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
+
+
+def test_a_module_with_two_names_is_waited_for_once(framework, engine, changing, said):
+    framework.write("grpo", "import sys\nsys.modules[__name__ + '_too'] = sys.modules[__name__]\nfrom . import model\n")
+    engine(*changing).apply()
+    framework.load("grpo")
+    assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
+
+
+def test_a_refusal_does_not_wait(framework, engine, changing, said):
+    framework.write("model", OTHER)
+    imports = "from . import other\nfrom . import model\nfrom rlhf_patches.engine import log\n"
+    framework.write("grpo", f"{imports}SAID = set(log._said)\n")
+    engine(*changing).apply()
+    said_by_then = framework.load("grpo").SAID
+    assert any(text.startswith("refused x-model: ") for text in said_by_then)
+    assert "x-other" not in said_by_then
+
+
+def test_numbers_are_said_where_the_import_around_has_failed(framework, engine, changing, said):
     framework.write("trainer", f"from . import model\n{BUG}raise LookupError")
     made = engine(*changing)
     made.apply()
     with pytest.raises(LookupError):
         framework.load("trainer")
-    assert _numbers_said(said) == []
-    made.end()
-    made.end()
     assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
+    made.end()
+    assert len(_numbers_said(said)) == 1
 
 
 def test_who_knows_that_numbers_change_is_not_told_again_but_of_refusals(
