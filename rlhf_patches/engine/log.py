@@ -12,6 +12,8 @@ all, and Ray itself folds equal lines of its workers into one.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -28,6 +30,9 @@ _said: set[str] = set()
 _numbers: dict[str, None] = {}  # names of applied patches that change numbers, still to be said
 _warned = False
 _MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
+
+
+os.register_at_fork(after_in_child=lambda: _numbers.clear())  # the parent says it
 
 
 def logger() -> logging.Logger:
@@ -108,12 +113,14 @@ def announce(
     _said.update(notices)
     changing = [row.name for row in rows if row.status is Status.APPLIED and row.notice]
     _numbers.update(dict.fromkeys(name for name in changing if name not in _said and not settings.acknowledged(name)))
-    names = list(_numbers)
-    if names and not more_to_come():
-        new[_of_numbers(names)] = _WARNING
-        _said.update(names)
-        for name in names:  # not clear(): another thread may have added one
-            _numbers.pop(name, None)
+    if _numbers and not more_to_come():
+        names = []
+        with contextlib.suppress(KeyError):  # another thread says the rest
+            while _numbers:
+                names.append(_numbers.popitem()[0])
+        if names:
+            new[_of_numbers(names[::-1])] = _WARNING
+            _said.update(names)
     # Where nobody has imported logging, nobody listens to what is below a warning.
     heard = _DEBUG if "logging" in sys.modules else _WARNING
     for text, level in new.items():

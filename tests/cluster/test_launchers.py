@@ -112,3 +112,36 @@ def test_spawn_does_not_inherit_an_apply_under_the_main_guard(installed, tmp_pat
     for settings, expected in (({}, ["untouched", "inactive"]), (SITE_HOOK, ["applied", "applied"])):
         done = installed.run(installed.python, "script.py", cwd=tmp_path, **ENVIRONMENT, **settings)
         assert done.stdout.split() == expected, done.stderr
+
+
+BEGINS = """
+def main():
+    import data_of_mine
+    print('begun', file=sys.stderr)
+"""
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from trl import GRPOConfig, GRPOTrainer",
+        "from trl import GRPOTrainer",
+        "from trl.experimental.online_dpo import OnlineDPOTrainer",
+        "from peft import LoraConfig\nfrom transformers import AutoTokenizer\nfrom trl import GRPOConfig, GRPOTrainer",
+    ],
+)
+@pytest.mark.parametrize("begins", ["", "def main():\n    import colorsys\n    print('begun', file=sys.stderr)\nmain()\n"])
+def test_a_start_says_in_one_line_which_numbers_change(installed, tmp_path, imports, begins):
+    """PEFT's import is complete before that of transformers' Trainer begins. Without a beginning it is said at the end."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\n{imports}\nprint('imported', file=sys.stderr)\n{begins}print('over', file=sys.stderr)\n")
+    settings = {**ENVIRONMENT, **SITE_HOOK, "RLHF_PATCHES_VERIFY": "0"}
+    done = installed.run(installed.python, str(script), **settings)
+    assert done.returncode == 0, done.stderr
+    marks = [line for line in done.stderr.splitlines() if line in ("imported", "begun", "over") or "rlhf_patches" in line]
+    (said,) = [place for place, line in enumerate(marks) if "patches change numbers here: " in line]
+    assert said == (1 if begins else 2), marks
+    assert len(marks) == (4 if begins else 3), "one line"
+    for name in ("peft-lora-merge-drift", "peft-disable-adapter-restore", "transformers-accumulation-scale"):
+        assert name in marks[said]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import logging
@@ -189,24 +190,27 @@ def test_the_import_around_need_not_be_of_a_module_that_is_patched(framework, en
     ]
 
 
-def test_a_module_of_another_package_is_not_waited_for(framework, engine, changing, said):
-    """It may be the program itself, and train before its import ends."""
-    (framework.site / "program_of_a_user.py").write_text(
-        f"import {framework.path('model')}\nfrom rlhf_patches.engine import log\nSAID = set(log._said)\n"
+def test_a_program_that_trains_while_it_is_imported(framework, engine, changing, said):
+    """Its own import is not waited for."""
+    (framework.site / f"{framework.name}_of_a_user.py").write_text(
+        f"import {framework.path('model')}\nfrom rlhf_patches.engine import log\n"
+        f"def train():\n    import {framework.path('other')}\n    return set(log._said)\n\n\nSAID = train()\n"
     )
     engine(*changing).apply()
-    assert "x-model" in importlib.import_module("program_of_a_user").SAID
+    assert {"x-model", "x-other"} <= importlib.import_module(f"{framework.name}_of_a_user").SAID
 
 
-def test_what_cannot_be_observed_is_not_waited_for(framework, engine, changing, said, monkeypatch):
-    framework.write("grpo", "from . import model\nfrom . import other\n")
-    engine(*changing).apply()
+def test_numbers_of_an_import_that_cannot_be_observed_are_not_lost(framework, engine, changing, said, monkeypatch):
+    framework.write("grpo", "import sys\nfrom . import model\nfrom . import other\n")
+    made = engine(*changing)
+    made.apply()
     observe = import_system.observe
     monkeypatch.setattr(
         import_system, "observe", lambda spec, by: not isinstance(by, import_hooks.Later) and observe(spec, by)
     )
     framework.load("grpo")
-    assert len(_numbers_said(said)) == 2
+    made.end()
+    assert _numbers_said(said) == ["2 patches change numbers here: x-model, x-other"]
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -237,6 +241,94 @@ def test_a_module_with_two_names_is_waited_for_once(framework, engine, changing,
     engine(*changing).apply()
     framework.load("grpo")
     assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
+
+
+@pytest.fixture
+def program(framework):
+    """Runs the text of a program, with the framework as ``fw`` and modules that belong to none, at its top level."""
+
+    def run(text):
+        for name in ("helper", "helper_too"):
+            (framework.site / f"{framework.name}_{name}.py").touch()
+        importlib.invalidate_caches()
+        text = text.replace("fw_", f"{framework.name}_").replace("fw", framework.name)
+        exec(compile(text, "program.py", "exec"), {"__name__": "__main__"})
+
+    yield run
+    for name in ("helper", "helper_too"):
+        sys.modules.pop(f"{framework.name}_{name}", None)
+
+
+ALL_NUMBERS = ["3 patches change numbers here: x-model, x-other, x-trainer"]
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from fw import model, other\nimport fw_helper_too\nimport fw.trainer\ndef main(): pass\n",
+        "def main():\n    from fw import model, other, trainer\n",
+    ],
+)
+def test_all_that_the_statements_of_a_program_import_is_one_line(program, engine, changing, said, imports):
+    """It is said as soon as a function imports something: then the program has begun, and not before."""
+    engine(*changing).apply()
+    program(f"{imports}main()")
+    assert _numbers_said(said) == []
+    program("def train():\n    import fw_helper\ntrain()")
+    assert _numbers_said(said) == ALL_NUMBERS
+    program("def train():\n    import fw_helper_too\ntrain()")
+    assert _numbers_said(said) == ALL_NUMBERS
+
+
+def test_a_module_at_the_top_level_is_not_observed(program, engine, changing, said, monkeypatch):
+    """A framework has a thousand of them."""
+    engine(*changing).apply()
+    program("from fw import model")
+    observed = []
+    observe = import_system.observe
+    monkeypatch.setattr(import_system, "observe", lambda spec, by: observed.append(spec.name) or observe(spec, by))
+    program("import fw_helper\ndef train():\n    import fw_helper_too\ntrain()")
+    assert [name.partition("_")[2] for name in observed] == ["helper_too"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_function_imports_may_be_anything(program, framework, engine, changing, said, fails):
+    """A part of the framework, or what cannot be imported."""
+    framework.write("late", "raise LookupError" if fails else "")
+    engine(*changing).apply()
+    program("from fw import model")
+    with pytest.raises(LookupError) if fails else contextlib.nullcontext():
+        program("def train():\n    import fw.late\ntrain()")
+    assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
+
+
+def test_a_program_that_imports_nothing_more_says_it_at_its_end(program, engine, changing, said):
+    made = engine(*changing)
+    made.apply()
+    program("import fw.model\nfrom fw import other, trainer")
+    assert _numbers_said(said) == []
+    made.end()
+    assert _numbers_said(said) == ALL_NUMBERS
+
+
+def test_what_was_imported_before_apply_is_said_at_once(program, engine, changing, said):
+    program.__globals__["made"] = engine(*changing)
+    program(f"import fw.model, fw.other, fw.trainer\nimport {__name__} as test\ntest.made.apply()")
+    assert _numbers_said(said) == ["3 patches change numbers here: x-model, x-trainer, x-other"]
+
+
+@pytest.mark.parametrize("asked", [None, "info", "warning"])
+def test_a_refusal_and_an_advice_do_not_wait_for_a_program(program, framework, engine, said, monkeypatch, asked):
+    if asked:
+        monkeypatch.setenv("RLHF_PATCHES_LOG", asked)
+    framework.write("bad", OTHER)
+    framework.write("good", BUG)
+    bad = framework.patch(Rewrite(framework.path("bad:add"), "$A - $B", "$A + $B"), name="x-bad")
+    advice = framework.advice(Shape(framework.path("good:add"), "$A - $B"), name="x-advice")
+    engine(bad, advice).apply()
+    program("from fw import good, bad")
+    warnings = [text.partition(":")[0] for level, text in said() if level == "WARNING"]
+    assert warnings == ["x-advice", "refused x-bad"]
 
 
 def test_a_refusal_does_not_wait(framework, engine, changing, said):
