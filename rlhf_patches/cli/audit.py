@@ -134,7 +134,9 @@ def _say(findings: Findings) -> None:
         )
         print()
     for each, bug, reason in findings.excluded:
-        output.say(printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot concern this run: {reason}"))
+        output.say(
+            printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot concern this run: {reason}")
+        )
     for line in [*(gap.text for gap in findings.gaps), *findings.notes, *findings.in_sum()]:
         output.say(printable(line))
     repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}

@@ -140,8 +140,8 @@ class PatchReport:
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
 
-        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers``, ``places``, ``harm``, ``bug`` and
-        ``when``; of an advice ``kind`` and ``what_to_do``.
+        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers``, ``places``, ``harm``, ``bug``
+        and ``when``; of an advice ``kind`` and ``what_to_do``.
         """
         wrong = {key: value for key in ("harm", "bug", "when") if (value := getattr(self, key))}
         advice = {"kind": self.kind} if self.kind != PATCH else {}
@@ -180,7 +180,7 @@ def patch_report(
     there = status is not Status.ABSENT
     changes_numbers = patch.changes_numbers if there else None
     what_to_do: str | None = getattr(patch, "what_to_do", None) if there else None
-    wrong = {} if isinstance(patch, Listed) else {"harm": patch.harm, "bug": patch.bug, "when": patch.when}
+    harm, bug, when = ("", "", "") if isinstance(patch, Listed) else (patch.harm, patch.bug, patch.when)
     if status is Status.ADVICE and not isinstance(patch, Listed):
         reason = f"{reason}: {patch.summary}"
     return PatchReport(
@@ -196,7 +196,9 @@ def patch_report(
         changes_numbers=changes_numbers and " ".join(changes_numbers.split()),
         kind=patch.kind,
         what_to_do=what_to_do and " ".join(what_to_do.split()),
-        **wrong,
+        harm=harm,
+        bug=bug,
+        when=when,
     )
 
 
