@@ -139,16 +139,18 @@ def _say(findings: Findings) -> None:
     for pair in findings.failing:
         print(printable(pair.text))
     for each, bug, reason in findings.excluded:
-        print(printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot concern this run: {reason}"))
+        output.say(
+            printable(f"{bug.patch.name} ({each.pin.name} {each.pin.version}) cannot concern this run: {reason}")
+        )
     for line in [*(gap.text for gap in findings.gaps), *findings.notes, *findings.in_sum()]:
-        print(printable(line))
+        output.say(printable(line))
     repaired = {bug.patch.name for _, bug in rows if bug.repaired_by}
     advice = {bug.patch.name for _, bug in rows} - repaired
     if repaired:
         which = f"{len(repaired)} of them" if advice else "them"
-        print(f"rlhf-patches repairs {which} at run time where it is on: `explain BUG` says how, `doctor` whether.")
+        output.say(f"rlhf-patches repairs {which} if it is on: `explain BUG` says how, `doctor` whether.")
     for name in sorted(advice):
-        print(f"Nothing repairs {name}: `explain {name}` says what to do.")
+        output.say(f"Nothing repairs {name}: `explain {name}` says what to do.")
 
 
 def _below(bug: Bug, run: RunConfig | None) -> list[str]:

@@ -56,10 +56,12 @@ def _list(options: argparse.Namespace) -> int:
 
     def cells(row: PatchReport) -> tuple[str, str]:
         item = by_name[row.name]
-        releases = f"{item.patch.distribution} {item.patch.versions}".rstrip()
-        return printable(releases), printable(pages.summary(item.patch) + registry.credit(item.plugin))
+        return row.harm or "-", printable(pages.bug(item.patch) + registry.credit(item.plugin))
 
-    output.print_report(report, options, ("PATCH", "STATUS", "AFFECTED RELEASES", "WHAT IT REPAIRS"), cells)
+    def below(row: PatchReport) -> list[str]:
+        return [printable(f"releases: {row.distribution} {row.guard}".rstrip())]
+
+    output.print_report(report, options, ("PATCH", "STATUS", "HARM", "BUG"), cells, below)
     output.print_sum(report, "`rlhf-patches explain NAME` is the page of one, `rlhf-patches doctor` says why it is so")
     output.complain_of_plugins(failures)
     return 0

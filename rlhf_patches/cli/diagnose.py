@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from ..definitions import registry
+from ..definitions import pages, registry
 from ..definitions.patch import Advice
 from ..definitions.status import plural, printable
 from ..offline import diagnose, hangs, inputs, logs
@@ -146,8 +146,9 @@ def _say(found: list[Diagnosis], count: int, read: Logs) -> None:
         elif seen.exception:
             print(printable(f"    {seen.exception}: {seen.message}"[:200]))
         print(printable(f"    affected: {patch.distribution} {patch.versions}"))
+        print(printable(f"    {pages.bug(patch)}"))
         what = "advice" if isinstance(patch, Advice) else "repair"
-        print(printable(f"    {what}: {patch.summary}; `rlhf-patches explain {patch.name}`"))
+        print(printable(f"    {what}: `rlhf-patches explain {patch.name}`"))
     if all(isinstance(one.item.patch, Advice) for one in found):
         return
     print("\nTo run with it: `rlhf-patches run -- COMMAND`, or RLHF_PATCHES_AUTOLOAD=1. `rlhf-patches doctor` says")
@@ -187,6 +188,9 @@ def _as_json(one: Diagnosis) -> dict[str, object]:
     return {
         "name": one.item.patch.name,
         "plugin": one.item.plugin,
+        "harm": one.item.patch.harm or None,
+        "bug": one.item.patch.bug or None,
+        "when": one.item.patch.when or None,
         "match": one.match,
         "sure": one.sure,
         "exception": "" if isinstance(one.first, Stack) else one.first.exception,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import settings
+from ..definitions import pages
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchReport, Report, Status, folded, layout, printable
 
@@ -38,6 +39,15 @@ def console() -> Terminal:
     return Terminal()
 
 
+def say(text: str, style: str = "") -> None:
+    """A sentence on standard output, wrapped on a terminal."""
+    if sys.stdout.isatty():
+        to = console()
+        to.print(pages.wrapped(text, to.width), style=style)
+    else:
+        print(text)
+
+
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[Sequence[str]] = ()) -> None:
     """Rows in columns, a status in its colour. Piped output is read by programs and logs: a line per row."""
     from rich.text import Text
@@ -62,34 +72,53 @@ def add_details(command: argparse.ArgumentParser, places: bool = True) -> None:
 def print_report(
     report: Iterable[PatchReport],
     options: argparse.Namespace,
-    heads: Sequence[str] = ("PATCH", "STATUS", "VERSION", "WHY"),
-    cells: Callable[[PatchReport], Sequence[str]] = lambda row: (printable(row.version or "-"), row.why),
+    heads: Sequence[str] = ("PATCH", "STATUS", "HARM", "VERSION", "WHY"),
+    cells: Callable[[PatchReport], Sequence[str]] = lambda row: (*_harm_here(row), row.why),
+    below: Callable[[PatchReport], Sequence[str]] | None = None,
     fold: Callable[[list[PatchReport]], list[str]] = folded,
 ) -> None:
-    """A table with a row for each patch, those that act here first, and a line for each framework that is not there.
+    """A table with a row for each patch, and a line for each framework that is not there.
+
+    Those that act here come first, and of each status the worst harm.
 
     Args:
         report: the patches.
         options: those of `add_details`.
         heads: the names of the columns.
         cells: what a row has after the name and the status.
+        below: the lines below it.
         fold: the lines for those that have no row.
     """
-    rows = sorted(report, key=lambda row: _FIRST.index(row.status) if row.status in _FIRST else len(_FIRST))
+    rows = sorted(report, key=_rank)
     shown = [row for row in rows if options.all or row.status is not Status.ABSENT]
-    below = [row.below(getattr(options, "long", False)) for row in shown]
+    lines = [below(row) if below else row.below(getattr(options, "long", False), harm=False) for row in shown]
     if shown:
-        print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], below)
+        print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], lines)
     for line in fold([row for row in rows if row not in shown]):
-        console().print(line, style="dim")
+        say(line, style="dim")
+
+
+def _rank(row: PatchReport) -> tuple[int, int, str]:
+    """Of what is not here the harm does not matter."""
+    if row.status not in _FIRST:
+        return len(_FIRST), 0, ""
+    return (_FIRST.index(row.status), *pages.by_harm(row))
+
+
+def _harm_here(row: PatchReport) -> tuple[str, str]:
+    return row.harm if row.is_there and row.harm else "-", printable(row.version or "-")
 
 
 def print_sum(report: Report, next_step: str) -> None:
-    """Below the table of a report: how many have which status, and what a user can do next."""
+    """Below the table of a report: how many have which status, which harm is here, and what a user can do next."""
     counts = Counter(row.status for row in report)
     said = ", ".join(f"{counts[status]} {status}" for status in _COLOURS if counts[status])
-    console().print(f"\n{len(report.patches)} known bugs: {said or 'none'}", style="bold")
-    print(f"Next: {next_step}.")
+    print()
+    say(f"{len(report.patches)} known bugs: {said or 'none'}", style="bold")
+    harm = pages.counted(row for row in report if row.is_there)
+    if harm:
+        say(f"In what is installed here: {harm}.")
+    say(f"Next: {next_step}.")
 
 
 def print_json(report: Report) -> None:
@@ -107,7 +136,8 @@ def complain(text: str) -> None:
 def complain_of_patches(report: Report, source: str = "") -> None:
     """Each refused or failed patch; ``source`` is the release that it was looked for in."""
     for row in report.problems:
-        complain(f"{source + ': ' if source else ''}{row.name} {row.status}: {row.why}")
+        wrong = "".join(f"; {text}" for text in row.below())
+        complain(f"{source + ': ' if source else ''}{row.name} {row.status}: {row.why}{wrong}")
 
 
 def complain_of_plugins(failures: Sequence[PluginFailure]) -> None:

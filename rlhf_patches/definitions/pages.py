@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from .patch import HARMS, Advice, Change, Guard, KnownBug, Patch, Rewrite, Shape, Wrap
 from .registry import BUILT_IN
@@ -26,7 +27,7 @@ def page(patch: KnownBug, plugin: str = BUILT_IN) -> str:
         *([] if plugin == BUILT_IN else [f"Brought by the plugin {plugin}, not by rlhf-patches."]),
         *(_of_patch(patch) if isinstance(patch, Patch) else _of_advice(patch) if isinstance(patch, Advice) else []),
         "## When it can go",
-        _wrapped(patch.retire[0].upper() + patch.retire[1:] + "."),
+        wrapped(patch.retire[0].upper() + patch.retire[1:] + "."),
         "## References",
         "\n".join(f"- <{reference}>" for reference in patch.references),
     ]
@@ -67,7 +68,7 @@ def _of_advice(advice: Advice) -> list[str]:
         "## What to do",
         _prose(advice.what_to_do),
         "## Where it holds",
-        _wrapped(
+        wrapped(
             f"Distribution `{advice.distribution}`, versions {_ranges(advice)}. A copy without metadata (a git "
             "checkout) counts when the code is recognised."
         ),
@@ -82,14 +83,14 @@ def _switch(patch: Patch) -> str:
 
 
 def _contested(patch: Patch) -> str:
-    return _wrapped(
+    return wrapped(
         f"{patch.contested[0].upper()}{patch.contested[1:]}. So it is **off unless it is asked for by its name**: in "
         "`RLHF_PATCHES_ENABLE`, in `RLHF_PATCHES_ONLY`, or in `apply(only=...)`. Globs do not count."
     )
 
 
 def _where(patch: Patch) -> str:
-    return _wrapped(
+    return wrapped(
         f"Distribution `{patch.distribution}`, versions {_ranges(patch)}, and only where the "
         "code is recognised. A copy without metadata (a git checkout) is patched when the code is recognised."
     )
@@ -115,13 +116,13 @@ def _changes(patch: KnownBug) -> list[str]:
 
 def _change(change: Change) -> str:
     if isinstance(change, Shape):
-        return _wrapped(f"In `{change.target}` it stands {_times(change.matches)}{_inside(change)}:") + _fenced(
+        return wrapped(f"In `{change.target}` it stands {_times(change.matches)}{_inside(change)}:") + _fenced(
             "python", change.pattern.splitlines()
         )
     if not isinstance(change, Rewrite):
         verb = "wrapped by" if isinstance(change, Wrap) else "replaced by"
-        return _wrapped(f"`{change.target}` is {verb} `{change.implementation}`.")
-    text = _wrapped(f"In `{change.target}`, where it stands {_times(change.matches)}{_inside(change)}:")
+        return wrapped(f"`{change.target}` is {verb} `{change.implementation}`.")
+    text = wrapped(f"In `{change.target}`, where it stands {_times(change.matches)}{_inside(change)}:")
     removed = (f"- {line}" for line in change.pattern.splitlines())
     added = (f"+ {line}" for line in change.replacement.splitlines())
     text += _fenced("diff", [*removed, *added])
@@ -140,7 +141,7 @@ def _fenced(language: str, lines: Iterable[str]) -> str:
 
 def _prose(text: str) -> str:
     """A field of a patch, with the paragraphs wrapped that have a line too long: values were put into them."""
-    paragraphs = (_wrapped(part) if _is_long_prose(part) else part for part in text.strip().split("\n\n"))
+    paragraphs = (wrapped(part) if _is_long_prose(part) else part for part in text.strip().split("\n\n"))
     return "\n\n".join(paragraphs)
 
 
@@ -153,13 +154,14 @@ def _is_long_prose(paragraph: str) -> bool:
 
 def _indented(item: str) -> str:
     """An item of a list, wrapped."""
-    return _wrapped(item).replace("\n", "\n  ")
+    return wrapped(item).replace("\n", "\n  ")
 
 
-def _wrapped(sentence: str) -> str:
-    # No line ends within code: textwrap breaks at plain spaces only.
+def wrapped(sentence: str, width: int = _WIDTH) -> str:
+    """A sentence in lines that are no longer; no line ends within a word or within code."""
+    # textwrap breaks at plain spaces only.
     kept = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\N{NO-BREAK SPACE}"), " ".join(sentence.split()))
-    lines = textwrap.fill(kept, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.fill(kept, width, break_long_words=False, break_on_hyphens=False)
     return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -175,10 +177,19 @@ def bug(patch: KnownBug) -> str:
     return f"{patch.bug}{when}{_remarks(patch)}"
 
 
+class Harmful(Protocol):
+    """A known bug, or a row of a report."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def harm(self) -> str: ...
+
+
 _SEVERAL = {"wrong gradient": "wrong gradients", "wrong metric": "wrong metrics", "hang": "hangs", "crash": "crashes"}
 
 
-def counted(patches: Iterable[KnownBug]) -> str:
+def counted(patches: Iterable[Harmful]) -> str:
     """How many have which harm, the worst first: "3 wrong gradients, 2 hangs"; what does not say is left out."""
     counts = Counter(patch.harm for patch in patches)
     return ", ".join(
@@ -186,7 +197,7 @@ def counted(patches: Iterable[KnownBug]) -> str:
     )
 
 
-def by_harm(patch: KnownBug) -> tuple[int, str]:
+def by_harm(patch: Harmful) -> tuple[int, str]:
     """To sort by: the worst first, then by name; last what does not say."""
     return (HARMS.index(patch.harm) if patch.harm else len(HARMS)), patch.name
 

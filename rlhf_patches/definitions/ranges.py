@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .listed import DefinitionError
@@ -79,6 +79,21 @@ def ends_before(versions: str, version: str) -> bool:
         pin.operator == "<=" and not parsed(f"<={pin.version}").contains(version, prereleases=True)
         for pin in parsed(versions)
     )
+
+
+def end(ranges: Iterable[str]) -> tuple[str, str] | None:
+    """What the last of several ranges ends with: ``("<", "1.5")`` or ``("<=", "1.9")``; None where one has no end."""
+    from packaging.version import Version
+
+    ends = []
+    for versions in ranges:
+        bounds = [(Version(pin.version), pin.operator, pin.version) for pin in parsed(versions)]
+        bounds = [bound for bound in bounds if bound[1] in ("<", "<=")]
+        if not bounds:
+            return None
+        ends.append(min(bounds))  # "<" sorts before "<="
+    _, sign, version = max(ends)
+    return sign, version
 
 
 def plainly_apart(one: str, other: str) -> bool:

@@ -56,6 +56,8 @@ class Status(str, enum.Enum):
 
 
 _ACTING = (Status.APPLIED, Status.APPLIES)
+_THERE = (Status.APPLIES, Status.ADVICE, Status.REFUSED, Status.FAILED)
+"""The bug is, or may be, in what is installed, and nothing in this process has repaired it."""
 
 
 def printable(text: str) -> str:
@@ -90,11 +92,20 @@ class PatchReport:
     """Or ``advice``."""
     what_to_do: str | None = None
     """What `Advice.what_to_do` says, on one line, where the framework is there."""
+    harm: str = ""
+    """What `KnownBug.harm`, ``bug`` and ``when`` say, where the patch has been imported."""
+    bug: str = ""
+    when: str = ""
 
     @property
     def needs_attention(self) -> bool:
         """Whether the log says it as a warning: the bug may be there, and it is not repaired."""
         return self.status.is_problem or self.unreviewed
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the bug is, or may be, in what is installed, and nothing in this process has repaired it."""
+        return self.status in _THERE or self.unreviewed
 
     @property
     def why(self) -> str:
@@ -113,16 +124,26 @@ class PatchReport:
             return ""
         return printable(f"changes numbers: {self.changes_numbers}")
 
-    def below(self, places: bool = False) -> tuple[str, ...]:
-        """What a table has below the patch's row: the notice, and the places if these are asked for."""
-        return (*[self.notice] * bool(self.notice), *map(printable, self.places if places else ()))
+    def below(self, places: bool = False, harm: bool = True) -> tuple[str, ...]:
+        """What a table has below the patch's row: the bug if it is there, the notice, the places.
+
+        Args:
+            places: whether these are asked for.
+            harm: whether to say how bad the bug is, which the row may have said.
+        """
+        bug = "" if self.status is Status.ADVICE else self.bug  # an advice's reason has said it
+        what = ": ".join(filter(None, (self.harm if harm else "", bug)))
+        wrong = ". ".join(filter(None, (what, self.when and f"When: {self.when}"))) if self.is_there else ""
+        said = (*filter(None, (printable(wrong), self.notice)),)
+        return (*said, *map(printable, self.places if places else ()))
 
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
 
-        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers`` and ``places``; of an advice
-        ``kind`` and ``what_to_do``.
+        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers``, ``places``, ``harm``, ``bug``
+        and ``when``; of an advice ``kind`` and ``what_to_do``.
         """
+        wrong = {key: value for key in ("harm", "bug", "when") if (value := getattr(self, key))}
         advice = {"kind": self.kind} if self.kind != PATCH else {}
         advice |= {"what_to_do": self.what_to_do} if self.what_to_do else {}
         unreviewed = {"unreviewed": True} if self.unreviewed else {}
@@ -142,6 +163,7 @@ class PatchReport:
             **places,
             **changes_numbers,
             **advice,
+            **wrong,
         }
 
 
@@ -158,6 +180,7 @@ def patch_report(
     there = status is not Status.ABSENT
     changes_numbers = patch.changes_numbers if there else None
     what_to_do: str | None = getattr(patch, "what_to_do", None) if there else None
+    harm, bug, when = ("", "", "") if isinstance(patch, Listed) else (patch.harm, patch.bug, patch.when)
     if status is Status.ADVICE and not isinstance(patch, Listed):
         reason = f"{reason}: {patch.summary}"
     return PatchReport(
@@ -173,6 +196,9 @@ def patch_report(
         changes_numbers=changes_numbers and " ".join(changes_numbers.split()),
         kind=patch.kind,
         what_to_do=what_to_do and " ".join(what_to_do.split()),
+        harm=harm,
+        bug=bug,
+        when=when,
     )
 
 
@@ -300,7 +326,7 @@ def layout(
         heads: the names of the columns.
         rows: their cells, each of one line.
         width: of a terminal or a log. Where the columns leave too little of it, the last cell goes below its row. None
-            for a pipe: a line per row.
+            for a pipe: no cell is wrapped.
         below: lines to put below each row.
     """
     import textwrap  # only where a table is asked for
@@ -310,7 +336,7 @@ def layout(
         columns = [min(size, _MOST) for size in columns]
     indent = sum(columns) + 2 * len(columns)
     stacked = width is not None and width - indent < _LEAST
-    indent = _INDENT if stacked else indent
+    indent = _INDENT if stacked or width is None else indent
     lines = []
     for row, more in zip([heads, *rows], [(), *(below or [()] * len(rows))], strict=True):
         start = "  ".join(cell.ljust(size) for cell, size in zip(row, columns, strict=False))

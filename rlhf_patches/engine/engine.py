@@ -224,7 +224,7 @@ class Engine:
             for entry in entries:
                 self._look_again(entry)
             missed = [_row(entry) for entry in entries if entry.outcome.missed]
-        announce(())  # what an import that has failed was to say
+        announce(())  # what an import was to say that has not ended
         if not missed:
             return
         self.on_change()
@@ -639,12 +639,19 @@ class Engine:
     ) -> None:
         rows, failures = tuple(rows), tuple(failures)
         self.on_change()
-        # A trainer's module imports others that are patched: of all of these, one line.
-        announce(rows, failures, more_to_come=import_hooks.is_running(besides=imported))
+        announce(rows, failures, more_to_come=functools.partial(_later.is_due, besides=imported))
         lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.status.is_problem]
         lines += [str(failure) for failure in failures]
         if raising and lines:
             raise PatchError("strict mode, and " + "; ".join(lines))
+
+
+def _say_the_rest(imported: str) -> None:
+    """At the end of the import for which `announce` was to wait."""
+    announce((), more_to_come=functools.partial(_later.is_due, besides=imported))
+
+
+_later = import_hooks.Later(_say_the_rest)
 
 
 def _ignore() -> None:

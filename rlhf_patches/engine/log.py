@@ -3,8 +3,8 @@
 While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
 processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
 else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. In either case applied
-patches that change numbers which a user may have tuned to are named in a warning, one for all that come with an import,
-and an advice is one: what was imported has the bug, and nothing repairs it.
+patches that change numbers which a user may have tuned to are named in a warning, one for all that come with an import
+of a framework and what it imports, and an advice is one: what was imported has the bug, and nothing repairs it.
 
 A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
 all, and Ray itself folds equal lines of its workers into one.
@@ -12,8 +12,10 @@ all, and Ray itself folds equal lines of its workers into one.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .. import ranks, settings
@@ -28,6 +30,9 @@ _said: set[str] = set()
 _numbers: dict[str, None] = {}  # names of applied patches that change numbers, still to be said
 _warned = False
 _MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
+
+
+os.register_at_fork(after_in_child=lambda: _numbers.clear())  # the parent says it
 
 
 def logger() -> logging.Logger:
@@ -71,7 +76,11 @@ def speaks() -> bool:
     return everywhere or ranks.place().rank in (None, "0")
 
 
-def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = (), more_to_come: bool = False) -> None:
+def announce(
+    rows: Iterable[PatchReport],
+    failures: Iterable[PluginFailure] = (),
+    more_to_come: Callable[[], bool] = lambda: False,
+) -> None:
     """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
 
     Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging, but for
@@ -80,7 +89,8 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
     Args:
         rows: the patches.
         failures: plugins that cannot be used.
-        more_to_come: another call follows soon, and can name this one's patches that change numbers with its own.
+        more_to_come: asked where there are patches that change numbers: whether another call follows, which can name
+            these with its own. A trainer's module imports others that are patched: of all of these, one line.
     """
     global _warned
     if not speaks():
@@ -103,12 +113,14 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
     _said.update(notices)
     changing = [row.name for row in rows if row.status is Status.APPLIED and row.notice]
     _numbers.update(dict.fromkeys(name for name in changing if name not in _said and not settings.acknowledged(name)))
-    names = list(_numbers)
-    if names and not more_to_come:
-        new[_of_numbers(names)] = _WARNING
-        _said.update(names)
-        for name in names:  # not clear(): another thread may have added one
-            _numbers.pop(name, None)
+    if _numbers and not more_to_come():
+        names = []
+        with contextlib.suppress(KeyError):  # another thread says the rest
+            while _numbers:
+                names.append(_numbers.popitem()[0])
+        if names:
+            new[_of_numbers(names[::-1])] = _WARNING
+            _said.update(names)
     # Where nobody has imported logging, nobody listens to what is below a warning.
     heard = _DEBUG if "logging" in sys.modules else _WARNING
     for text, level in new.items():

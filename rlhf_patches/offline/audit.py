@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ..definitions import pages, registry
+from ..definitions import pages, ranges, registry
 from ..definitions.listed import told
 from ..definitions.patch import Beside, Guard, KnownBug, Patch
 from ..definitions.registry import Registered
@@ -44,7 +44,8 @@ class Bug:
         patch: what repairs it at run time, or the advice where nothing does.
         plugin: what brings the patch or advice.
         fixed: the first release without it, None where none was known when the record was made.
-        read: the newest release that was read, None where the patch has no record (a plugin's).
+        read: the newest release that was read, None where that is not known. Of a plugin's patch, which has no record,
+            both are what its range says: ``<1.5`` names the release with the fix, ``<=1.9`` the newest that was read.
         beside: beside what it has it, and whether that is named; empty where it always has.
     """
 
@@ -312,7 +313,7 @@ def _audited(pin: Pin, items: list[Registered], named: Named) -> Audited:
 
 def _newer(newest: str, still_open: Sequence[Bug]) -> str:
     count = f"{plural(len(still_open), 'known bug') if still_open else 'no known bugs'} without a fix"
-    names = f": {', '.join(bug.patch.name for bug in still_open)}" if still_open else ""
+    names = f": {', '.join(bug.patch.name + registry.credit(bug.plugin) for bug in still_open)}" if still_open else ""
     return f"newer than {newest}, the newest release read, which has {count}{names}"
 
 
@@ -342,7 +343,10 @@ def _beside(other: Beside, named: Named) -> str | None:
 
 
 def _bug(item: Registered, beside: str = "") -> Bug:
-    known = releases().get(item.patch.name, {})
+    known = releases().get(item.patch.name)
+    if known is None:
+        sign, bound = ranges.end(variant.guard.versions for variant in item.patch.variants) or ("", None)
+        known = {"fixed": bound} if sign == "<" else {"read": bound}
     return Bug(item.patch, item.plugin, known.get("fixed"), known.get("read"), beside)
 
 

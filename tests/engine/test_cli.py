@@ -215,13 +215,69 @@ def test_doctor_and_list_begin_with_what_applies_and_end_with_a_count(said, slim
         assert out[1].split()[:2] == [toy_slime.PATCH, "applies"]
         (place,) = [number for number, line in enumerate(out) if line.startswith(f"{count} known bugs: 1 applies, ")]
         assert "3 disabled" in out[place]
-        assert out[place + 1].startswith("Next: `rlhf-patches explain ")
+        assert out[place + 1] == "In what is installed here: 1 crash."
+        assert out[place + 2].startswith("Next: `rlhf-patches explain ")
     assert toy_slime.PATCH in said("doctor")[1].partition("Next: ")[2]
     make_refused(slime)
     assert said("doctor")[1].splitlines()[1].split()[:2] == [toy_slime.PATCH, "refused"]
     assert f"Next: `rlhf-patches explain {toy_slime.PATCH}` says which bug stays" in said("doctor")[1]
     monkeypatch.setenv("RLHF_PATCHES_DISABLE", "*")
     assert "Next: `rlhf-patches audit FILE`" in said("doctor")[1]
+
+
+@pytest.fixture
+def harmful(framework, monkeypatch):
+    """A hang, a wrong gradient, and what does not say, in this order; each applies."""
+    framework.write("mod", "".join(f"def {name}(x):\n    return x - 1\n\n\n" for name in "fgh"))
+    patches = [
+        dataclasses.replace(
+            framework.patch(Rewrite(framework.path(f"mod:{name}"), "$A - 1", "$A + 1"), name=f"x-{name}"),
+            **({"harm": harm, "bug": f"{name} is wrong", "when": "always"} if harm else {}),
+        )
+        for name, harm in (("f", "hang"), ("g", "wrong gradient"), ("h", ""))
+    ]
+    monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(patch, "tests") for patch in patches], []))
+    return framework
+
+
+def test_doctor_and_list_say_what_is_wrong_the_worst_first(said, harmful):
+    rows = [line.split() for line in said("list")[1].splitlines()]
+    assert rows[:7] == [
+        ["PATCH", "STATUS", "HARM", "BUG"],
+        ["x-g", "applies", "wrong", "gradient", "g", "is", "wrong.", "When:", "always", "(plugin", "tests)"],
+        ["releases:", harmful.distribution],
+        ["x-f", "applies", "hang", "f", "is", "wrong.", "When:", "always", "(plugin", "tests)"],
+        ["releases:", harmful.distribution],
+        ["x-h", "applies", "-", "a", "bug", "(plugin", "tests)"],
+        ["releases:", harmful.distribution],
+    ]
+    assert "In what is installed here: 1 wrong gradient, 1 hang." in said("list")[1]
+    for command in (["doctor"], ["check", str(harmful.site)]):
+        lines = said(*command)[1].splitlines()[int(command[0] == "check") :]
+        assert lines[0].split() == ["PATCH", "STATUS", "HARM", "VERSION", "WHY"]
+        assert [line.split()[:5] for line in lines[1:6:2]] == [
+            ["x-g", "applies", "wrong", "gradient", "1.0"],
+            ["x-f", "applies", "hang", "1.0", harmful.distribution],
+            ["x-h", "applies", "-", "1.0", harmful.distribution],
+        ]
+        assert lines[2:5:2] == ["    g is wrong. When: always", "    f is wrong. When: always"]
+        found = {row["name"]: row for row in json.loads(said(*command, "--json")[1])}
+        assert [found["x-g"][key] for key in ("harm", "bug", "when")] == ["wrong gradient", "g is wrong", "always"]
+        assert not {"harm", "bug", "when"} & found["x-h"].keys()
+
+
+def test_a_bug_that_is_not_here_has_no_harm_here(said, harmful):
+    signs = {"f": "-", "g": "+", "h": "-"}
+    harmful.write("mod", "".join(f"def {name}(x):\n    return x {sign} 1\n\n\n" for name, sign in signs.items()))
+    status, out, err = said("doctor", "--quiet")
+    assert (status, out) == (1, "")
+    assert err.endswith("; wrong gradient: g is wrong. When: always\n"), "which bug stays"
+    harmful.metadata(None, f"{harmful.distribution.replace('-', '_')}-1.0.dist-info")
+    lines = said("doctor")[1].splitlines()
+    (row,) = [number for number, line in enumerate(lines) if line.startswith("x-g ")]
+    assert lines[row].split()[:4] == ["x-g", "unaffected", "-", "-"]
+    assert lines[row + 1] == "", "the last row"
+    assert "In what is installed here: 1 hang." in lines
 
 
 def test_a_pipe_gets_no_column_of_blanks(said):

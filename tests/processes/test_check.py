@@ -16,7 +16,7 @@ from tests.harness import toy_slime
 from tests.harness.downloads import broken_pip, cached
 from tests.harness.toy_slime_fixtures import as_sdist, make_other, repaired, unpacked
 
-KEYS = {"name", "status", "reason", "distribution", "version", "guard", "plugin", "source"}
+KEYS = {"name", "status", "reason", "distribution", "version", "guard", "plugin", "harm", "bug", "when", "source"}
 NAMES = [patch.name for patch in plugin.rlhf_patches()]
 
 

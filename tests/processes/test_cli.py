@@ -13,7 +13,7 @@ import pytest
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
 
-KEYS = {"name", "status", "reason", "distribution", "version", "guard", "plugin"}
+KEYS = {"name", "status", "reason", "distribution", "version", "guard", "plugin", "harm", "bug", "when"}
 ROOT = Path(__file__).parents[2]
 
 

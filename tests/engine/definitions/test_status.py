@@ -121,6 +121,24 @@ def test_an_advice_says_what_to_do(framework, status):
     assert not Report((row,)).problems or status.is_problem
 
 
+@pytest.mark.parametrize("status", Status)
+def test_a_bug_that_stays_is_said_and_not_what_the_patch_would_have_made_of_it(framework, status):
+    """Below the row, whatever its width; JSON has it of every patch that is imported."""
+    told = {"harm": "hang", "bug": "ranks wait", "when": "ZeRO-3"}
+    patch = dataclasses.replace(framework.patch(Rewrite("a:b", "$A", "1")), **told)
+    row = patch_report(patch, "tests", status, "why", "1.0")
+    assert told.items() <= row.to_dict().items()
+    assert not told.keys() & patch_report(patch.listed("a:B"), "tests", status, "why", "1.0").to_dict().keys()
+    text = Report((row,)).to_text(everything=True)
+    assert (patch.summary in text) is (status is Status.ADVICE), "of an advice that is the bug"
+    stays = status.is_problem or status in (Status.APPLIES, Status.ADVICE)
+    shown = {Status.ADVICE: ["hang. When: ZeRO-3"]}.get(status, ["hang: ranks wait. When: ZeRO-3"])
+    assert [line.strip() for line in text.splitlines()[2:]] == (shown if stays else [])
+    assert row.is_there is stays
+    newer = dataclasses.replace(row, unreviewed=True)
+    assert newer.is_there
+
+
 def test_a_narrow_table_keeps_words_whole():
     text = Report(ROWS).to_text(width=20)
     assert text.count("word") == 60

@@ -6,6 +6,7 @@ one in Poetry's format.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches import cli
+from rlhf_patches import Guard, Rewrite, cli
+from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.patch import HARMS
 from rlhf_patches.offline import audit, pin_files
 
@@ -229,6 +231,42 @@ def test_every_patch_has_a_record():
 
 
 # ------------------------------------------------------------------------------------------ made to do harm
+
+
+@pytest.mark.parametrize(
+    ("ranges", "version", "fix", "fixed", "newer"),
+    [
+        (["<1.5"], "1.4", ["1.5"], "1.5", None),
+        ([">=1.2,<1.5"], "1.5", None, None, None),
+        ([">=1.2,<=1.9"], "1.9", [], "no release yet", None),
+        ([">=1.2,<=1.9"], "1.10", None, None, "1.9"),
+        ([">=1.0,<1.4", ">=1.4,<1.5,<=1.9"], "1.1", ["1.5"], "1.5", None),
+        ([">=2.0,<=2.1", ">=1.0,<1.4"], "1.1", [], "no release yet", None),
+        (["==1.4"], "1.4", [], "unknown", None),
+        (["<1.3", ">=1.4"], "1.2", [], "unknown", None),
+    ],
+)
+def test_the_fix_of_a_plugins_bug_is_what_its_range_says(
+    framework, monkeypatch, requirements, capsys, ranges, version, fix, fixed, newer
+):
+    """As the survey writes it: its bounds are releases that were read."""
+    patch = framework.patch(Rewrite(framework.path("mod:f"), "$A", "1"), name="plug-bug")
+    variants = tuple(
+        dataclasses.replace(patch.variants[0], guard=Guard(framework.distribution, each)) for each in ranges
+    )
+    registered = registry.Registered(dataclasses.replace(patch, variants=variants), "plug")
+    monkeypatch.setattr(registry, "load", lambda: ([registered], []))
+    file = requirements(f"{framework.distribution}=={version}\n")
+    assert cli.main(["audit", "--json", str(file)]) == int(fix is not None or newer is not None)
+    (row,) = json.loads(capsys.readouterr().out)["dependencies"]
+    bugs = row.get("vulns", [])
+    assert [bug["fix_versions"] for bug in bugs] == ([fix] if fix is not None else [])
+    assert row.get("newest_read") == newer
+    cli.main(["audit", str(file)])
+    out = capsys.readouterr().out
+    assert fixed is None or re.search(rf"plug-bug +{fixed} ", out)
+    said = "newer than 1.9, the newest release read, which has 1 known bug without a fix: plug-bug (plugin plug)"
+    assert (said in out) is bool(newer)
 
 
 def test_files_that_name_each_other(found, requirements, tmp_path):

@@ -16,6 +16,7 @@ import pytest
 
 from rlhf_patches import DefinitionError, Signature, cli
 from rlhf_patches.offline import tracebacks
+from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
 from tests.harness.logs import diagnosed
 
@@ -187,9 +188,13 @@ def test_the_command(trace, tmp_path, capsys, monkeypatch):
         rf"^{BUG}: certain .exception, text and function.; first at line \d ..rank1.:., 2 times$", out, re.M
     )
     assert f"`rlhf-patches explain {BUG}`" in out
+    (patch,) = [patch for patch in plugin.rlhf_patches() if patch.name == BUG]
+    assert f"\n    {patch.bug}. When: {patch.when}\n    repair: " in out, "and not what is right with the patch"
+    assert patch.summary not in out
     assert cli.main(["diagnose", "--json", str(log)]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["exceptions"], found["bugs"][0]["name"], found["bugs"][0]["times"]) == (2, BUG, 2)
+    assert [found["bugs"][0][key] for key in ("harm", "bug", "when")] == [patch.harm, patch.bug, patch.when]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ValueError: 3\n")))
     assert cli.main(["diagnose"]) == 0
     assert capsys.readouterr().out.startswith("No known bug in 1 exception.")
