@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from .pins import Pin
 
@@ -106,7 +106,7 @@ def failing(pins: Iterable[Pin], told: Mapping[Pin, str]) -> list[Failing]:
         if pin.version is not None:
             try:
                 versions.setdefault(pin.name, {})[pin.version] = Version(Version(pin.version).public)
-            except InvalidVersion:
+            except ValueError:  # InvalidVersion, or more digits than Python converts
                 continue
     found = []
     for pin in pins:

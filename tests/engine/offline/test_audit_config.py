@@ -211,6 +211,7 @@ def test_what_is_not_understood_is_an_error(tmp_path, monkeypatch, capsys, name,
     assert (out, err.count("\n"), said in err) == ("", 1, True), err
 
 
+COUNT = "trl-grpo-truncated-count"
 PINS = "trl==1.5.1\nverl==0.9.1\n"
 
 
@@ -226,7 +227,7 @@ def test_what_is_said(tmp_path, monkeypatch, capsys):
 
     out = said("--config", "args.yaml").out
     assert f"{DAPO} (trl 1.5.1) cannot concern this run: loss_type is grpo in args.yaml:1\n" in out
-    assert f"Its configuration excludes 1 known bug: {DAPO}.\n" in out
+    assert f"Its configuration excludes 2 known bugs: {DAPO}, {COUNT}.\n" in out
     assert "this run: zero_optimization.stage is not set; loss_type is grpo in args.yaml:1\n" in out
     assert "this run: no setting is known that would exclude it\n" in out
     assert f"  {DAPO}  " not in out
@@ -238,20 +239,20 @@ def test_what_is_said(tmp_path, monkeypatch, capsys):
 
     document = json.loads(said("--json", "--config", "args.yaml").out)
     trl, _ = document["dependencies"]
-    assert trl["excluded"] == [{"id": DAPO, "reason": "loss_type is grpo in args.yaml:1"}]
+    assert trl["excluded"] == [{"id": name, "reason": "loss_type is grpo in args.yaml:1"} for name in (DAPO, COUNT)]
     assert DAPO not in [bug["id"] for bug in trl["vulns"]]
     assert all(bug["this_run"] for bug in trl["vulns"])
-    assert (document["summary"]["excluded"], document["config_not_clear"]) == (1, [])
+    assert (document["summary"]["excluded"], document["config_not_clear"]) == (2, [])
 
     (sarif,) = json.loads(said("--format", "sarif", "--config", "args.yaml").out)["runs"]
     suppressed = [each for each in sarif["results"] if "suppressions" in each]
-    assert [each["ruleId"] for each in suppressed] == [DAPO]
+    assert [each["ruleId"] for each in suppressed] == [DAPO, COUNT]
     assert suppressed[0]["suppressions"] == [
         {"kind": "external", "justification": "cannot concern this run: loss_type is grpo in args.yaml:1"}
     ]
     osv = json.loads(said("--format", "osv", "--config", "args.yaml").out)
     assert f'"id": "{DAPO}"' not in json.dumps(osv["results"])
-    assert f"Its configuration excludes 1 known bug: {DAPO}." in osv["summary"]
+    assert f"Its configuration excludes 2 known bugs: {DAPO}, {COUNT}." in osv["summary"]
     markdown = said("--format", "markdown", "--config", "args.yaml").out
     assert f"- **{DAPO}** cannot concern this run: <code>loss&#95;type is grpo" in markdown
     github = said("--format", "github", "--config", "args.yaml", "run.sh").out
