@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Beside, Guard, Patch, Rewrite, Signature, Variant
 
-_TUPLES = Beside("transformers", ">=5.3.0,<=5.23.0")
+_TUPLES = Beside("transformers", ">=5.3.0,<=5.24.0")
 _SINCE_0_16 = "fastapi pydantic requests uvicorn"
 _OLD = "deepspeed diffusers llm_blender mergekit unsloth vllm"
 _NEW = "deepspeed fastapi joblib llm_blender math_verify mergekit pydantic requests unsloth uvicorn vllm_ascend weave"

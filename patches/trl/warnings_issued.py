@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Beside, Guard, Patch, Rewrite, Signature, Variant
 
-_WITHOUT = Beside("transformers", ">=5.1.0,<=5.23.0")
+_WITHOUT = Beside("transformers", ">=5.1.0,<=5.24.0")
 _CLASSES = {
     "bco": "BCOTrainer",
     "cpo": "CPOTrainer",
