@@ -4,8 +4,8 @@ What is known of a builder comes from the kernel, which takes back what a proces
 
 - A builder with the patch holds its file's ``flock``, and has written into it who it is. Whoever runs on the same boot
   of the same machine gets the flock once the builder is gone, whatever the file system is.
-- A builder without it leaves an empty file, which it has open for as long as it builds. The kernel gives a write lease
-  on a file only while nobody else has it open, in whatever container.
+- A builder without it, torch 2.14 too, has its file, which is empty, open for as long as it builds. The kernel gives a
+  write lease on a file only while nobody else has it open, in whatever container.
 - Of other machines nothing is known, so their builders count as alive, unless the file system is this machine's own:
   then no other one builds there, and what was made before this boot is nobody's.
 
@@ -83,11 +83,12 @@ def _taken_over(baton: Any) -> bool:
                 logger.warning("%s, lock file of a build: %s is gone, so this process builds", path, seen.builder)
                 return True
             gone = () if seen.alive else seen.file
-            if now - told >= TELL_SECONDS:
+            if seen.alive and now - told >= TELL_SECONDS:
                 told = now
-                why = seen.alive or f"{seen.builder} is gone"
-                advice = "if no build is under way anywhere, delete it"
-                logger.warning("%s, lock file of a build: waiting for %.0f s; %s; %s", path, now - began, why, advice)
+                logger.warning(
+                    "%s, lock file of a build: waited for %.0f s; %s; if no build is under way anywhere, delete it",
+                    *(path, now - began, seen.alive),
+                )
         time.sleep(baton.wait_seconds)
     return False
 

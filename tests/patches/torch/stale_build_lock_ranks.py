@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.utils.cpp_extension
+from torch.utils._filelock import FileLock
 
 import rlhf_patches
 from rlhf_patches.patches.torch import build_lock
@@ -28,7 +29,7 @@ from tests.harness import states
 NAME = "torch-stale-build-lock"
 ENOUGH = 60.0
 """Seconds in which anything here has ended that ends."""
-SHORT = 3.0
+SHORT = 2.0
 """Seconds for which is watched who does not end; a build takes half of one."""
 COMPILER = """#!/bin/sh
 case " $* " in *" -c "*)
@@ -56,9 +57,9 @@ class Station:
     def compilations(self) -> int:
         return len(self.compiled.read_text().split()) if self.compiled.exists() else 0
 
-    def start(self, *, patched: bool = True) -> Process:
-        """A process that loads the extension; without the patch, if that is said."""
-        return Process(self, patched)
+    def start(self, *, patched: bool = True, again: bool = False) -> Process:
+        """A process that loads the extension; ``again`` after it was loaded, beside a lock that nobody holds."""
+        return Process(self, patched, again)
 
     def builder(self, *, patched: bool) -> Process:
         """One whose compiler waits."""
@@ -79,15 +80,15 @@ class Station:
 class Process:
     """A fork, the leader of a process group of its own, which loads the extension and says what came of it."""
 
-    def __init__(self, station: Station, patched: bool) -> None:
+    def __init__(self, station: Station, patched: bool, again: bool) -> None:
         self.place = station.folder / f"said-{time.monotonic_ns()}"
         self.pid = os.fork()
         if self.pid == 0:
             os.setpgid(0, 0)
-            self._load(station, patched)
+            self._load(station, patched, again)
         os.setpgid(self.pid, self.pid)
 
-    def _load(self, station: Station, patched: bool) -> None:
+    def _load(self, station: Station, patched: bool, again: bool) -> None:
         lines: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -95,8 +96,11 @@ class Process:
         try:
             if not patched:
                 rlhf_patches.revert()
-            source = str(station.folder / "tiny.cpp")
-            library = torch.utils.cpp_extension.load(name="tiny", sources=[source], is_python_module=False)
+            sources = [str(station.folder / "tiny.cpp")]
+            library = torch.utils.cpp_extension.load(name="tiny", sources=sources, is_python_module=False)
+            if again:
+                station.lock.touch()
+                torch.utils.cpp_extension.load(name="tiny", sources=sources, is_python_module=False)
             found = {"answer": ctypes.CDLL(str(library)).answer(), "lines": lines, "lock": station.lock.exists()}
         except BaseException as error:
             found = {"error": repr(error), "lines": lines}
@@ -166,7 +170,7 @@ def living(station: Station) -> dict[str, Any]:
             own = Station(folder)
             builder = own.builder(patched=patched)
             waiting = [own.start(patched=each) for each in (True, False)]
-            ended = [each.ended(SHORT) for each in waiting]
+            ended = [waiting[0].ended(SHORT), waiting[1].ended(0)]
             own.hold.unlink()
             results = [each.result() for each in (builder, *waiting)]
             found[str(patched)] = {"ended": ended, "results": results, "compilations": own.compilations}
@@ -230,15 +234,45 @@ def raising(station: Station) -> dict[str, Any]:
 
 
 def again(station: Station) -> dict[str, Any]:
-    """A process that has loaded the extension before loads it again, beside a lock of a dead builder."""
-    first = station.start().result()
-    before = station.compilations
-    return {"first": first, "second": station.start().result(), "compilations": station.compilations - before}
+    """A process that has loaded the extension loads it again, beside a lock that is nobody's, which it takes over."""
+    return {"with": station.start(again=True).result(), "compilations": station.compilations}
+
+
+def newer(station: Station) -> dict[str, Any]:
+    """Beside torch 2.14, which holds the file by the same `FileLock` while it builds, and leaves it there."""
+    station.lock.parent.mkdir(parents=True)
+    with FileLock(station.lock):
+        waiting = station.start()
+        ended = waiting.ended(SHORT)
+    found = {"left": station.lock.read_text(), "ended": ended, "with": waiting.result()}
+    with FileLock(station.lock):
+        pass
+    return {**found, "without": station.start(patched=False).still_waits()}
+
+
+def opened(station: Station) -> dict[str, Any]:
+    """Others open the file while the kernel is asked for a lease: nobody is ended by its signal."""
+    station.lock.parent.mkdir(parents=True)
+    station.lock.touch()
+    own, child = os.getpid(), os.fork()
+    if child == 0:
+        while os.getppid() == own:
+            try:
+                os.close(os.open(station.lock, os.O_RDWR | os.O_NONBLOCK))
+            except BlockingIOError:
+                pass
+        os._exit(0)
+    seen = [build_lock._look(str(station.lock), ()).alive for _ in range(300)]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {"alive": sum(map(bool, seen)), "of": len(seen)}
 
 
 CASES = {
     each.__name__: each
-    for each in (killed, killed_with_the_patch, several, living, orphans, elsewhere, recycled, raising, again)
+    for each in (
+        *(killed, killed_with_the_patch, several, living, orphans, elsewhere, recycled, raising, again, newer, opened),
+    )
 }
 
 
@@ -248,10 +282,11 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja's
     os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # it asks every compiler for its name
-    build_lock.TELL_SECONDS = 1.0
+    build_lock.TELL_SECONDS = 0.5
     row = rlhf_patches.apply(only=NAME)[NAME]
     found: dict[str, Any] = {"version": row.version, "status": row.status.value}
-    for case in options.cases:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for case in options.cases[rank::ranks]:  # most of the time is waiting
         with tempfile.TemporaryDirectory() as folder:
             found[case] = CASES[case](Station(folder))
-    (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
+    (options.out / f"rank{rank}.json").write_text(json.dumps(found, indent=1))
