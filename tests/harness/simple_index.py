@@ -18,8 +18,7 @@ import pytest
 
 
 class Index:
-    """A folder of releases. ``requests`` are the names of what was asked for, ``parts`` how many bytes of it, if not all.
-    """
+    """A folder of releases. ``requests`` are the names of what was asked for, ``parts`` the bytes sent of parts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

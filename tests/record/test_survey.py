@@ -165,8 +165,8 @@ def test_of_large_wheels_only_what_patches_read_is_fetched(index, make_releases)
     # Again: for another module another part, for the same one nothing.
     make_releases("--again")
     assert index.parts == []
-    there = dataclasses.replace(PATCH, variants=(Variant(PATCH.variants[0].guard, (Rewrite("toy:step", "x * 2", "x"),)),))
-    make_releases(patch=there)
+    elsewhere = Variant(PATCH.variants[0].guard, (Rewrite("toy:step", "x * 2", "x"),))
+    make_releases(patch=dataclasses.replace(PATCH, variants=(elsewhere,)))
     assert index.parts
 
 

@@ -1,4 +1,4 @@
-"""Processes that build one small C++ extension by ``torch.utils.cpp_extension.load``: ``--out FOLDER CASE...``.
+"""Processes that build one C++ extension by ``torch.utils.cpp_extension.load``: ``--out FOLDER [--short S] CASE...``.
 
 Each is a fork, which builds and loads with a real compiler. A compiler of ours in front of that says that it was
 called, and waits as long as it is told to; so builders can be killed in the middle of a build. Each case has a
@@ -90,6 +90,7 @@ class Process:
 
     def _load(self, station: Station, patched: bool, again: bool) -> None:
         lines: list[str] = []
+        began = time.monotonic()
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("rlhf_patches").addHandler(handler)
@@ -102,6 +103,7 @@ class Process:
                 station.lock.touch()
                 torch.utils.cpp_extension.load(name="tiny", sources=sources, is_python_module=False)
             found = {"answer": ctypes.CDLL(str(library)).answer(), "lines": lines, "lock": station.lock.exists()}
+            found["seconds"] = time.monotonic() - began
         except BaseException as error:
             found = {"error": repr(error), "lines": lines}
         unfinished = self.place.with_suffix(".unfinished")
@@ -123,9 +125,9 @@ class Process:
             return dict(json.loads(self.place.read_text()))
         return self.still_waits(0)
 
-    def still_waits(self, seconds: float = SHORT) -> dict[str, Any]:
-        """Whether it waits for so long; it is ended then."""
-        if self.ended(seconds):
+    def still_waits(self, seconds: float | None = None) -> dict[str, Any]:
+        """Whether it waits for so long, or for `SHORT`; it is ended then."""
+        if self.ended(SHORT if seconds is None else seconds):
             return dict(json.loads(self.place.read_text()))
         os.killpg(self.pid, signal.SIGKILL)
         self.ended()
@@ -277,9 +279,12 @@ CASES = {
 
 
 def main() -> None:
+    global SHORT
     parser = states.parser()
+    parser.add_argument("--short", type=float, default=SHORT, help="seconds for which is watched who does not end")
     parser.add_argument("cases", nargs="+", choices=CASES)
     options = parser.parse_args()
+    SHORT = options.short
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja's
     os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # it asks every compiler for its name
     build_lock.TELL_SECONDS = 0.5
