@@ -376,7 +376,7 @@ def upstream_trl(session: nox.Session) -> None:
 
 
 def run_mutants(session: nox.Session, *arguments: str) -> None:
-    provide(session)
+    provide(session, "survey.txt")
     pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
     session.run("python", "tests/mutants.py", *pythons, *arguments, *session.posargs)
 

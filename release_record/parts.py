@@ -12,8 +12,6 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from remotezip import RemoteZip
-
 from rlhf_patches.offline import index
 
 _SECONDS = 60
@@ -25,6 +23,8 @@ def fetch(file: index.File, modules: Iterable[str], folder: Path) -> Path:
     Raises:
         OSError, zipfile.BadZipFile: it could not be fetched.
     """
+    from remotezip import RemoteZip  # of the survey's own environment (tests/environments/survey.txt)
+
     wanted = {module.replace(".", "/") for module in modules}
     wanted |= {f"{path}/__init__" for path in wanted} | {f"{path.partition('/')[0]}/__init__" for path in wanted}
     key = repr((file.filename, file.hashes.get("sha256"), sorted(wanted)))

@@ -140,6 +140,7 @@ def test_releases_that_need_no_reading_are_not_fetched(index, make_releases):
 
 
 def test_of_large_wheels_only_what_patches_read_is_fetched(index, make_releases):
+    pytest.importorskip("remotezip", reason="`.cache/tools/bin/nox -s releases` has it")
     large = {"toy/large.bin": "x" * 2**20}
     index.publish("0.8", None, more=large)
     index.publish("0.9", DEFECT, more={**large, "toy/steps.cpython-311-x86_64-linux-gnu.so": "x" * 2**20})

@@ -88,7 +88,8 @@ def test_a_living_builder_is_waited_for_by_all(found):
     for patched, seen in found["living"].items():
         assert seen["ended"] == [False, False], "with the patch and without it"
         builder, waiting, released = seen["results"]
-        is_built(waiting, "process " if patched == "True" else "the process that made it builds", "delete it")
+        is_built(waiting, " builds; if no build is under way anywhere, delete it")
+        assert all(("the process that made it" in line) is (patched == "False") for line in waiting["lines"])
         assert not any(GONE in line for line in waiting["lines"])
         for result in (builder, released):
             is_built(result)
@@ -201,6 +202,7 @@ def test_who_makes_the_file_signs_it_and_builds(baton, caplog):
         said = json.load(file)
     assert said == {**json.loads(owner()), "host": socket.gethostname(), "pid": os.getpid()}
     assert not os.get_inheritable(baton.fd)
+    assert build_lock._look(baton.lock_file_path, ()).alive.endswith(" builds"), "it holds its flock"
     baton.release()
     assert not os.path.exists(baton.lock_file_path)
     assert caplog.records == []
