@@ -218,7 +218,8 @@ BEFORE_AND_AFTER = (
 # Many wheels, older releases, hundreds of processes: tests with this mark have sessions of their own.
 NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 # What is installed beside TRL. ms-swift, in the other environment, has no room for these.
-BY_TRL = [f"tests/patches/{name}" for name in ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf")]
+_BY_TRL = ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf", "torch")
+BY_TRL = [f"tests/patches/{name}" for name in _BY_TRL]
 OF_ALL = ["tests/patches/test_contract.py", "tests/patches/test_texts.py", "tests/patches/test_pairs.py"]
 NOT_BY_TRL = ["tests/patches", *(f"--ignore={folder}" for folder in BY_TRL)]
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
@@ -257,7 +258,7 @@ def cluster(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"], tags=["rest"])
 def exhaustive(session: nox.Session) -> None:
     """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
-    provide(session)
+    provide(session, "survey.txt")
     pytest(session, "tests/record", "tests/processes", "-n", "2", "-m", "exhaustive")
     pytest(session, "tests/cluster", "-n", "2", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
@@ -313,7 +314,7 @@ def lint(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, tags=["test"])
 def releases(session: nox.Session) -> None:
     """The record of every release against the patches' guards, and a few real wheels against the record."""
-    provide(session)
+    provide(session, "survey.txt")
     pytest(session, "tests/record", "-n", "2", *NOT_EXHAUSTIVE)
 
 
@@ -375,7 +376,7 @@ def upstream_trl(session: nox.Session) -> None:
 
 
 def run_mutants(session: nox.Session, *arguments: str) -> None:
-    provide(session)
+    provide(session, "survey.txt")
     pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
     session.run("python", "tests/mutants.py", *pythons, *arguments, *session.posargs)
 
@@ -455,7 +456,7 @@ def transformers_releases(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON)
 def survey(session: nox.Session) -> None:
     """Look at every release that is not in the record yet, and prove what is shipped of its texts on each Python."""
-    provide(session)
+    provide(session, "survey.txt")
     session.run("python", "release_record/survey.py", *session.posargs)
     site = session.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True)
     path = os.pathsep.join([str(HERE), str(site).strip()])  # what it takes is the same on each

@@ -175,6 +175,9 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.5.3', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'the gradient of GRPO and GKD under tensor parallelism was wrong, by about half of its norm on two ranks, while losses\nand log-probabilities were right: GKD since ms-swift 3.12.0, GRPO since 3.12.1 with entropies and since 4.0.3 always.\nA run that was trained with it followed another direction with another norm: take its learning rate, clipping and KL\ncoefficient as untuned, and rather start again from the checkpoint before RL than go on from it. Runs without tensor\nparallelism, DPO, KTO and SFT were right.'),
+    Listed('torch-stale-build-lock', 'rlhf_patches.patches.torch.stale_build_lock:PATCH', (
+        ListedVariant(distribution='torch', versions='>=1.0.0,<2.14.0', modules=('torch.utils.cpp_extension',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), None),
     Listed('transformer-engine-cross-entropy-backward', 'rlhf_patches.patches.transformer_engine.cross_entropy_backward:PATCH', (
         ListedVariant(distribution='transformer-engine', versions='>=2.2.0,<2.8.0', modules=('transformer_engine.pytorch.triton.cross_entropy',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='transformer-engine', versions='>=2.8.0,<2.11.0', modules=('transformer_engine.pytorch.triton.cross_entropy',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),

@@ -190,11 +190,13 @@ class Reviewed:
         harmless: patch -> fingerprint of a target that the patch does not recognise -> why it has no such defect.
         accepted: patch -> version, or in git a tag or branch, for which the two guards may disagree -> why.
         oldest: distribution -> ``version``, the oldest that is fetched, and ``why`` the ones before need no reading.
+        parts: distribution -> ``why`` only what patches read is fetched of its wheels.
     """
 
     harmless: dict[str, dict[str, str]]
     accepted: dict[str, dict[str, str]]
     oldest: dict[str, dict[str, str]]
+    parts: dict[str, dict[str, str]]
 
     def accepts(self, item: Disagreement) -> bool:
         """Whether a disagreement has been explained."""
@@ -204,7 +206,7 @@ class Reviewed:
 def reviewed() -> Reviewed:
     """Read ``reviewed.toml``."""
     data = tomllib.loads((HERE / "reviewed.toml").read_text(encoding="utf-8"))
-    return Reviewed(data.get("harmless", {}), data.get("accepted", {}), data.get("oldest", {}))
+    return Reviewed(data.get("harmless", {}), data.get("accepted", {}), data.get("oldest", {}), data.get("parts", {}))
 
 
 @dataclass(frozen=True)

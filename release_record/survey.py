@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import compatibility
+import parts
 import record
 import shipped
 import texts
@@ -94,21 +95,31 @@ def main() -> int:
 def survey_index(name: str, url: str, patches: list[KnownBug], console: Console, again: bool = False) -> None:
     """Bring the record of one distribution up to date."""
     own = record.patches_of(name, patches)
-    oldest = Version(record.reviewed().oldest.get(name, {}).get("version", "0.dev0"))
+    reviewed = record.reviewed()
+    oldest = Version(reviewed.oldest.get(name, {}).get("version", "0.dev0"))
     chosen = [release.file for release in index.Index(url).releases(name) if release.version >= oldest]
     wanted = {file.filename: file for file in chosen if file is not None}
     _survey(
         Record(name, False, name, {}, []),
         own,
         {each: file.hashes.get("sha256", "") for each, file in wanted.items()},
-        lambda file: (_look_up, name, wanted[file], own),
+        lambda file: (_look_up_parts if name in reviewed.parts else _look_up, name, wanted[file], own),
         console,
         again,
     )
 
 
 def _look_up(name: str, file: index.File, patches: list[KnownBug]) -> Found:
-    release = archive.open_release(str(index.Index().fetch(file, CACHE / name)))
+    return _looked_at_file(index.Index().fetch(file, CACHE / name), file, patches)
+
+
+def _look_up_parts(name: str, file: index.File, patches: list[KnownBug]) -> Found:
+    modules = {module for patch in patches for module in patch.modules}
+    return _looked_at_file(parts.fetch(file, modules, CACHE / name), file, patches)
+
+
+def _looked_at_file(place: Path, file: index.File, patches: list[KnownBug]) -> Found:
+    release = archive.open_release(str(place))
     ((_, version),) = release.claims
     return _looked_at(release, version or "", file.filename, file.hashes.get("sha256", ""), patches)
 

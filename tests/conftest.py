@@ -43,6 +43,7 @@ NEEDS = {
     "patches/peft": ("peft", "trl-newest"),
     "patches/transformers": ("trl", "trl-newest"),
     "patches/openrlhf": ("deepspeed", "trl-newest"),
+    "patches/torch": ("torch", "trl-newest"),
     "cluster": ("ray", "cluster"),
     "engine/engine/test_functions_torch.py": ("torch", "frameworks"),
     "engine/test_untouched_torch.py": ("torch", "frameworks"),

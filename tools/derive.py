@@ -100,7 +100,7 @@ def _entry(path: str) -> str:
 
 def watched(patches: Iterable[KnownBug]) -> tuple[str, ...]:
     """What the site hook waits for: torch, and every package that a patch changes."""
-    return "torch", *sorted({module.partition(".")[0] for patch in patches for module in patch.modules})
+    return "torch", *sorted({module.partition(".")[0] for patch in patches for module in patch.modules} - {"torch"})
 
 
 def with_watched(text: str, names: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ import reward_cases
 import rollout_cases
 import skyrl_cases
 import swift_cases
+import torch_cases
 import transformer_engine_cases
 import transformers_cases
 import trl_cases
@@ -47,6 +48,7 @@ SESSIONS = {
         *peft_cases.GROUPS,
         *accelerate_cases.GROUPS,
         *deepspeed_cases.GROUPS,
+        *torch_cases.GROUPS,
     ),
 }
 HEADS = ("", "without rlhf_patches", "with it", "held against")
@@ -63,6 +65,7 @@ NOTES = {
     "accelerate": "What is left of an epoch, held against the same loop without a stop.",
     "math-verify": "Rewards, held against those that the same function gives on the main thread.",
     "transformers": "Gradients of an optimizer step, held against the mean of the micro-batches' losses in float64.",
+    "torch": "A fork that builds is killed, and another one loads: for how long it waits.",
     "trl": "ZeRO-3, held against the same without partitioning; gathers in forward + backward. Gradients of GRPO.",
 }
 

@@ -22,6 +22,9 @@ from ..offline.survey import Looked, Survey
 from . import catalogue, output
 from .command_line import INTERRUPTED, Commands, UsageError, add_output
 
+_MUCH = 4 * 2**30
+"""Bytes of all files together, from which on that is said before they are fetched."""
+
 
 def add(commands: Commands) -> None:
     """Declare the command."""
@@ -110,6 +113,10 @@ def _of_one(name: str, items: list[Registered], options: argparse.Namespace) -> 
     if not releases:
         there = f"; the newest is {published[-1].version}" if published else ""
         raise UsageError(f"{index.label} has no release of {name} {specifier}".rstrip() + there)
+    size = sum(release.file.size for release in releases if release.file)
+    if size >= _MUCH:
+        some = "`--releases` chooses some" + ("" if cache else ", `--cache` keeps them")
+        output.complain(f"{name}: {len(releases)} releases, {size / 2**30:.0f} GiB to be fetched; {some}")
     with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as progress:
         bar = progress.add_task(name, total=len(releases))
         return survey.survey(index, name, items, releases, cache, lambda: progress.advance(bar))

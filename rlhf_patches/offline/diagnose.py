@@ -95,7 +95,7 @@ class _Waits:
     def __init__(self, registered: Sequence[Registered], standing: Standing) -> None:
         self._known = [(item, _targets(item.patch)) for item in registered if item.patch.harm == "hang"]
         self._standing = standing
-        self._in_collective: dict[str, Diagnosis] = {}
+        self._waiting: dict[str, Diagnosis] = {}
         self._elsewhere: dict[str, Diagnosis] = {}
 
     def add(self, event: Raised | Timeout | Stack) -> None:
@@ -108,8 +108,8 @@ class _Waits:
             return
         for item, targets in self._known:
             if _through(targets, event.frames):
-                inside = hangs.collective(event.frames)
-                _note(self._in_collective if inside else self._elsewhere, item, POSSIBLE, event)
+                waits = hangs.collective(event.frames) or hangs.waits_for_build(event.frames)
+                _note(self._waiting if waits else self._elsewhere, item, POSSIBLE, event)
 
     def found(self) -> list[Diagnosis]:
         """The bugs that are possible.
@@ -118,7 +118,7 @@ class _Waits:
         the result.
         """
         others = self._elsewhere if self._standing.timeouts else {}
-        return list({**others, **self._in_collective}.values())
+        return list({**others, **self._waiting}.values())
 
 
 def _targets(patch: KnownBug) -> tuple[str, ...]:

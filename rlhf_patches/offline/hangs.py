@@ -97,6 +97,11 @@ def caller(frames: Sequence[Frame]) -> Frame:
     return next(outside, frames[inside[-1]])
 
 
+def waits_for_build(frames: Sequence[Frame]) -> bool:
+    """Whether a stack is in torch's wait for another process, which builds an extension; one that builds is not."""
+    return any(one.function == "wait" and ("/" + one.file).endswith("/torch/utils/file_baton.py") for one in frames)
+
+
 def _is_collectives(frame: Frame) -> bool:
     return ("/" + frame.file).endswith(f"/{_OWN}")
 

@@ -78,12 +78,14 @@ class File(NamedTuple):
         url: where it is.
         hashes: by algorithm; empty where the index states none.
         yanked: why it has been withdrawn, None where it has not.
+        size: its bytes; 0 where the index states none.
     """
 
     filename: str
     url: str
     hashes: Mapping[str, str]
     yanked: str | None = None
+    size: int = 0
 
     @property
     def is_sdist(self) -> bool:
@@ -248,12 +250,13 @@ def put(folder: Path, get: Callable[[Path], Path]) -> Path:
 def _of_json(page: bytes) -> Iterator[File]:
     """PEP 691."""
     for each in json.loads(page)["files"]:
-        yanked = each.get("yanked") or None
+        yanked, size = each.get("yanked") or None, each.get("size")
         yield File(
             _checked(each["filename"]),
             str(each["url"]),
             _known(each.get("hashes") or {}),
             yanked and (str(yanked)[:_LONGEST_REASON] if yanked is not True else "no reason given"),
+            size if type(size) is int and 0 <= size <= MAX_FILE else 0,
         )
 
 

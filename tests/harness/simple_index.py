@@ -7,6 +7,7 @@ import hashlib
 import html
 import http.server
 import io
+import re
 import tarfile
 import threading
 import zipfile
@@ -17,12 +18,13 @@ import pytest
 
 
 class Index:
-    """A folder of releases. ``requests`` are the names of what was asked for."""
+    """A folder of releases. ``requests`` are the names of what was asked for, ``parts`` the bytes sent of parts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "simple" / "toy").mkdir(parents=True)
         self.requests: list[str] = []
+        self.parts: list[int] = []
         self.yanked: dict[str, str] = {}
         handler = functools.partial(self._handler(), directory=str(folder))
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -36,12 +38,32 @@ class Index:
 
             def do_GET(self) -> None:
                 index.requests.append(self.path.rpartition("/")[2])
-                super().do_GET()
+                asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+                if asked is None:
+                    super().do_GET()
+                    return
+                data = Path(self.translate_path(self.path)).read_bytes()
+                first, last = asked[1], asked[2]
+                begin = int(first) if first else max(0, len(data) - int(last))
+                end = min(int(last) + 1, len(data)) if first and last else len(data)
+                index.parts.append(end - begin)
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
+                self.send_header("Content-Length", str(end - begin))
+                self.end_headers()
+                self.wfile.write(data[begin:end])
 
         return Handler
 
     def publish(
-        self, version: str, text: str | None, *, sdist: bool = False, yanked: str | None = None, cut: int = 0
+        self,
+        version: str,
+        text: str | None,
+        *,
+        sdist: bool = False,
+        yanked: str | None = None,
+        cut: int = 0,
+        more: dict[str, str] | None = None,
     ) -> Path:
         """Publish a release.
 
@@ -51,10 +73,12 @@ class Index:
             sdist: whether it is an sdist, not a wheel.
             yanked: why it is withdrawn.
             cut: bytes that are missing at its end, though the checksum is right.
+            more: other files, by their names.
         """
         files = {"toy/__init__.py": "raise SystemExit('imported!')\n"} | (
             {} if text is None else {"toy/steps.py": text}
         )
+        files |= more or {}
         metadata = f"Metadata-Version: 2.1\nName: toy\nVersion: {version}\n"
         file = self.folder / (f"toy-{version}.tar.gz" if sdist else f"toy-{version}-py3-none-any.whl")
         if sdist:

@@ -170,6 +170,8 @@ def levels(case: Case) -> Levels:
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
     if module.startswith(("accelerate.", "deepspeed.", "math_verify.", "openrlhf.")):
         return warm.beside(case.beside, module.partition(".")[0])
+    if module.startswith("torch."):
+        return TORCH
     if module.startswith("trl."):
         if importlib.util.find_spec("deepspeed") is None:  # beside ms-swift
             return warm.beside(case.beside, "trl_grpo")

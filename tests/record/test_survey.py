@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def make_releases(tmp_path, index, monkeypatch, capsys):
         monkeypatch.setattr(record, "built_in", lambda: [patch])
         monkeypatch.setattr(sys, "argv", ["survey.py", "--index", index.url, *arguments])
         index.requests.clear()
+        index.parts.clear()
         status = survey.main()
         return status, capsys.readouterr().out
 
@@ -135,6 +137,38 @@ def test_releases_that_need_no_reading_are_not_fetched(index, make_releases):
     assert states(make_releases.home) == {"1.0": facts.DEFECT, "1.1": facts.DEFECT}
     assert "toy-0.9-py3-none-any.whl" not in index.requests
     assert "None before 1.0: it has no step." in (make_releases.home / "docs" / "compatibility.md").read_text()
+
+
+def test_of_large_wheels_only_what_patches_read_is_fetched(index, make_releases):
+    pytest.importorskip("remotezip", reason="`.cache/tools/bin/nox -s releases` has it")
+    large = {"toy/large.bin": "x" * 2**20}
+    index.publish("0.8", None, more=large)
+    index.publish("0.9", DEFECT, more={**large, "toy/steps.cpython-311-x86_64-linux-gnu.so": "x" * 2**20})
+    index.publish("1.0", DEFECT, more=large)
+    index.publish("1.1", None, more={**large, "toy/steps/__init__.py": DEFECT_ELSEWHERE, "toy/steps/other.py": DEFECT})
+    (make_releases.home / "reviewed.toml").write_text('[parts.toy]\nwhy = "they are large"\n')
+    status, said = make_releases()
+    assert status == 1
+    assert "toy 0.9 cannot be read: module toy.steps is a compiled extension" in said
+    assert states(make_releases.home) == {
+        "0.8": facts.NO_MODULE,
+        "0.9": facts.UNREADABLE,
+        "1.0": facts.DEFECT,
+        "1.1": facts.DEFECT,
+    }
+    assert len(index.parts) == len(index.requests) - 1, "all but the listing"
+    assert sum(index.parts) < 2**20, "less than one of them"
+    entries = record.load(make_releases.home / "record" / "toy.json").entries
+    whole = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in index.folder.glob("*.whl")}
+    assert {entry.file: entry.sha256 for entry in entries} == whole, "as the index states it"
+    kept = make_releases.home / "cache" / "toy"
+    assert all(path.stat().st_size < 2**12 for path in kept.rglob("*.whl"))
+    # Again: for another module another part, for the same one nothing.
+    make_releases("--again")
+    assert index.parts == []
+    elsewhere = Variant(PATCH.variants[0].guard, (Rewrite("toy:step", "x * 2", "x"),))
+    make_releases(patch=dataclasses.replace(PATCH, variants=(elsewhere,)))
+    assert index.parts
 
 
 def test_later_it_shows_what_changed_upstream(index, make_releases):

@@ -317,6 +317,14 @@ def test_a_cache_that_cannot_be_is_said_before_anything_is_fetched(index, survey
     assert index.requests == []
 
 
+def test_much_to_fetch_is_said_first(index, survey, monkeypatch):
+    """Of torch it is 30 GB. This index states no sizes."""
+    index.publish("1.0", DEFECT)
+    monkeypatch.setattr("rlhf_patches.cli.survey._MUCH", 0)
+    said = "rlhf-patches: toy: 1 releases, 0 GiB to be fetched; `--releases` chooses some, `--cache` keeps them\n"
+    assert survey(patch(">=1.0,<=1.0"))[::2] == (0, said)
+
+
 def test_two_patches_of_one_distribution_fetch_each_file_once(index, survey):
     index.publish("1.0", DEFECT)
     status, out, _ = survey(patch("==1.0"), patch("==1.1", name="toy-other"))

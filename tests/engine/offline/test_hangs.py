@@ -154,6 +154,7 @@ HANGS = {
     "trl-metrics-deadlock": ("_generate_and_score_completions", "trl/trainer/grpo_trainer.py"),
     "trl-chunked-nll-zero3": ("_chunked_cross_entropy_loss", "trl/trainer/sft_trainer.py"),
     "trl-chunked-divergence-zero3": ("_chunked_divergence_loss", "trl/trainer/distillation_trainer.py"),
+    "torch-stale-build-lock": ("_jit_compile", "torch/utils/cpp_extension.py"),
     "accelerate-fsdp2-load-by-position": ("fsdp2_load_full_state_dict", "accelerate/utils/fsdp_utils.py"),
 }
 

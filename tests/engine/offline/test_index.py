@@ -171,8 +171,9 @@ def test_what_a_page_lists(server):
             "url": "../../a",
             "hashes": {"sha256": "AB", "odd": "1"},
             "yanked": "bad & worse",
+            "size": 10**4000,
         },
-        {"filename": WHEEL, "url": "https://files.invalid/b", "hashes": {}, "yanked": True},
+        {"filename": WHEEL, "url": "https://files.invalid/b", "hashes": {}, "yanked": True, "size": 7},
         {"filename": "toy-1.1.win32.exe", "url": "c", "hashes": {}},
         {"filename": f"toy-{'1' * 4500}.zip", "url": "d", "hashes": {}},
         {"filename": "toy-1.2-3.zip", "url": "d", "hashes": {}},
@@ -189,7 +190,8 @@ def test_what_a_page_lists(server):
         releases = Index(f"{server.url}/simple").releases("Toy")
         assert [str(release.version) for release in releases] == ["0.9", "1.0", "1.1", "1.2.post3"]
         assert releases[0].file == File("toy-0.9.tar.gz", f"{server.url}/a", {"sha256": "ab"}, "bad & worse")
-        assert releases[1].file == File(WHEEL, "https://files.invalid/b", {}, "no reason given")
+        size = 7 if kind == JSON else 0
+        assert releases[1].file == File(WHEEL, "https://files.invalid/b", {}, "no reason given", size)
         assert releases[2].file is None
 
 

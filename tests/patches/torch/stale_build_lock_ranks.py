@@ -1,0 +1,297 @@
+"""Processes that build one C++ extension by ``torch.utils.cpp_extension.load``: ``--out FOLDER [--short S] CASE...``.
+
+Each is a fork, which builds and loads with a real compiler. A compiler of ours in front of that says that it was
+called, and waits as long as it is told to; so builders can be killed in the middle of a build. Each case has a
+``TORCH_EXTENSIONS_DIR`` of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.utils.cpp_extension
+from torch.utils._filelock import FileLock
+
+import rlhf_patches
+from rlhf_patches.patches.torch import build_lock
+from tests.harness import states
+
+NAME = "torch-stale-build-lock"
+ENOUGH = 60.0
+"""Seconds in which anything here has ended that ends."""
+SHORT = 2.0
+"""Seconds for which is watched who does not end; a build takes half of one."""
+COMPILER = """#!/bin/sh
+case " $* " in *" -c "*)
+    echo $$ >> "$STATION/compiled"
+    while [ -e "$STATION/hold" ]; do sleep 0.05; done;;
+esac
+exec c++ "$@"
+"""
+
+
+class Station:
+    """A folder with a source, our compiler, and what is built."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.lock = self.folder / "extensions" / "tiny" / "lock"
+        self.hold, self.compiled = self.folder / "hold", self.folder / "compiled"
+        (self.folder / "tiny.cpp").write_text('extern "C" int answer() { return 42; }\n')
+        compiler = self.folder / "compiler"
+        compiler.write_text(COMPILER)
+        compiler.chmod(0o755)
+        os.environ.update(STATION=folder, CXX=str(compiler), TORCH_EXTENSIONS_DIR=str(self.folder / "extensions"))
+
+    @property
+    def compilations(self) -> int:
+        return len(self.compiled.read_text().split()) if self.compiled.exists() else 0
+
+    def start(self, *, patched: bool = True, again: bool = False) -> Process:
+        """A process that loads the extension; ``again`` after it was loaded, beside a lock that nobody holds."""
+        return Process(self, patched, again)
+
+    def builder(self, *, patched: bool) -> Process:
+        """One whose compiler waits."""
+        self.hold.touch()
+        started = self.start(patched=patched)
+        until(lambda: self.compilations == 1)
+        return started
+
+    def killed(self, *, patched: bool) -> dict[str, Any]:
+        """What a builder leaves that is killed with all that it has started, as by Slurm or with its container."""
+        started = self.builder(patched=patched)
+        os.killpg(started.pid, signal.SIGKILL)
+        started.ended()
+        self.hold.unlink()
+        return {"lock": self.lock.read_text(), "built": self.lock.with_name("tiny.so").exists()}
+
+
+class Process:
+    """A fork, the leader of a process group of its own, which loads the extension and says what came of it."""
+
+    def __init__(self, station: Station, patched: bool, again: bool) -> None:
+        self.place = station.folder / f"said-{time.monotonic_ns()}"
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setpgid(0, 0)
+            self._load(station, patched, again)
+        os.setpgid(self.pid, self.pid)
+
+    def _load(self, station: Station, patched: bool, again: bool) -> None:
+        lines: list[str] = []
+        began = time.monotonic()
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("rlhf_patches").addHandler(handler)
+        try:
+            if not patched:
+                rlhf_patches.revert()
+            sources = [str(station.folder / "tiny.cpp")]
+            library = torch.utils.cpp_extension.load(name="tiny", sources=sources, is_python_module=False)
+            if again:
+                station.lock.touch()
+                torch.utils.cpp_extension.load(name="tiny", sources=sources, is_python_module=False)
+            found = {"answer": ctypes.CDLL(str(library)).answer(), "lines": lines, "lock": station.lock.exists()}
+            found["seconds"] = time.monotonic() - began
+        except BaseException as error:
+            found = {"error": repr(error), "lines": lines}
+        unfinished = self.place.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(found))
+        unfinished.rename(self.place)
+        os._exit(0)
+
+    def ended(self, seconds: float = ENOUGH) -> bool:
+        until_ = time.monotonic() + seconds
+        while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > until_:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """What it said; ``waits`` if it did not end in time, and was ended then."""
+        if self.ended():
+            return dict(json.loads(self.place.read_text()))
+        return self.still_waits(0)
+
+    def still_waits(self, seconds: float | None = None) -> dict[str, Any]:
+        """Whether it waits for so long, or for `SHORT`; it is ended then."""
+        if self.ended(SHORT if seconds is None else seconds):
+            return dict(json.loads(self.place.read_text()))
+        os.killpg(self.pid, signal.SIGKILL)
+        self.ended()
+        return {"waits": True}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + ENOUGH
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError("nothing was compiled")
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------------------------------------------ cases
+
+
+def killed(station: Station) -> dict[str, Any]:
+    """Without the patch the builder, and the one that waits; then one with it."""
+    left = station.killed(patched=False)
+    return {"left": left, "without": station.start(patched=False).still_waits(), "with": station.start().result()}
+
+
+def killed_with_the_patch(station: Station) -> dict[str, Any]:
+    left = station.killed(patched=True)
+    return {"left": left, "without": station.start(patched=False).still_waits(1), "with": station.start().result()}
+
+
+def several(station: Station) -> dict[str, Any]:
+    """Some wait at a lock of a dead builder: how many of them compile."""
+    station.killed(patched=False)
+    before = station.compilations
+    started = [station.start() for _ in range(4)]
+    return {"results": [each.result() for each in started], "compilations": station.compilations - before}
+
+
+def living(station: Station) -> dict[str, Any]:
+    """A builder that lives, with the patch or without it, and who waits for it, with or without."""
+    found: dict[str, Any] = {}
+    for patched in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            own = Station(folder)
+            builder = own.builder(patched=patched)
+            waiting = [own.start(patched=each) for each in (True, False)]
+            ended = [waiting[0].ended(SHORT), waiting[1].ended(0)]
+            own.hold.unlink()
+            results = [each.result() for each in (builder, *waiting)]
+            found[str(patched)] = {"ended": ended, "results": results, "compilations": own.compilations}
+    return found
+
+
+def orphans(station: Station) -> dict[str, Any]:
+    """A builder is killed alone: ninja, whose own parent nobody is now, and the compiler work on."""
+    found: dict[str, Any] = {}
+    for patched in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            own = Station(folder)
+            builder = own.builder(patched=patched)
+            os.kill(builder.pid, signal.SIGKILL)
+            builder.ended()
+            waiting = own.start()
+            ended = waiting.ended(SHORT)
+            own.hold.unlink()
+            found[str(patched)] = {"ended": ended, "result": waiting.result()}
+    return found
+
+
+def elsewhere(station: Station) -> dict[str, Any]:
+    """The lock of a builder on another machine, in a file system that is shared, and in one that is not."""
+    station.killed(patched=True)
+    owner = {**json.loads(station.lock.read_text()), "boot": "another", "host": "another-host"}
+    station.lock.write_text(json.dumps(owner))
+    own, build_lock.OWN = build_lock.OWN, set()
+    shared = station.start()
+    waits = not shared.ended(SHORT)
+    station.lock.unlink()
+    build_lock.OWN = own
+    shared_result = shared.result()
+    station.lock.write_text(json.dumps(owner))
+    return {"waits": waits, "shared": shared_result, "own": station.start().result()}
+
+
+def recycled(station: Station) -> dict[str, Any]:
+    """The lock of a dead builder, whose process id another process has now."""
+    station.killed(patched=True)
+    owner = {**json.loads(station.lock.read_text()), "pid": os.getppid()}
+    station.lock.write_text(json.dumps(owner))
+    return {"with": station.start().result()}
+
+
+def raising(station: Station) -> dict[str, Any]:
+    """A builder whose compiler fails: who waits for it fails as well, as without the patch."""
+    found: dict[str, Any] = {}
+    for patched in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            own = Station(folder)
+            (own.folder / "tiny.cpp").write_text("no program\n")
+            builder = own.builder(patched=patched)
+            waiting = own.start(patched=patched)
+            waiting.ended(1)
+            own.hold.unlink()
+            results = [each.result() for each in (builder, waiting)]
+            found[str(patched)] = [each["error"].partition("(")[0] for each in results]
+            found[str(patched)].append(own.lock.exists())
+    return found
+
+
+def again(station: Station) -> dict[str, Any]:
+    """A process that has loaded the extension loads it again, beside a lock that is nobody's, which it takes over."""
+    return {"with": station.start(again=True).result(), "compilations": station.compilations}
+
+
+def newer(station: Station) -> dict[str, Any]:
+    """Beside torch 2.14, which holds the file by the same `FileLock` while it builds, and leaves it there."""
+    station.lock.parent.mkdir(parents=True)
+    with FileLock(station.lock):
+        waiting = station.start()
+        ended = waiting.ended(SHORT)
+    found = {"left": station.lock.read_text(), "ended": ended, "with": waiting.result()}
+    with FileLock(station.lock):
+        pass
+    return {**found, "without": station.start(patched=False).still_waits()}
+
+
+def opened(station: Station) -> dict[str, Any]:
+    """Others open the file while the kernel is asked for a lease: nobody is ended by its signal."""
+    station.lock.parent.mkdir(parents=True)
+    station.lock.touch()
+    own, child = os.getpid(), os.fork()
+    if child == 0:
+        while os.getppid() == own:
+            try:
+                os.close(os.open(station.lock, os.O_RDWR | os.O_NONBLOCK))
+            except BlockingIOError:
+                pass
+        os._exit(0)
+    seen = [build_lock._look(str(station.lock), ()).alive for _ in range(300)]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {"alive": sum(map(bool, seen)), "of": len(seen)}
+
+
+CASES = {
+    each.__name__: each
+    for each in (
+        *(killed, killed_with_the_patch, several, living, orphans, elsewhere, recycled, raising, again, newer, opened),
+    )
+}
+
+
+def main() -> None:
+    global SHORT
+    parser = states.parser()
+    parser.add_argument("--short", type=float, default=SHORT, help="seconds for which is watched who does not end")
+    parser.add_argument("cases", nargs="+", choices=CASES)
+    options = parser.parse_args()
+    SHORT = options.short
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja's
+    os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # it asks every compiler for its name
+    build_lock.TELL_SECONDS = 0.5
+    row = rlhf_patches.apply(only=NAME)[NAME]
+    found: dict[str, Any] = {"version": row.version, "status": row.status.value}
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for case in options.cases[rank::ranks]:  # most of the time is waiting
+        with tempfile.TemporaryDirectory() as folder:
+            found[case] = CASES[case](Station(folder))
+    (options.out / f"rank{rank}.json").write_text(json.dumps(found, indent=1))
