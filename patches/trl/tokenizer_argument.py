@@ -24,15 +24,15 @@ They give transformers' Trainer their `tokenizer` under that name, which 4.46.0 
 5.0.0 does not take any more.""",
     what_to_do="Pin `transformers<4.46` (`trl-trainer-overrides`), or use trl 0.13.0 or later.",
     signatures=(
-        Signature("TypeError", "Trainer.__init__() got an unexpected keyword argument 'tokenizer'", _ALL, specific=False),
+        Signature(
+            "TypeError", "Trainer.__init__() got an unexpected keyword argument 'tokenizer'", _ALL, specific=False
+        ),
     ),
     references=("https://github.com/huggingface/trl/issues/6168",),
     variants=(
         Variant(
             Guard("trl", ">=0.8.2,<=0.11.4", beside=Beside("transformers", ">=5.0.0rc0,<=5.24.0")),
-            tuple(
-                Shape(target, "super().__init__($$$A, tokenizer=tokenizer, $$$B)") for target in _MADE.values()
-            ),
+            tuple(Shape(target, "super().__init__($$$A, tokenizer=tokenizer, $$$B)") for target in _MADE.values()),
         ),
     ),
     retire="when the oldest TRL in use is 0.12.0",

@@ -54,7 +54,7 @@ ADVICE_KTO = Advice(
     summary="KTO and BCO of TRL before 0.18 do not train beside transformers from 4.52 on",
     harm="crash",
     bug="KTO and BCO of TRL before 0.18 do not train beside transformers from 4.52 on",
-    when="KTO of trl 0.8 to 0.17, BCO of 0.10 to 0.17, beside transformers from 4.52 on, which pip and uv choose for it",
+    when="KTO of trl 0.8 to 0.17, BCO of 0.10 to 0.17, beside transformers from 4.52 on, which pip chooses for it",
     symptom="""\
 `trainer.train()` ends at once in `TypeError: KTOTrainer._get_train_sampler() takes 1 positional argument but 2 were
 given`; BCOTrainer does the same.""",

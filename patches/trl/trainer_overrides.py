@@ -1,4 +1,4 @@
-"""Methods of TRL's trainers to 0.12 that transformers, from 4.46 and 4.47 on, calls with an argument more: an advice."""
+"""Methods of TRL's trainers to 0.12 that transformers from 4.46 on calls with an argument more: an advice."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Of TRL before 0.12 the first step ends, for DPO, KTO, BCO, ORPO and CPO in `Attr
 attribute 'generate'` or, from transformers 4.50 on, in `TypeError: DPOTrainer.get_batch_samples() takes 3 positional
 arguments but 4 were given`, and for Reward in `TypeError: RewardTrainer.compute_loss() got an unexpected keyword
 argument 'num_items_in_batch'`. Of TRL 0.12 the first line of the log ends in `TypeError: DPOTrainer.log() takes 2
-positional arguments but 3 were given`; so do KTO, BCO, ORPO and CPO. Trainers of your own that override these methods so
-do the same.""",
+positional arguments but 3 were given`; so do KTO, BCO, ORPO and CPO. Trainers of your own that override these methods
+so do the same.""",
     cause="""\
 transformers 4.46.0 has a method `get_batch_samples`, which means something else to TRL, and gives `compute_loss` the
-number of tokens of the step; 4.47.0 gives `log` the time of its start. These override all three as they were. To swallow
-the number would hide a loss that is normalised otherwise than the Trainer believes.""",
+number of tokens of the step; 4.47.0 gives `log` the time of its start. These override all three as they were. To
+swallow the number would hide a loss that is normalised otherwise than the Trainer believes.""",
     what_to_do="Pin `transformers<4.46` for trl before 0.12, `transformers<4.47` for 0.12, or use trl 0.13.0 or later.",
     signatures=(
         Signature("AttributeError", "'generator' object has no attribute 'generate'", _SAMPLES, specific=False),

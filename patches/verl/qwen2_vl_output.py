@@ -18,8 +18,8 @@ ADVICE = Advice(
 '{_FROM}'`: with Qwen2-VL and Qwen2.5-VL; from 0.7.0 on also when
 `verl.utils.dataset.multiturn_sft_dataset` is imported, for `verl.trainer.sft_trainer` say, whatever the model.""",
     cause="""\
-`verl.models.transformers.qwen2_vl` imports the class at its top. transformers 5.23.0 no longer has it. verl 0.9 asks for
-`transformers<5.11`; the releases before have no bound.""",
+`verl.models.transformers.qwen2_vl` imports the class at its top. transformers 5.23.0 no longer has it. verl 0.9 asks
+for `transformers<5.11`; the releases before have no bound.""",
     what_to_do="Pin `transformers<5.23`; for verl to 0.7.0 `transformers<5` (`verl-vision2seq`).",
     signatures=(
         Signature(

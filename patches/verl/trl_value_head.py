@@ -38,7 +38,7 @@ def _only_where_there_is_one(*alongside: str, unless: tuple[str, ...] = ()) -> R
 
 PATCH = Patch(
     name="verl-trl-value-head",
-    summary="beside TRL 0.29 and later, verl finds TRL's class of a model with a value head, and does without where gone",
+    summary="beside TRL 0.29 and later, verl finds TRL's class with a value head, and does without where it is gone",
     harm="crash",
     bug="FSDP workers cannot build a model: they import a class that TRL has moved, and then removed",
     when="FSDP of verl with TRL from 0.29 on installed (verl before 0.8), or from 1.13 on (verl 0.8 to 0.9.1)",
@@ -54,12 +54,10 @@ longer. verl's own requirement, `trl<=0.9.6`, is an extra's, which other package
     repair="""\
 The class is imported from `trl.experimental.ppo`, and from `trl` where that has none, as verl 0.8.0 and 0.9.1 do by
 themselves. Where TRL has it nowhere, `apply_monkey_patch` leaves out the part that is for it: no model can be of that
-class. A critic that was saved with a value head cannot be loaded then, with the error as before: pin `trl<1.13`. Nothing
-is put into TRL.""",
+class. A critic that was saved with a value head cannot be loaded then, with the error as before: pin `trl<1.13`.
+Nothing is put into TRL.""",
     signatures=(
-        Signature(
-            "ImportError", f"cannot import name '{_NAME}' from 'trl'", frames=(_EVERY_MODEL, _LOAD, _PREPARE)
-        ),
+        Signature("ImportError", f"cannot import name '{_NAME}' from 'trl'", frames=(_EVERY_MODEL, _LOAD, _PREPARE)),
     ),
     references=(
         "https://github.com/verl-project/verl/issues/5485",

@@ -374,9 +374,10 @@ def find_import(source: Source, statement: str) -> ast.ImportFrom:
     """
     _, package, _, name = statement.split(" ")
     for node in _run_on_import(parse(source).body):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module == package:
-            if any(alias.name == name for alias in node.names):
-                return node
+        if not isinstance(node, ast.ImportFrom) or node.level or node.module != package:
+            continue
+        if any(alias.name == name for alias in node.names):
+            return node
     raise NotFound(f"{source.module} does not run {statement!r} whenever it is imported")
 
 

@@ -1,4 +1,4 @@
-"""What releases that do not work together raise, in a process of its own, and what `rlhf-patches diagnose` says of it."""
+"""What releases that do not work together raise, in a process of its own, by which `diagnose` is held against it."""
 
 from __future__ import annotations
 

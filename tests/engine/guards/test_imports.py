@@ -1,4 +1,4 @@
-"""A shape of a module: what is imported whenever it is, by which an advice says that its import fails beside another."""
+"""A shape of a module: what is imported whenever it is, by which an advice says that its import fails."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_every_import_runs(text):
 
 @pytest.mark.parametrize("text", NOT_RUN)
 def test_what_may_do_without_the_name(text):
-    with pytest.raises(Unrecognised, match="some.mod does not run 'from json import gone' whenever it is imported"):
+    with pytest.raises(Unrecognised, match=r"some\.mod does not run 'from json import gone' whenever it is imported"):
         shapes.recognise(Shape("some.mod:<module>", NAME), source(text))
     with pytest.raises(NotFound):
         sources.find_import(source(text), NAME)
@@ -88,7 +88,7 @@ def test_a_shape_of_a_module_is_an_import_and_nothing_else(shape, message):
 
 @pytest.mark.parametrize("target", [":<module>", "some mod:<module>", "a.b:<lambda>", "a.b:C.<module>"])
 def test_no_other_target_has_angles(target):
-    with pytest.raises(DefinitionError, match="expected 'module:qualified.name'"):
+    with pytest.raises(DefinitionError, match=r"expected 'module:qualified\.name'"):
         Shape(target, NAME)
 
 

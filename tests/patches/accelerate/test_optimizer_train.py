@@ -1,4 +1,4 @@
-"""``accelerate-optimizer-train``: what it says is so, by transformers' own Trainer beside real releases of accelerate."""
+"""``accelerate-optimizer-train``: what it says is so, by transformers' Trainer beside real releases of accelerate."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from tests.harness import side_by_side
 from tests.harness.logs import diagnosed
 from tests.harness.pairs import log_of
 
+
 def older() -> tuple[str, ...]:
     """transformers 4, with what it needs."""
     return (str(side_by_side.folder("transformers-4.57")),)

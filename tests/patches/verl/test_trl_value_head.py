@@ -92,7 +92,10 @@ def test_where_trl_has_removed_it_every_model_is_prepared(ran, release):
     assert found["row"].startswith("applied")
     for state in ("before", "reverted"):
         assert fails(found[state]["every model"])
-    assert found["after"]["every model"] == {"the rest": "verl.models.transformers.monkey_patch", "given a state_dict": False}
+    assert found["after"]["every model"] == {
+        "the rest": "verl.models.transformers.monkey_patch",
+        "given a state_dict": False,
+    }
     for state in ("before", "after", "reverted"):
         assert ERROR in found[state]["critic"]
 
