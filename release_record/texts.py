@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from rlhf_patches.definitions.patch import Change, KnownBug, Rewrite, Shape, Variant, Wrap
+from rlhf_patches.definitions.patch import MODULE, Change, KnownBug, Rewrite, Shape, Variant, Wrap
 from rlhf_patches.guards import known, rewriting, shapes, slices, sources
 from rlhf_patches.guards.rewriting import Edit, Undefined, Unrecognised
 from rlhf_patches.guards.sources import NotFound, Place, Source, Unreadable
@@ -157,6 +157,9 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
     functions: dict[str, Any] = {}
     module = sources.parse(source)
     for qualname, groups in by_function(source.module, variants).items():
+        if qualname == MODULE:
+            places[qualname], functions[known.digest(source.text)] = _of_module(source, groups)
+            continue
         try:
             node = sources.find_function(source, qualname)
         except NotFound as error:
@@ -193,6 +196,20 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
         }
     text_facts = {"future": sorted(_imported(module)[1]), "functions": places}
     return Facts({known.digest(source.text, 32): text_facts}, functions)
+
+
+def _of_module(source: Source, groups: Iterable[list[Change]]) -> tuple[list[Any], dict[str, Any]]:
+    """What is found of statements of a module: as of a function that is all of it, and of which nothing is compiled."""
+    changes: dict[str, Any] = {}
+    for change in (each for group in groups for each in group if isinstance(each, Shape)):
+        try:
+            shapes.recognise(change, source._replace(known=None))
+            changes[known.key_of(change)] = {"edits": []}
+        except Unrecognised as error:
+            changes[known.key_of(change)] = str(error)
+    lines = source.text.count("\n") + 1
+    described = {"name": MODULE, "line": 0, "lines": lines, "column": 0, "async": False, "parameters": []}
+    return [1, known.digest(source.text), []], {**described, "fingerprint": None, "changes": changes}
 
 
 def by_function(module: str, variants: Iterable[Variant]) -> dict[str, list[list[Change]]]:

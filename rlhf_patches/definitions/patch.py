@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 _Kind = TypeVar("_Kind", bound=type)
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
+MODULE = "<module>"
+"""What Python calls the code of a module, in tracebacks too: ``module:<module>``."""
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_OF_A_MODULE = re.compile(rf"[^\W\d]\w*(\.[^\W\d]\w*)*:{MODULE}")
+_IMPORT = re.compile(r"from [^\W\d]\w*(\.[^\W\d]\w*)* import [^\W\d]\w*")
 _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _SETTING = re.compile(r"[a-z_][\w.]*=[^\s|=A-Z]+(?:\|[^\s|=A-Z]+)*")
@@ -379,6 +383,10 @@ class Wrap:
 class Shape:
     """What one function's source looks like where it has the bug; of an `Advice`, which changes nothing.
 
+    Of a module, whose import fails where the other package does not have a name: ``module:<module>``, with the pattern
+    ``from X import name`` and nothing else. It is looked for among what runs whenever the module is imported, as
+    Python reads it, however many names the statement has.
+
     Attributes:
         target, pattern, matches, inside, alongside, unless: as those of `Rewrite`.
     """
@@ -391,7 +399,19 @@ class Shape:
     unless: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_shape(self)
+        if not self.of_a_module:
+            _check_shape(self)
+            return
+        _check_types(self, f"Shape of {self.target}: ")
+        if not _IMPORT.fullmatch(self.pattern):
+            raise DefinitionError(f"Shape of {self.target}: {_shown(self.pattern)}; expected 'from X import name'")
+        if (self.matches, self.inside, self.alongside, self.unless) != (1, None, (), ()):
+            raise DefinitionError(f"Shape of {self.target} has more than a pattern; expected nothing else of a module")
+
+    @property
+    def of_a_module(self) -> bool:
+        """Whether it is a statement of a module, not of a function."""
+        return isinstance(self.target, str) and _OF_A_MODULE.fullmatch(self.target) is not None
 
 
 def _check_shape(change: Rewrite | Shape) -> None:
@@ -522,7 +542,8 @@ class Signature:
             )
         _check_types(self, f"Signature of {self.exception}: ")
         for path in self.frames:
-            _check_path(path, "Signature.frames")
+            if not (isinstance(path, str) and _OF_A_MODULE.fullmatch(path)):
+                _check_path(path, "Signature.frames")
         if not self.message:
             object.__setattr__(self, "specific", False)
 

@@ -60,6 +60,8 @@ def recognise(change: Change, source: Source) -> Recognised:
 def _find(change: Change, source: Source) -> known.Found | str:
     """Where the target is, the edits and the fingerprint; or why it is not recognised."""
     try:
+        if isinstance(change, Shape) and change.of_a_module:
+            return sources.place_in_module(sources.find_import(source, change.pattern)), (), None
         node = sources.find_function(source, change.target.partition(":")[2])
         place = sources.place_of(node)
         if isinstance(change, Rewrite):

@@ -362,6 +362,32 @@ def _definitions(scopes: Iterable[ast.AST]) -> Iterator[ast.AST]:
                 yield from _definitions([child])
 
 
+def find_import(source: Source, statement: str) -> ast.ImportFrom:
+    """The statement that imports a name whenever a module is imported; ``from X import name`` says which.
+
+    So does one where an optional package is there (``if is_vllm_available():``). What is tried, what asks for a
+    version, what is for type checkers and what is in a function may do without the name.
+
+    Raises:
+        NotFound: there is none.
+        Unreadable: the text does not parse.
+    """
+    _, package, _, name = statement.split(" ")
+    for node in _run_on_import(parse(source).body):
+        if not isinstance(node, ast.ImportFrom) or node.level or node.module != package:
+            continue
+        if any(alias.name == name for alias in node.names):
+            return node
+    raise NotFound(f"{source.module} does not run {statement!r} whenever it is imported")
+
+
+def _run_on_import(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in statements:
+        yield node
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Call) and not node.test.args:
+            yield from _run_on_import(node.body)
+
+
 def _is_overload(node: FunctionNode) -> bool:
     return any(ast.unparse(decorator).rpartition(".")[2] == "overload" for decorator in node.decorator_list)
 
@@ -376,6 +402,11 @@ def place_of(node: FunctionNode) -> Place:
         is_async=isinstance(node, ast.AsyncFunctionDef),
         parameters=parameters_of(node),
     )
+
+
+def place_in_module(node: ast.stmt) -> Place:
+    """Where a statement of a module is."""
+    return Place("<module>", node.lineno, node.lineno, node.col_offset, False, ())
 
 
 def parameters_of(node: FunctionNode | ast.Lambda) -> tuple[tuple[str, int, bool], ...]:

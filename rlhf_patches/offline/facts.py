@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
-from ..definitions.patch import KnownBug, Replace, Variant, Wrap
+from ..definitions.patch import KnownBug, Replace, Shape, Variant, Wrap
 from ..guards import decision, known, shapes, sources, versions
 from ..guards.rewriting import Unrecognised
 from ..guards.sources import NotFound, Source, Unreadable
@@ -88,10 +88,14 @@ def is_known(release: Release, patch: KnownBug) -> bool:
 
 def targets(variant: Variant) -> tuple[str, ...]:
     """The functions of a variant, each once."""
-    return tuple(dict.fromkeys(change.target for change in variant.changes))
+    functions = (change for change in variant.changes if not (isinstance(change, Shape) and change.of_a_module))
+    return tuple(dict.fromkeys(change.target for change in functions))
 
 
 def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
+    for change in variant.changes:
+        if isinstance(change, Shape) and change.of_a_module:  # no other text of it would be another case to be read
+            sources.find_import(texts[change.target.partition(":")[0]], change.pattern)
     for target in targets(variant):
         module, _, qualname = target.partition(":")
         yield sources.fingerprint_of(sources.find_function(texts[module], qualname))

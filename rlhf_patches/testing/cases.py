@@ -91,7 +91,10 @@ class Case:
         texts = {module: Source(module, f"{module}.py", self.read(module)) for module in self.variant.modules}
         for item in shapes.recognise_all(self.variant, texts):
             target, text = item.change.target, item.source.text
-            if isinstance(item.change, (Rewrite, Shape)):
+            if isinstance(item.change, Shape) and item.change.of_a_module:
+                node = sources.find_import(item.source, item.change.pattern)
+                yield target, item.source.module, _without_statement(text, node)
+            elif isinstance(item.change, (Rewrite, Shape)):
                 place = rewriting.find(item.change, item.source, item.place)[0].range()
                 yield target, item.source.module, _without(text, place.start.index, place.end.index)
             elif target not in seen:
@@ -110,6 +113,12 @@ def _without(text: str, start: int, end: int) -> str:
             continue
         return changed
     raise AssertionError(f"no edit of {text[start:end]!r} compiles")
+
+
+def _without_statement(text: str, node: ast.stmt) -> str:
+    lines = text.split("\n")
+    first, last = node.lineno - 1, node.end_lineno or node.lineno
+    return "\n".join([*lines[:first], f"{lines[first][: node.col_offset]}pass", *lines[last:]])
 
 
 def _with_a_statement(text: str, node: sources.FunctionNode) -> str:

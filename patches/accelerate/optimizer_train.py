@@ -1,0 +1,45 @@
+"""accelerate before 0.34 beside transformers 4.45 to 4.51, which asks its optimizer to train: an advice."""
+
+from __future__ import annotations
+
+from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+
+ADVICE = Advice(
+    name="accelerate-optimizer-train",
+    summary="transformers' Trainer, from 4.45 to 4.51, cannot train beside accelerate 0.30 to 0.33",
+    harm="crash",
+    bug="transformers' Trainer, from 4.45 to 4.51, cannot train beside accelerate 0.30 to 0.33",
+    when="accelerate 0.30.0 to 0.33.0 beside transformers 4.45.0 to 4.51.3, whose metadata allow it",
+    symptom="""\
+The first step of transformers' Trainer, and of every trainer that stands on it, ends in `AttributeError: 'AdamW' object
+has no attribute 'train'`, or whichever optimizer it is.""",
+    cause="""\
+Since 4.45.0 the Trainer calls `train()` of an optimizer that has it, for those that are free of a schedule. accelerate
+wraps every optimizer into one that has it, and which, before 0.34.0, calls the wrapped one's without asking.""",
+    what_to_do="Use accelerate 0.34.0 or later (1.3.0 for transformers from 4.52 on), or pin `transformers<4.45`.",
+    signatures=(
+        Signature(
+            "AttributeError",
+            "object has no attribute 'train'",
+            ("accelerate.optimizer:AcceleratedOptimizer.train",),
+            specific=False,
+        ),
+    ),
+    references=(
+        "https://github.com/huggingface/transformers/pull/30079",
+        "https://github.com/huggingface/accelerate/pull/2631",
+    ),
+    variants=(
+        Variant(
+            Guard("accelerate", ">=0.30.0rc0,<=0.33.0", beside=Beside("transformers", ">=4.45.0,<=4.51.3")),
+            (
+                Shape(
+                    "accelerate.optimizer:AcceleratedOptimizer.train",
+                    "return self.optimizer.train()",
+                    unless=("hasattr($$$)",),
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest accelerate in use is 0.34.0",
+)

@@ -1,0 +1,34 @@
+"""PEFT 0.16 and 0.17 beside transformers 5, which has no `HybridCache`: an advice."""
+
+from __future__ import annotations
+
+from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+
+ADVICE = Advice(
+    name="peft-hybrid-cache",
+    summary="PEFT 0.16 and 0.17 cannot be imported beside transformers 5",
+    harm="crash",
+    bug="PEFT 0.16 and 0.17 cannot be imported beside transformers 5",
+    when="peft 0.16.0 to 0.17.1 beside transformers from 5 on, which pip and uv choose for it",
+    symptom="""\
+`import peft`, and whatever imports it (TRL, verl, transformers' Trainer with an adapter), ends in `ImportError: cannot
+import name 'HybridCache' from 'transformers'`.""",
+    cause="""\
+`peft.peft_model` imports the class at its top. transformers 5.0.0 no longer has it. Prefix tuning of Gemma makes such a
+cache, so a stand-in of that name would let the import pass and fail there.""",
+    what_to_do="Use peft 0.18.0 or later, or pin `transformers<5`.",
+    signatures=(
+        Signature("ImportError", "cannot import name 'HybridCache' from 'transformers'", ("peft.peft_model:<module>",)),
+    ),
+    references=(
+        "https://github.com/huggingface/peft/issues/3333",
+        "https://github.com/huggingface/transformers/issues/44351",
+    ),
+    variants=(
+        Variant(
+            Guard("peft", ">=0.16.0,<=0.17.1", beside=Beside("transformers", ">=5.0.0rc3,<=5.24.0")),
+            (Shape("peft.peft_model:<module>", "from transformers import HybridCache"),),
+        ),
+    ),
+    retire="when the oldest PEFT in use is 0.18.0",
+)

@@ -1,0 +1,36 @@
+"""TRL's DPO before 0.23 beside transformers 5, which has another list of models with vision: an advice."""
+
+from __future__ import annotations
+
+from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+
+_NAME, _FROM = "MODEL_FOR_VISION_2_SEQ_MAPPING_NAMES", "transformers.models.auto.modeling_auto"
+_MODULE = "trl.trainer.dpo_trainer:<module>"
+
+ADVICE = Advice(
+    name="trl-dpo-vision-mapping",
+    summary="DPO of TRL before 0.23 cannot be imported beside transformers 5",
+    harm="crash",
+    bug="DPO of TRL before 0.23 cannot be imported beside transformers 5",
+    when="DPO of trl 0.9.6 to 0.22.2 beside transformers from 5 on, which pip and uv choose for it",
+    symptom=f"""\
+`from trl import DPOTrainer` (and whatever imports it: `trl dpo`, ms-swift, LlamaFactory) ends in `ImportError: cannot
+import name '{_NAME}' from '{_FROM}'`.""",
+    cause="""\
+`trl.trainer.dpo_trainer` imports the mapping at its top, and asks it whether a model has vision. transformers 5.0.0 no
+longer has it. Another mapping in its place would decide otherwise for some models (Gemma 3, say), so nothing here puts
+one.""",
+    what_to_do="Pin `transformers<5`, or use trl 0.23.0 or later (before 0.29 with `trl-optional-packages` on).",
+    signatures=(Signature("ImportError", f"cannot import name '{_NAME}' from '{_FROM}'", (_MODULE,)),),
+    references=(
+        "https://github.com/modelscope/ms-swift/issues/9343",
+        "https://github.com/huggingface/trl/issues/3982",
+    ),
+    variants=(
+        Variant(
+            Guard("trl", ">=0.9.6,<=0.22.2", beside=Beside("transformers", ">=5.0.0rc3,<=5.24.0")),
+            (Shape(_MODULE, f"from {_FROM} import {_NAME}"),),
+        ),
+    ),
+    retire="when the oldest TRL in use is 0.23.0",
+)

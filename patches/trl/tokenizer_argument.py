@@ -1,0 +1,39 @@
+"""TRL's trainers before 0.12 beside transformers 5, whose Trainer takes no `tokenizer`: an advice."""
+
+from __future__ import annotations
+
+from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+
+_CLASSES = {"sft": "SFTTrainer", "kto": "KTOTrainer", "orpo": "ORPOTrainer", "cpo": "CPOTrainer"}
+_CLASSES |= {"reward": "RewardTrainer"}
+_MADE = {kind: f"trl.trainer.{kind}_trainer:{cls}.__init__" for kind, cls in _CLASSES.items()}
+_ALL = (*_MADE.values(), "trl.trainer.dpo_trainer:DPOTrainer.__init__")
+
+ADVICE = Advice(
+    name="trl-tokenizer-argument",
+    summary="no trainer of TRL before 0.12 can be made beside transformers 5",
+    harm="crash",
+    bug="no trainer of TRL before 0.12 can be made beside transformers 5",
+    when="trl before 0.12 beside transformers from 5 on, which pip and uv choose for it",
+    symptom="""\
+`SFTTrainer(...)` ends in `TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'`, within TRL,
+whatever your script gives it; so do Reward, KTO, ORPO and CPO. (Where the last frame is your script's instead, it gives
+`tokenizer` itself to a newer TRL: call it `processing_class`.)""",
+    cause="""\
+They give transformers' Trainer their `tokenizer` under that name, which 4.46.0 has renamed to `processing_class`, and
+5.0.0 does not take any more.""",
+    what_to_do="Pin `transformers<4.46` (`trl-trainer-overrides`), or use trl 0.13.0 or later.",
+    signatures=(
+        Signature(
+            "TypeError", "Trainer.__init__() got an unexpected keyword argument 'tokenizer'", _ALL, specific=False
+        ),
+    ),
+    references=("https://github.com/huggingface/trl/issues/6168",),
+    variants=(
+        Variant(
+            Guard("trl", ">=0.8.2,<=0.11.4", beside=Beside("transformers", ">=5.0.0rc0,<=5.24.0")),
+            tuple(Shape(target, "super().__init__($$$A, tokenizer=tokenizer, $$$B)") for target in _MADE.values()),
+        ),
+    ),
+    retire="when the oldest TRL in use is 0.12.0",
+)
