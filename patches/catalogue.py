@@ -13,6 +13,9 @@ LISTED = (
     Listed('accelerate-fsdp2-upcast', 'rlhf_patches.patches.accelerate.fsdp2_upcast:PATCH', (
         ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small\nlearning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory\nfor what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost\nnothing but those updates, and can be trained on.'),
+    Listed('accelerate-optimizer-train', 'rlhf_patches.patches.accelerate.optimizer_train:ADVICE', (
+        ListedVariant(distribution='accelerate', versions='>=0.30.0rc0,<=0.33.0', modules=('accelerate.optimizer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.45.0,<=4.51.3', package='transformers')),
+    ), None),
     Listed('accelerate-resume-dispatched', 'rlhf_patches.patches.accelerate.resume_dispatched:PATCH', (
         ListedVariant(distribution='accelerate', versions='>=0.16.0,<=1.15.0', modules=('accelerate.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
@@ -80,12 +83,18 @@ LISTED = (
     Listed('peft-adapter-freeze', 'rlhf_patches.patches.peft.adapter_freeze:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),
+    Listed('peft-clear-device-cache', 'rlhf_patches.patches.peft.clear_device_cache:ADVICE', (
+        ListedVariant(distribution='peft', versions='>=0.15.0,<=0.21.2', modules=('peft.utils.loftq_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='accelerate', versions='>=0.21.0,<=0.31.0', package='accelerate')),
+    ), None),
     Listed('peft-disable-adapter-fsdp', 'rlhf_patches.patches.peft.disable_adapter_fsdp:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.6.0,<0.19.0', modules=('peft.tuners.tuners_utils', 'peft.utils.other'), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), None),
     Listed('peft-disable-adapter-restore', 'rlhf_patches.patches.peft.disable_adapter_restore:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.11.0,<=0.21.2', modules=('peft.peft_model',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), 'In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first\nreference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as it\nwas.'),
+    Listed('peft-hybrid-cache', 'rlhf_patches.patches.peft.hybrid_cache:ADVICE', (
+        ListedVariant(distribution='peft', versions='>=0.16.0,<=0.17.1', modules=('peft.peft_model',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
+    ), None),
     Listed('peft-layers-to-transform', 'rlhf_patches.patches.peft.layers_to_transform:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.8.0,<0.9.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='peft', versions='>=0.9.0,<0.20.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -171,6 +180,13 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=3.12.0,<4.0.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.dataloader.shard',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'since ms-swift 3.3.0 the last samples of a data set, less than the number of data-parallel ranks, were never trained\non. With the patch, and where the ranks do not divide the data set, an epoch has another order, a sample more for each\nrank, and so perhaps a step more, to which learning rate schedules are fitted. A run that is resumed within an epoch\nskips as many batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume\nfrom a checkpoint at the end of an epoch. Nothing else that was trained before has to be repeated.'),
+    Listed('swift-grpo-trl', 'rlhf_patches.patches.swift.trl_samplers:ADVICE_GRPO', (
+        ListedVariant(distribution='ms-swift', versions='>=3.4.0,<4', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.14.0,<=0.16.1', package='trl')),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.14.0,<=0.16.1', package='trl')),
+    ), None),
+    Listed('swift-gkd-trl', 'rlhf_patches.patches.swift.trl_samplers:ADVICE_GKD', (
+        ListedVariant(distribution='ms-swift', versions='>=4.2.0,<=4.6.0', modules=('swift.rlhf_trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.13.0,<=0.21.0', package='trl')),
+    ), None),
     Listed('swift-vocab-parallel-logprob-gradient', 'rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH', (
         ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.5.3', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -238,6 +254,9 @@ LISTED = (
     Listed('trl-dpo-second-eos', 'rlhf_patches.patches.trl.dpo_second_eos:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.14.0,<0.27.2', modules=('trl.trainer.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "Since TRL 0.14.0 at the latest, DPO on conversations had one token more in each answer. With the patch log-probabilities\nand rewards of answers in the log are without it. A model that was trained with it may be trained on. A chat template\nthat writes no end after the assistant's answer had its one end from the trainer, and has none with the patch, as with\nTRL 0.27.2: let the template write it, or switch this patch off."),
+    Listed('trl-dpo-vision-mapping', 'rlhf_patches.patches.trl.dpo_vision_mapping:ADVICE', (
+        ListedVariant(distribution='trl', versions='>=0.9.6,<=0.22.2', modules=('trl.trainer.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
+    ), None),
     Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`\nother than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold multiplied by S / A, and with SGD its learning\nrate by A / S; Adam sees the factor in clipping and in its epsilon only.'),
@@ -246,6 +265,10 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.26.0,<0.28.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='trl', versions='>=0.28.0,<1.9.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since TRL 0.22.0, GRPO with `mask_truncated_completions` and a dapo, cispo or vespo loss trained on gradients that were\ntoo small by the share of tokens in truncated completions, another one for each batch, and logged loss and norm so. With\nthe patch batches weigh alike. A run that was tuned with it may want a lower learning rate or clipping threshold, by as\nmuch as that share was on average.'),
+    Listed('trl-guided-decoding', 'rlhf_patches.patches.trl.guided_decoding:ADVICE', (
+        ListedVariant(distribution='trl', versions='>=0.16.0,<=0.17.0', modules=('trl.scripts.vllm_serve',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='vllm', versions='>=0.12.0,<=0.33.0', package='vllm')),
+        ListedVariant(distribution='trl', versions='>=0.18.0,<=0.26.2', modules=('trl.scripts.vllm_serve', 'trl.trainer.grpo_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='vllm', versions='>=0.12.0,<=0.33.0', package='vllm')),
+    ), None),
     Listed('trl-kto-liger-reference', 'rlhf_patches.patches.trl.kto_liger_reference:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.8.0,<1.13.0', modules=('trl.trainer.kto_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since TRL 1.8.0, KTO with Liger and PEFT trained against no reference at all. Gradients are larger with the patch, by\nthe saturation of a sigmoid: some thousand times for answers of some hundred tokens. A learning rate that was raised to\nmake up for it should be put back, and such a run begun again.'),
@@ -274,6 +297,20 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.19.0,<0.22.2', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='trl', versions='>=0.22.2,<0.23.1', modules=('trl.trainer.sft_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. With\nthe patch loss and gradient are means over other tokens, and not to be compared with those before; a run that is\nresumed goes on with them.'),
+    Listed('trl-tokenizer-argument', 'rlhf_patches.patches.trl.tokenizer_argument:ADVICE', (
+        ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.sft_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.reward_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc0,<=5.24.0', package='transformers')),
+    ), None),
+    Listed('trl-grpo-train-sampler', 'rlhf_patches.patches.trl.train_sampler:ADVICE_GRPO', (
+        ListedVariant(distribution='trl', versions='>=0.15.0,<=0.16.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
+    ), None),
+    Listed('trl-kto-train-sampler', 'rlhf_patches.patches.trl.train_sampler:ADVICE_KTO', (
+        ListedVariant(distribution='trl', versions='>=0.8.0,<=0.9.6', modules=('trl.trainer.kto_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.10.1,<=0.17.0', modules=('trl.trainer.kto_trainer', 'trl.trainer.bco_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
+    ), None),
+    Listed('trl-trainer-overrides', 'rlhf_patches.patches.trl.trainer_overrides:ADVICE', (
+        ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.46.0,<=4.57.6', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.12.0,<=0.12.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.kto_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.47.0,<=4.57.6', package='transformers')),
+    ), None),
     Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
@@ -315,6 +352,9 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.trainer.distillation.losses',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.distillation.losses',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "verl 0.8.0 alone: of each process the first micro-batch's distillation loss was averaged over that micro-batch, and of\neach further mini-batch the first one's with the token count of the mini-batch before. With the patch all are averaged\nover their own mini-batch. Where mini-batches have much the same numbers of tokens, that is one too large step at the\nstart; a run can be trained on. 0.9.0 and 0.9.1 change in their metrics only."),
+    Listed('verl-qwen2-vl-output', 'rlhf_patches.patches.verl.qwen2_vl_output:ADVICE', (
+        ListedVariant(distribution='verl', versions='>=0.4.0,<=0.9.1', modules=('verl.models.transformers.qwen2_vl',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.23.0,<=5.24.0', package='transformers')),
+    ), None),
     Listed('verl-reinforce-plus-plus-turns', 'rlhf_patches.patches.verl.reinforce_plus_plus_turns:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -326,4 +366,13 @@ LISTED = (
     Listed('verl-rloo-singletons', 'rlhf_patches.patches.verl.rloo_singletons:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'with verl 0.6.0 to 0.9.1, `rloo_vectorized` gave the advantage 0 to every response that was alone in its group. With the\npatch these have their reward, as with `rloo`. A run with `rollout.n=1` was not trained by its rewards at all; one that\nfilters responses gets larger gradients, by the responses that were left alone, and can be trained on.'),
+    Listed('verl-trl-value-head', 'rlhf_patches.patches.verl.trl_value_head:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.4.1,<=0.7.1', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.9.0', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
+        ListedVariant(distribution='verl', versions='>=0.9.1,<=0.9.1', modules=('verl.models.transformers.monkey_patch',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='trl', versions='>=1.13.0,<=1.16.0', package='trl')),
+    ), None),
+    Listed('verl-vision2seq', 'rlhf_patches.patches.verl.vision2seq:ADVICE', (
+        ListedVariant(distribution='verl', versions='>=0.3.0.post0,<=0.5.0', modules=('verl.workers.fsdp_workers',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='verl', versions='>=0.6.0,<=0.7.0', modules=('verl.utils.model',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
+    ), None),
 )

@@ -117,7 +117,7 @@ def _changes(patch: KnownBug) -> list[str]:
 def _change(change: Change) -> str:
     if isinstance(change, Shape) and change.of_a_module:
         module = change.target.partition(":")[0]
-        return _wrapped(f"`{module}` runs whenever it is imported:") + _fenced("python", [change.pattern])
+        return wrapped(f"`{module}` runs whenever it is imported:") + _fenced("python", [change.pattern])
     if isinstance(change, Shape):
         return wrapped(f"In `{change.target}` it stands {_times(change.matches)}{_inside(change)}:") + _fenced(
             "python", change.pattern.splitlines()
