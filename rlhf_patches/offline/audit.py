@@ -325,10 +325,10 @@ def _had(patch: KnownBug, version: Version, named: Named) -> str | None:
     if not affected or any(Version(first) <= version <= Version(last) for first, last in without):
         return None
     (guard,) = affected  # ranges of variants have no version in common
-    return _beside(guard.beside, named) if guard.beside else ""
+    return _beside(guard.beside, named, isinstance(patch, Patch)) if guard.beside else ""
 
 
-def _beside(other: Beside, named: Named) -> str | None:
+def _beside(other: Beside, named: Named, repaired: bool) -> str | None:
     """Which of the pins named makes a bug of two releases one; where no version is named, which would."""
     found = named.get(canonicalize_name(other.distribution), {None})
     judged = {version: versions.judge(Guard(other.distribution, other.versions), version).verdict for version in found}
@@ -336,7 +336,7 @@ def _beside(other: Beside, named: Named) -> str | None:
     if affected:
         here = f"beside {other.distribution} {', '.join(sorted(map(str, affected)))}, as here"
         first = next((pin.version for pin in SpecifierSet(other.versions) if pin.operator == ">="), None)
-        return here + (f" (without the patch: pin {other.distribution}<{first})" if first else "")
+        return here + (f" ({'without the patch: ' * repaired}pin {other.distribution}<{first})" if first else "")
     if Verdict.UNKNOWN in judged.values():
         return f"only beside {told(other)}, of which no version is named here"
     return None

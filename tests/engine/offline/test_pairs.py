@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 
 import pytest
@@ -12,8 +13,12 @@ from rlhf_patches import cli
 from rlhf_patches.offline import pairs
 from rlhf_patches.offline.pins import Pin
 
-PEFT, FAILS, WORKS = "peft==0.17.1", "transformers==5.23.0", "transformers==4.57.6"
-WHY = "peft cannot be imported with transformers 5.23.0, which has no transformers.HybridCache: pin transformers<5.0.0"
+VERL, FAILS, WORKS = "verl==0.8.0", "transformers==5.4.0", "transformers==5.3.0"
+NAME = "is_flash_attn_greater_or_equal_2_10"
+WHY = (
+    "verl.trainer.sft_trainer cannot be imported with transformers 5.4.0, which has no "
+    f"transformers.utils.{NAME}: pin transformers<5.4.0"
+)
 
 
 @pytest.fixture
@@ -30,45 +35,56 @@ def audited(tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_known_to_fail_is_said_with_the_pin(audited):
-    status, said = audited(PEFT, FAILS)
+    status, said = audited(VERL, FAILS)
     assert status == 1
-    assert f"peft 0.17.1 (pins.txt:1): {WHY}" in said.out
-    assert "Known to fail at an import: peft with transformers." in said.out
+    assert f"verl 0.8.0 (pins.txt:1): {WHY}" in said.out
+    assert "Known to fail at an import: verl with transformers." in said.out
 
 
-@pytest.mark.parametrize("lines", [(PEFT, WORKS), (PEFT,), (FAILS,), ("peft==0.18.1", FAILS), (PEFT, "transformers")])
+@pytest.mark.parametrize("lines", [(VERL, WORKS), (VERL,), (FAILS,), ("verl==0.9.1", FAILS), (VERL, "transformers")])
 def test_nothing_is_said_of_what_is_not_known_to_fail(audited, lines):
     for form in ("text", "json", "sarif", "osv", "github", "markdown"):
         _, said = audited(*lines, options=["--format", form])
-        assert "HybridCache" not in said.out
+        assert NAME not in said.out
         assert "known to fail" not in said.out.lower() or form in ("sarif", "json")
 
 
 @pytest.mark.parametrize("form", ["github", "markdown", "sarif", "osv", "json"])
 def test_every_format_has_it(audited, form):
-    status, said = audited(PEFT, FAILS, options=["--format", form])
+    status, said = audited(VERL, FAILS, options=["--format", form])
     assert status == 1
-    assert "HybridCache" in said.out
+    assert NAME in html.unescape(said.out)
     if form == "json":
         (found,) = json.loads(said.out)["known_to_fail"]
-        assert (found["name"], found["version"], found["place"]) == ("peft", "0.17.1", "pins.txt:1")
-        assert found["beside"] == {"name": "transformers", "version": "5.23.0"}
-        assert (found["cannot_be_imported"], found["lacks"]) == (["peft"], ["transformers.HybridCache"])
-        assert found["pin"] == "transformers<5.0.0"
+        assert (found["name"], found["version"], found["place"]) == ("verl", "0.8.0", "pins.txt:1")
+        assert found["beside"] == {"name": "transformers", "version": "5.4.0"}
+        assert (found["cannot_be_imported"], found["lacks"]) == (
+            ["verl.trainer.sft_trainer"],
+            [f"transformers.utils.{NAME}"],
+        )
+        assert found["pin"] == "transformers<5.4.0"
     if form == "sarif":
         (run,) = json.loads(said.out)["runs"]
         assert [each["message"]["text"] for each in run["results"] if each["ruleId"] == "known-to-fail"] == [
-            f"peft 0.17.1: {WHY}"
+            f"verl 0.8.0: {WHY}"
         ]
     if form == "osv":
         packages = [each for result in json.loads(said.out)["results"] for each in result["packages"]]
         assert ["known-to-fail"] in [[one["id"] for one in each["vulnerabilities"]] for each in packages]
 
 
+def test_what_an_advice_says_is_said_once(audited):
+    """And with the pin."""
+    _, said = audited("peft==0.17.1", "transformers==5.23.0")
+    assert "known to fail" not in said.out.lower()
+    assert "peft-hybrid-cache" in said.out
+    assert "beside transformers 5.23.0, as here (pin transformers<5.0.0" in " ".join(said.out.split())
+
+
 def test_one_line_where_little_is_wanted(audited):
-    status, said = audited(PEFT, FAILS, options=["--quiet"])
+    status, said = audited(VERL, FAILS, options=["--quiet"])
     assert (status, said.out) == (1, "")
-    assert f"peft 0.17.1 (pins.txt:1): {WHY}" in said.err
+    assert f"verl 0.8.0 (pins.txt:1): {WHY}" in said.err
 
 
 def pin(name, version):
