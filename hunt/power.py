@@ -28,5 +28,8 @@ def seen(trainers: Mapping[str, Trainer], relations: Mapping[str, Relation]) -> 
 
 
 def unseen() -> dict[str, str]:
-    """By bug, why no relation sees it."""
-    return dict(read(FILE)["unseen"])
+    """By bug, why no relation sees it; "the same" is what stands above it there."""
+    found: dict[str, str] = {}
+    for bug, why in read(FILE)["unseen"].items():
+        found[bug] = found[next(reversed(found))] if why == "the same" else why
+    return found
