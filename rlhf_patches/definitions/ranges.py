@@ -24,6 +24,7 @@ _Place = tuple[tuple[int, ...], int]
 # Numbers of a length that Python converts. What is not spelled like this is packaging's to read.
 _RELEASE = r"([0-9]{1,18}(?:\.[0-9]{1,18})*)"
 _SUFFIX = r"((?:a|b|rc|\.post|\.dev)[0-9]{1,18})?"
+_LOCAL = re.compile(r"\+[a-z0-9]+(?:\.[a-z0-9]+)*\Z")  # torch's name the build of CUDA
 _COMPARED: dict[str, Callable[[_Place, _Place], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -67,15 +68,18 @@ def check(versions: str, owner: str = "Guard") -> None:
 
 def plainly_contains(versions: str, version: str) -> bool | None:
     """Whether a version is in a range, where both are plain; None where only packaging can tell."""
-    release, comparisons = _place(version), _plain(versions)
-    if release is None or release[1] or comparisons is None:
+    release, comparisons = _release(version), _plain(versions)
+    if release is None or comparisons is None:
         return None
     return all(holds(release, bound) for holds, bound in comparisons)
 
 
 def ends_before(versions: str, version: str) -> bool:
     """Whether a range ends with a release that was the newest (``<=5.23.0``), and a version is newer than that."""
-    return not parsed(versions).contains(version, prereleases=True) and any(
+    release, comparisons = _release(version), _plain(versions)
+    if release is not None and comparisons is not None:
+        return any(holds is operator.le and not holds(release, bound) for holds, bound in comparisons)
+    return any(
         pin.operator == "<=" and not parsed(f"<={pin.version}").contains(version, prereleases=True)
         for pin in parsed(versions)
     )
@@ -119,6 +123,12 @@ def _plain(versions: str) -> tuple[tuple[Callable[[_Place, _Place], bool], _Plac
             return None
         found.append((_COMPARED[sign], bound))
     return tuple(found)
+
+
+def _release(version: str) -> _Place | None:
+    """That of a plain release, or of what is made of one: to a range 2.13.0+cpu is 2.13.0. None of any other."""
+    found = _place(_LOCAL.sub("", version))
+    return None if found is None or found[1] else found
 
 
 @functools.cache

@@ -64,7 +64,9 @@ def test_no_built_in_patch_needs_packaging_for_its_variants():
             assert ranges.plainly_apart(one.versions, other.versions), listed.name
 
 
-@given(st.text("0123456789.<>=!~, *abrcpostdev+-v\n\u0663", max_size=12), st.text("0123456789.\n v\u0663", max_size=6))
+@given(
+    st.text("0123456789.<>=!~, *abrcpostdev+-v\n\u0663", max_size=12), st.text("0123456789.\n v+a\u0663", max_size=6)
+)
 @settings(max_examples=300, deadline=None)
 def test_of_what_packaging_does_not_take_nothing_is_told(specifier, version):
     try:
@@ -75,16 +77,46 @@ def test_of_what_packaging_does_not_take_nothing_is_told(specifier, version):
         assert ranges.plainly_contains(specifier, version) in (None, expected)
 
 
-@pytest.mark.parametrize("version", ["1.0rc1", "1.0.post1", "1.0+cu128", "1!1.0", "v1.0", "head", "1" * 5000])
+@pytest.mark.parametrize(
+    "version",
+    ["1.0rc1", "1.0.post1", "1.0+CU128", "1.0+", "1.0+a\n", "1.0rc1+cu1", "1!1.0", "v1.0", "head", "1" * 5000],
+)
 def test_a_version_that_is_not_plain_is_left_to_packaging(version):
     assert ranges.plainly_contains(">=0.1,<2", version) is None
+
+
+@pytest.mark.parametrize("sign", ["<", "<=", "==", "!=", ">", ">=", "~=", "==="])
+@pytest.mark.parametrize("bound", ["1.9", "2.0", "2.0.1", "2.0rc1", "2.0.post1", "2.0+cu1", "3"])
+@pytest.mark.parametrize("version", ["2.0+cu1", "2.0.0+cu1.2", "2.0+cpu", "3.0+x"])
+def test_a_build_of_a_release_is_that_release(sign, bound, version):
+    try:
+        expected = SpecifierSet(f"{sign}{bound}").contains(Version(version), prereleases=True)
+    except InvalidSpecifier:
+        return
+    assert ranges.plainly_contains(f"{sign}{bound}", version) in (None, expected)
+    if sign in ("<", "<=", "==", ">=") and bound in ("1.9", "2.0", "2.0rc1"):
+        assert ranges.plainly_contains(f"{sign}{bound}", version) is expected
+
+
+BOUNDS = ("<=1.0", "<=1.0.1", "<1.0", "==1.0", ">=0.9,<=1.0", ">=1.0,<2", ">=2.0,<=3.0", "<=1.0,<=0.9", "<=1.0rc1")
+
+
+@pytest.mark.parametrize("versions", BOUNDS)
+@pytest.mark.parametrize(
+    "version", ["0.9", "1.0", "1.0.0", "1.0.1", "1.1", "3", "4.0", "1.0rc1", "1.0.post1", "1.0+cu1"]
+)
+def test_a_range_ends_before_what_is_newer_than_what_was_read(versions, version):
+    ends = [pin.version for pin in SpecifierSet(versions) if pin.operator == "<="]
+    newer = any(not SpecifierSet(f"<={end}").contains(version, prereleases=True) for end in ends)
+    assert ranges.ends_before(versions, version) == newer
 
 
 def test_no_built_in_patch_needs_packaging():
     """So that `apply` does without for every release that is no pre-release."""
     for listed in LISTED:
         for variant in listed.variants:
-            assert ranges.plainly_contains(variant.versions, "1.0") is not None, listed.name
+            for each in filter(None, (variant, variant.beside)):
+                assert ranges.plainly_contains(each.versions, "1.0") is not None, listed.name
 
 
 def test_a_specifier_that_is_none_is_an_error():
