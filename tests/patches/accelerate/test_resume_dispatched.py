@@ -22,15 +22,16 @@ HELD = {
 }
 WORKER = "tests.patches.accelerate.resume_order_ranks"
 NAME = "accelerate-resume-dispatched"
-OTHERS = ("map", "dispatched, split", "dispatched iterable", "iterable")
+SPLIT = "dispatched, split"
+OTHERS = ("map", SPLIT, "dispatched iterable", "iterable")
 
 
 @pytest.fixture
 def resumed(run_ranks):
-    def run(release, ranks):
+    def run(release, ranks, others=OTHERS):
         path = str(folder(f"accelerate-{release}")) if release else None
         levels = (*TORCH, Level("tests.harness.loading:accelerate", path))
-        reports = run_ranks(WORKER, "--patch", NAME, "dispatched", *OTHERS, levels=levels, ranks=ranks)
+        reports = run_ranks(WORKER, "--patch", NAME, "dispatched", *others, levels=levels, ranks=ranks)
         assert {one["status"] for one in reports} == {"applied"}
         return reports
 
@@ -53,17 +54,17 @@ def is_the_same(reports, cases):
 
 
 def test_the_rest_of_the_epoch_follows(resumed):
-    reports = resumed(None, 2)
+    reports = resumed(None, 2, [SPLIT])
     assert {report["version"] for report in reports} == {"1.15.0"}
     is_repaired(reports)
-    is_the_same(reports, OTHERS)
+    is_the_same(reports, [SPLIT])
     whole, other = (report["after"]["dispatched"]["left"] for report in reports)
     assert whole != other, "each rank has its own part"
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("release", ["1.13", "1.8"])
-def test_in_older_releases(resumed, release):
+@pytest.mark.parametrize("release", [None, "1.13", "1.8"])
+def test_every_kind_of_loader_in_this_release_and_older_ones(resumed, release):
     reports = resumed(release, 2)
     is_repaired(reports)
     is_the_same(reports, OTHERS)
