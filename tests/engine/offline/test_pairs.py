@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from rlhf_patches import cli
-from rlhf_patches.offline import pairs
+from rlhf_patches.offline import audit, pairs
 from rlhf_patches.offline.pins import Pin
 
 VERL, FAILS, WORKS = "verl==0.8.0", "transformers==5.4.0", "transformers==5.3.0"
@@ -128,6 +128,12 @@ def test_what_to_pin_holds_for_all_that_fails(bounds, pinned):
     found = pairs.Failing(pin("trl", "1.0"), ("transformers", "5.0"), tuple(map(row, bounds)))
     assert found.pins == pinned
     assert (f"pin {pinned}" if pinned else "no transformers that its metadata allow has all of it") in found.why
+
+
+def test_a_pair_alone_is_a_finding():
+    found = pairs.Failing(pin("trl", "1"), ("transformers", "5"), (row("<5"),))
+    assert audit.Findings([], 2, [], [], [], failing=[found]).status == 1
+    assert audit.Findings([], 2, [], [], []).status == 0
 
 
 def test_what_fails_is_named_up_to_a_number():
