@@ -265,7 +265,7 @@ def _has(wheel: Wheel, module: str, name: str, seen: frozenset[str]) -> bool:
     if not wheel.tree(module).body or name in wheel.bound(module):
         return True  # the first: of another distribution, or not understood
     if "_LazyModule" in text:
-        made = name in wheel.quoted() if "define_import_structure" in text else False
+        made = "define_import_structure" in text and name in wheel.quoted()
         return made or bool(re.search(rf"\b{re.escape(name)}\b", text))
     if re.search(r"globals\(\)|sys\.modules\[|def __getattr__|setattr\(", text):
         return True
