@@ -31,7 +31,7 @@ wraps every optimizer into one that has it, and which, before 0.34.0, calls the 
     ),
     variants=(
         Variant(
-            Guard("accelerate", ">=0.30.0rc0,<=0.33.0", beside=Beside("transformers", ">=4.45.0,<=4.51.3")),
+            Guard("accelerate", ">=0.30.0rc0,<=0.33.0", beside=Beside("transformers", ">=4.45.0,<4.52.0")),
             (
                 Shape(
                     "accelerate.optimizer:AcceleratedOptimizer.train",

@@ -27,7 +27,7 @@ ADVICE = Advice(
     references=("https://github.com/hiyouga/LlamaFactory/issues/8142",),
     variants=(
         Variant(
-            Guard("peft", ">=0.15.0,<=0.21.2", beside=Beside("accelerate", ">=0.21.0,<=0.31.0")),
+            Guard("peft", ">=0.15.0,<=0.21.2", beside=Beside("accelerate", ">=0.21.0,<0.32.0")),
             (Shape("peft.utils.loftq_utils:<module>", "from accelerate.utils.memory import clear_device_cache"),),
         ),
     ),

@@ -7,7 +7,7 @@ from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
 _OLD, _NEW = "swift.trainers.rlhf_trainer.grpo_trainer:<module>", "swift.rlhf_trainers.grpo_trainer:<module>"
 _GKD = "swift.rlhf_trainers.gkd_trainer:<module>"
 _IMPORTED = "from trl.trainer.grpo_trainer import nanmax"
-_GRPO_HAS_NONE = Beside("trl", ">=0.14.0,<=0.16.1")
+_GRPO_HAS_NONE = Beside("trl", ">=0.14.0,<0.17.0")
 _BOUND = "https://github.com/modelscope/ms-swift/blob/main/requirements/framework.txt"
 
 ADVICE_GRPO = Advice(
@@ -50,7 +50,7 @@ ms-swift's GKD imports what `trl.trainer.utils` has since 0.22.0. Its metadata a
     references=(_BOUND,),
     variants=(
         Variant(
-            Guard("ms-swift", ">=4.2.0,<=4.6.0", beside=Beside("trl", ">=0.13.0,<=0.21.0")),
+            Guard("ms-swift", ">=4.2.0,<=4.6.0", beside=Beside("trl", ">=0.13.0,<0.22.0")),
             (Shape(_GKD, "from trl.trainer.utils import RepeatSampler"),),
         ),
     ),

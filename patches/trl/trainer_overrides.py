@@ -57,11 +57,11 @@ swallow the number would hide a loss that is normalised otherwise than the Train
     ),
     variants=(
         Variant(
-            Guard("trl", ">=0.8.2,<=0.11.4", beside=Beside("transformers", ">=4.46.0,<=4.57.6")),
+            Guard("trl", ">=0.8.2,<=0.11.4", beside=Beside("transformers", ">=4.46.0,<5.0.0rc0")),
             tuple(Shape(target, "self.get_batch_loss_metrics($$$)", unless=(_ITEMS,)) for target in _LOSS.values()),
         ),
         Variant(
-            Guard("trl", ">=0.12.0,<=0.12.2", beside=Beside("transformers", ">=4.47.0,<=4.57.6")),
+            Guard("trl", ">=0.12.0,<=0.12.2", beside=Beside("transformers", ">=4.47.0,<5.0.0rc0")),
             (
                 *(
                     Shape(_LOG[kind], "return super().log(logs)", unless=("start_time",))
