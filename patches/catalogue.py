@@ -14,7 +14,7 @@ LISTED = (
         ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small\nlearning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory\nfor what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost\nnothing but those updates, and can be trained on.'),
     Listed('accelerate-optimizer-train', 'rlhf_patches.patches.accelerate.optimizer_train:ADVICE', (
-        ListedVariant(distribution='accelerate', versions='>=0.30.0rc0,<=0.33.0', modules=('accelerate.optimizer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.45.0,<=4.51.3', package='transformers')),
+        ListedVariant(distribution='accelerate', versions='>=0.30.0rc0,<=0.33.0', modules=('accelerate.optimizer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.45.0,<4.52.0', package='transformers')),
     ), None),
     Listed('accelerate-resume-dispatched', 'rlhf_patches.patches.accelerate.resume_dispatched:PATCH', (
         ListedVariant(distribution='accelerate', versions='>=0.16.0,<=1.15.0', modules=('accelerate.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -84,7 +84,7 @@ LISTED = (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),
     Listed('peft-clear-device-cache', 'rlhf_patches.patches.peft.clear_device_cache:ADVICE', (
-        ListedVariant(distribution='peft', versions='>=0.15.0,<=0.21.2', modules=('peft.utils.loftq_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='accelerate', versions='>=0.21.0,<=0.31.0', package='accelerate')),
+        ListedVariant(distribution='peft', versions='>=0.15.0,<=0.21.2', modules=('peft.utils.loftq_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='accelerate', versions='>=0.21.0,<0.32.0', package='accelerate')),
     ), None),
     Listed('peft-disable-adapter-fsdp', 'rlhf_patches.patches.peft.disable_adapter_fsdp:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.6.0,<0.19.0', modules=('peft.tuners.tuners_utils', 'peft.utils.other'), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
@@ -181,11 +181,11 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.dataloader.shard',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'since ms-swift 3.3.0 the last samples of a data set, less than the number of data-parallel ranks, were never trained\non. With the patch, and where the ranks do not divide the data set, an epoch has another order, a sample more for each\nrank, and so perhaps a step more, to which learning rate schedules are fitted. A run that is resumed within an epoch\nskips as many batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume\nfrom a checkpoint at the end of an epoch. Nothing else that was trained before has to be repeated.'),
     Listed('swift-grpo-trl', 'rlhf_patches.patches.swift.trl_samplers:ADVICE_GRPO', (
-        ListedVariant(distribution='ms-swift', versions='>=3.4.0,<4', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.14.0,<=0.16.1', package='trl')),
-        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.14.0,<=0.16.1', package='trl')),
+        ListedVariant(distribution='ms-swift', versions='>=3.4.0,<4', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.14.0,<0.17.0', package='trl')),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.14.0,<0.17.0', package='trl')),
     ), None),
     Listed('swift-gkd-trl', 'rlhf_patches.patches.swift.trl_samplers:ADVICE_GKD', (
-        ListedVariant(distribution='ms-swift', versions='>=4.2.0,<=4.6.0', modules=('swift.rlhf_trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.13.0,<=0.21.0', package='trl')),
+        ListedVariant(distribution='ms-swift', versions='>=4.2.0,<=4.6.0', modules=('swift.rlhf_trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.13.0,<0.22.0', package='trl')),
     ), None),
     Listed('swift-vocab-parallel-logprob-gradient', 'rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH', (
         ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -308,8 +308,8 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.10.1,<=0.17.0', modules=('trl.trainer.kto_trainer', 'trl.trainer.bco_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
     ), None),
     Listed('trl-trainer-overrides', 'rlhf_patches.patches.trl.trainer_overrides:ADVICE', (
-        ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.46.0,<=4.57.6', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.12.0,<=0.12.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.kto_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.47.0,<=4.57.6', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.46.0,<5.0.0rc0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.12.0,<=0.12.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.kto_trainer'), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.47.0,<5.0.0rc0', package='transformers')),
     ), None),
     Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
