@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import Change, KnownBug, Variant
+from rlhf_patches.definitions.patch import Beside, Change, KnownBug, Variant
 from rlhf_patches.offline import facts
 from rlhf_patches.offline.facts import DIFFERENT, NO_MODULE, UNREADABLE, Code
 
@@ -250,6 +250,7 @@ def loose_bounds(records: Iterable[Record], patches: Iterable[KnownBug]) -> list
             complaints += [
                 f"{patch.name}: {text}" for text in _loose(records_of(patch, records), patch, number, variant)
             ]
+            complaints += [f"{patch.name}: {text}" for text in _not_the_newest(records, variant.guard.beside)]
     return complaints
 
 
@@ -266,6 +267,20 @@ def _loose(records: list[Record], patch: KnownBug, number: int, variant: Variant
             yield f"{pin} names a release that is not in the record"
         elif there[version] != (pin.operator in (">=", "<=", "==")):
             yield f"{pin} names a release whose code is {'' if there[version] else 'not '}of this shape"
+
+
+def _not_the_newest(records: list[Record], beside: Beside | None) -> Iterator[str]:
+    """Ends of another distribution's range that say "the newest when read" (``<=``) and are not.
+
+    Beside a later release, which was mended, every start would ask its user for a report.
+    """
+    if beside is None:
+        return
+    wanted = canonicalize_name(beside.distribution)
+    read = [entry.order for item in records if canonicalize_name(item.distribution) == wanted for entry in item.entries]
+    for pin in SpecifierSet(beside.versions):
+        if read and pin.operator == "<=" and Version(pin.version) != max(read):
+            yield f"{pin} of {beside.distribution}, of which {max(read)} was read: say < and the first without the bug"
 
 
 def unreviewed(records: Iterable[Record], patches: Iterable[KnownBug], notes: Reviewed) -> list[str]:

@@ -11,6 +11,7 @@ import compatibility
 import pytest
 import record
 import shipped
+from packaging.specifiers import SpecifierSet
 
 from rlhf_patches import Guard
 
@@ -92,10 +93,13 @@ every_variant = pytest.mark.parametrize(
 
 def with_range(patch, number, versions):
     """The patch with another range for one variant, which may then overlap: that is what is to be noticed."""
+    return with_guard(patch, number, Guard(patch.distribution, versions))
+
+
+def with_guard(patch, number, guard):
     made = dataclasses.replace(patch)
-    variant = patch.variants[number]
     variants = list(patch.variants)
-    variants[number] = dataclasses.replace(variant, guard=Guard(patch.distribution, versions))
+    variants[number] = dataclasses.replace(patch.variants[number], guard=guard)
     object.__setattr__(made, "variants", tuple(variants))
     return made
 
@@ -125,6 +129,26 @@ def test_a_range_that_claims_more_is_noticed(patch, number):
     for wider in ("", f">={first}", f"<={last}", f">={first},<={last.major + 1}", f">=0.0.0a0,<={last}"):
         complaints = [with_range(patch, number, wider)]
         assert unexplained(complaints) or record.loose_bounds(RECORDS, complaints), wider
+
+
+def test_a_range_of_what_is_beside_that_ends_too_early_is_noticed():
+    """`test_every_bound_was_read` asks of each that it ends with the newest that was read, or before a mended one."""
+    read = {item.distribution for item in RECORDS}
+    ends = {
+        (patch.name, beside.distribution, str(pin)): (patch, number)
+        for patch, number in EVERY_VARIANT
+        if (beside := patch.variants[number].guard.beside) and beside.distribution in read
+        for pin in SpecifierSet(beside.versions)
+        if pin.operator == "<="
+    }
+    assert len(ends) >= 10
+    for (name, distribution, pin), (patch, number) in ends.items():
+        guard = patch.variants[number].guard
+        earlier = dataclasses.replace(guard.beside, versions=guard.beside.versions.replace(pin, "<=0.1"))
+        complaints = record.loose_bounds(
+            RECORDS, [with_guard(patch, number, dataclasses.replace(guard, beside=earlier))]
+        )
+        assert [text for text in complaints if text.startswith(f"{name}: <=0.1 of {distribution}")]
 
 
 def test_the_ranges_of_two_variants_exchanged_are_noticed():

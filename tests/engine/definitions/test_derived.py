@@ -6,14 +6,11 @@ The pages are compared in test_cli.py, the hook's files in test_site_hook.py.
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from rlhf_patches import site_hook
 from rlhf_patches.definitions.patch import HARMS
@@ -76,24 +73,6 @@ def test_the_readme_has_every_patch_under_its_harm(harm):
     globs = re.findall(r"`([a-z*][a-z0-9*-]+)`", row)
     names = [patch.name for patch in plugin.rlhf_patches() if patch.harm == harm]
     assert [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in globs)] == []
-
-
-def test_a_range_that_is_not_closed_ends_with_the_newest_release_of_what_is_beside():
-    """``<=`` says: the newest when read. Where a later one was mended, every start would ask for a report."""
-    newest = {}
-    for path in (ROOT / "release_record" / "record").glob("*.json"):
-        record = json.loads(path.read_text())
-        newest[record["distribution"]] = max((row["version"] for row in record["releases"]), key=Version)
-    ends = {
-        (patch.name, beside.distribution, pin.version)
-        for patch in plugin.rlhf_patches()
-        for variant in patch.variants
-        if (beside := variant.guard.beside) and beside.distribution in newest
-        for pin in SpecifierSet(beside.versions)
-        if pin.operator == "<="
-    }
-    assert len(ends) >= 10
-    assert [end for end in ends if end[2] != newest[end[1]]] == []
 
 
 def test_a_wheel_has_every_module_and_no_other(installed):
