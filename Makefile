@@ -4,14 +4,14 @@ NOX := $(TOOLS)/bin/nox
 # Sessions side by side: more than cores, since much is waiting, for downloads and for ranks.
 SIDE_BY_SIDE := $(NOX) --parallel 3
 
-.PHONY: demo demo-megatron demo-trl hunt test test-rest test-all fuzz mutants cpython upstream docs site releases pairs benchmarks \
-	format clean
+.PHONY: demo demo-megatron demo-trl demo-vllm hunt test test-rest test-all fuzz mutants cpython upstream docs site releases \
+	pairs benchmarks format clean
 
 # Each session makes its environment and goes on; rows come as they are found.
 demo: $(NOX)
 	@sessions=$$($(TOOLS)/bin/python examples/demo/run.py $(NAMES)) && $(MAKE) --no-print-directory -k -j 2 $$sessions
 
-demo-megatron demo-trl: $(NOX)
+demo-megatron demo-trl demo-vllm: $(NOX)
 	@$(NOX) -s $@ -- $(NAMES)
 
 hunt: $(NOX)

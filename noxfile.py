@@ -62,7 +62,6 @@ def is_here(version: str) -> bool:
 
 # Those that are to come count: a session's tags are those of its requirement's, too.
 USABLE = [version for version in ENGINE_PYTHONS if is_here(version) or (version in OF_DEBIAN and pythons.possible())]
-OLDEST_AND_NEWEST = {*USABLE[:1], *USABLE[-1:]}
 
 
 # -- what a session took -------------------------------------------------------------------------------
@@ -163,6 +162,8 @@ def provide(session: nox.Session, *files: str, project: bool = True, beside: str
             session.install(*in_spite, "-r", str(path))
         else:
             install(session, "-r", str(path))
+    if "vllm.txt" in files:  # vLLM asks for them; PyPI's are built for CUDA, and transformers' imports fail on them
+        session.run("python", "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
     for path in others:
         folder = Path(session.virtualenv.location) / "side-by-side" / path.stem
         # pip leaves alone what is in such a folder already.
@@ -221,12 +222,15 @@ NOT_EXHAUSTIVE = ("-m", "not exhaustive")
 _BY_TRL = ("trl", "deepspeed", "accelerate", "peft", "transformers", "openrlhf", "torch")
 BY_TRL = [f"tests/patches/{name}" for name in _BY_TRL]
 OF_ALL = ["tests/patches/test_contract.py", "tests/patches/test_texts.py", "tests/patches/test_pairs.py"]
-NOT_BY_TRL = ["tests/patches", *(f"--ignore={folder}" for folder in BY_TRL)]
+ON_VLLM = ["tests/patches/trl_on_vllm", "tests/patches/vllm"]
+NOT_BY_TRL = ["tests/patches", *(f"--ignore={folder}" for folder in (*BY_TRL, *ON_VLLM))]
 SHARED = {"venv_backend": "none", "requires": ["environment"]}
 SHARED_BY_TRL = {"venv_backend": "none", "requires": ["environment-trl"]}
+ENVIRONMENTS_MADE = ["environment", "environment-trl", "environment-vllm"]
 BOTH = {"venv_backend": "none", "requires": ["environment", "environment-trl"]}
 PYTHON = str(HERE / ".nox" / "environment" / "bin" / "python")
 TRL_PYTHON = str(HERE / ".nox" / "environment-trl" / "bin" / "python")
+VLLM_PYTHON = str(HERE / ".nox" / "environment-vllm" / "bin" / "python")
 
 
 def with_other_releases(session: nox.Session, name: str, python: str = PYTHON) -> None:
@@ -248,6 +252,12 @@ def environment_trl(session: nox.Session) -> None:
     provide(session, "torch.txt", "trl.txt", beside="side-by-side-trl")
 
 
+@session(python=FRAMEWORK_PYTHON, name="environment-vllm", tags=["test", "rest"])
+def environment_vllm(session: nox.Session) -> None:
+    """Make the environment with real vLLM, for a CPU, and TRL: vLLM wants an older transformers."""
+    provide(session, "torch.txt", "vllm.txt")
+
+
 @session(**SHARED_BY_TRL, tags=["test"])
 def cluster(session: nox.Session) -> None:
     """Ranks and workers: torchrun, deepspeed, accelerate, Ray."""
@@ -255,7 +265,7 @@ def cluster(session: nox.Session) -> None:
     pytest(session, "tests/cluster", "-n", "3", "--dist", "loadfile", *NOT_EXHAUSTIVE, python=TRL_PYTHON)
 
 
-@session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"], tags=["rest"])
+@session(python=FRAMEWORK_PYTHON, requires=ENVIRONMENTS_MADE, tags=["rest"])
 def exhaustive(session: nox.Session) -> None:
     """Every real wheel that matters, the patches on older releases, and hundreds of processes."""
     provide(session, "survey.txt")
@@ -263,6 +273,7 @@ def exhaustive(session: nox.Session) -> None:
     pytest(session, "tests/cluster", "-n", "2", "--dist", "loadfile", "-m", "exhaustive", python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, "-m", "exhaustive", python=PYTHON)
     pytest(session, *BY_TRL, *OF_ALL, *REAL, "-m", "exhaustive", python=TRL_PYTHON)
+    pytest(session, *ON_VLLM, *REAL, "-m", "exhaustive", python=VLLM_PYTHON)
 
 
 @session(**SHARED, tags=["test"])
@@ -286,8 +297,8 @@ def engine(session: nox.Session) -> None:
     pytest(session, "tests/engine", "tests/processes", "-n", "2", "-o", "faulthandler_timeout=400", *NOT_EXHAUSTIVE)
 
 
-for version in ENGINE_PYTHONS:  # the oldest and the newest that are found show most of what can differ
-    tag = "test" if version in OLDEST_AND_NEWEST else "rest"
+for version in ENGINE_PYTHONS:  # the oldest that is found lacks most
+    tag = "test" if version in USABLE[:1] else "rest"
     first = ["pythons"] if version in OF_DEBIAN else []
     session(python=version, name=f"engine-{version}", requires=first, tags=[tag])(engine)
 
@@ -296,6 +307,12 @@ for version in ENGINE_PYTHONS:  # the oldest and the newest that are found show 
 def trl_newest(session: nox.Session) -> None:
     """The patches of TRL, and of what is under it, newest releases."""
     pytest(session, *BY_TRL, "tests/patches/test_contract.py", *REAL, *NOT_EXHAUSTIVE, python=TRL_PYTHON)
+
+
+@session(venv_backend="none", requires=["environment-vllm"], tags=["test"])
+def rollouts(session: nox.Session) -> None:
+    """Patches between trainer and vLLM, and the watch on vLLM itself, on the real vLLM."""
+    pytest(session, *ON_VLLM, *REAL, *NOT_EXHAUSTIVE, python=VLLM_PYTHON)
 
 
 @session(python=FRAMEWORK_PYTHON, tags=["test"])
@@ -377,19 +394,25 @@ def upstream_trl(session: nox.Session) -> None:
 
 def run_mutants(session: nox.Session, *arguments: str) -> None:
     provide(session, "survey.txt")
-    pythons = ("--engine", str(Path(session.bin) / "python"), "--frameworks", PYTHON, "--trl", TRL_PYTHON)
-    session.run("python", "tests/mutants.py", *pythons, *arguments, *session.posargs)
+    pythons = {
+        "engine": str(Path(session.bin) / "python"),
+        "frameworks": PYTHON,
+        "trl": TRL_PYTHON,
+        "vllm": VLLM_PYTHON,
+    }
+    given = [argument for name, python in pythons.items() for argument in (f"--{name}", python)]
+    session.run("python", "tests/mutants.py", *given, *arguments, *session.posargs)
 
 
-@session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"])
+@session(python=FRAMEWORK_PYTHON, requires=ENVIRONMENTS_MADE)
 def mutants(session: nox.Session) -> None:
     """Wrong versions of this project, in copies: each has a test that must notice it (``-- PARTS OF NAMES``)."""
     run_mutants(session)
 
 
-@session(python=FRAMEWORK_PYTHON, requires=["environment", "environment-trl"], name="mutants-tenth", tags=["rest"])
+@session(python=FRAMEWORK_PYTHON, requires=ENVIRONMENTS_MADE, name="mutants-tenth", tags=["rest"])
 def mutants_tenth(session: nox.Session) -> None:
-    """The same few of them each time, of every file that is mutated."""
+    """The same few of them each time, of every folder that is mutated."""
     run_mutants(session, "--tenth")
 
 
@@ -421,9 +444,9 @@ def hunt_sample(session: nox.Session) -> None:
 
 @session(**BOTH, name="hunt-rest", tags=["rest"])
 def hunt_rest(session: nox.Session) -> None:
-    """The bugs of the catalogue in older releases; every patch on against off, over all configurations."""
+    """The bugs of the catalogue in older releases; every patch on against off, over half of the configurations."""
     run_hunt(session, "--power")
-    run_hunt(session, "--ours", "1")
+    run_hunt(session, "--ours", "0.5")
 
 
 @session(**SHARED, name="demo-megatron")
@@ -438,12 +461,18 @@ def demo_trl(session: nox.Session) -> None:
     session.run(TRL_PYTHON, "examples/demo/run.py", "--session", "demo-trl", *session.posargs)
 
 
-@session(**BOTH)
+@session(venv_backend="none", requires=["environment-vllm"], name="demo-vllm")
+def demo_vllm(session: nox.Session) -> None:
+    """The same for TRL on real vLLM."""
+    session.run(VLLM_PYTHON, "examples/demo/run.py", "--session", "demo-vllm", *session.posargs)
+
+
+@session(venv_backend="none", requires=ENVIRONMENTS_MADE)
 def benchmarks(session: nox.Session) -> None:
     """All figures: start-up, call overhead, and what single patches save."""
     for script in sorted(Path("benchmarks").glob("*.py")):
-        trl = script.stem.startswith(("trl_", "transformers_"))
-        session.run(TRL_PYTHON if trl else PYTHON, str(script), *session.posargs)
+        of_trl, on_vllm = script.stem.startswith(("trl_", "transformers_")), script.stem.startswith("watch_")
+        session.run(VLLM_PYTHON if on_vllm else TRL_PYTHON if of_trl else PYTHON, str(script), *session.posargs)
 
 
 @session(**SHARED_BY_TRL, name="transformers-releases")

@@ -32,7 +32,9 @@ def log_to_mlflow(mlflow: Any, report: Report) -> None:
     and ``pending`` may become ``applied``. Versions do not change, so they are parameters, where runs are compared.
     """
     mlflow.log_dict(report.to_dict(), "rlhf_patches.json")
-    mlflow.set_tags(report.to_flat_dict())
+    tags = list(report.to_flat_dict().items())
+    for first in range(0, len(tags), 100):  # MLflow takes no more at once
+        mlflow.set_tags(dict(tags[first : first + 100]))
     versions = {row.distribution: row.version for row in report if row.version is not None}
     if versions:
         mlflow.log_params({f"rlhf_patches/version/{name}": version for name, version in versions.items()})

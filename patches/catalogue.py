@@ -34,6 +34,9 @@ LISTED = (
     Listed('deepspeed-offload-rare-parameters', 'rlhf_patches.patches.deepspeed.offload_rare_parameters:ADVICE', (
         ListedVariant(distribution='deepspeed', versions='>=0.5.9,<=0.19.8', modules=('deepspeed.runtime.zero.stage_1_and_2',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=None),
     ), None),
+    Listed('deepspeed-topk-drops', 'rlhf_patches.patches.deepspeed.topk_drops:PATCH', (
+        ListedVariant(distribution='deepspeed', versions='>=0.15.0,<0.19.0', modules=('deepspeed.moe.sharded_moe',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'From 0.15.0 to 0.18.9 a `MoE` layer with k above 2 has dropped tokens whose logits were negative from experts that had\nroom, as if the capacity was smaller, and did so in evaluation too. With the patch each expert takes what its capacity\nallows: outputs have more experts in them. A model that was trained without it goes on from there, but wants its\nevaluation repeated, and its capacity factor looked at again.'),
     Listed('deepspeed-zero1-last-micro-batch', 'rlhf_patches.patches.deepspeed.zero1_last_micro_batch:PATCH', (
         ListedVariant(distribution='deepspeed', versions='>=0.18.3,<0.19.0', modules=('deepspeed.runtime.engine',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation took the last micro-batch of each step\nfrom one rank in place of the mean over all. With the patch gradients are less noisy and their norms lower: of one\nmicro-batch a step on N ranks, as from N times the data. A run that was tuned with it should have its learning rate\nlooked at again; checkpoints are as good as what they were trained on, and can be trained on.'),
@@ -56,15 +59,46 @@ LISTED = (
     Listed('megatron-core-cross-entropy-in-place', 'rlhf_patches.patches.megatron_core.cross_entropy_in_place:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.8.0,<=0.20.0', modules=('megatron.core.tensor_parallel.cross_entropy', 'megatron.core.fusions.fused_cross_entropy'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('megatron-core-duplicated-norm', 'rlhf_patches.patches.megatron_core.duplicated_norm:PATCH', (
+        ListedVariant(distribution='megatron-core', versions='>=0.11.0rc0,<0.17.0', modules=('megatron.core.extensions.transformer_engine',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformer-engine', versions='>=1.0', package='transformer_engine')),
+    ), "Since 0.11.0 `grad_norm` was too large: with a weight that has a share s of the squared norm, by the root of\n1 + (TP - 1) s; 1.36 to 1.52 times at TP 8 were reported for DeepSeek-V3's shape. A run whose norms were mostly above\n`clip_grad` has taken steps that much smaller than meant, and takes larger ones now: divide its `clip_grad` by that\nfactor to go on as before. Where the norm was below, nothing changes but what is logged."),
     Listed('megatron-forward-pre-hook-reentry', 'rlhf_patches.patches.megatron_core.forward_pre_hook_reentry:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.9.0,<=0.20.0', modules=('megatron.core.distributed.distributed_data_parallel',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('megatron-core-gdn-norm-gradient', 'rlhf_patches.patches.megatron_core.gdn_norm_gradient:PATCH', (
+        ListedVariant(distribution='megatron-core', versions='>=0.16.0,<=0.18.2', modules=('megatron.core.ssm.gated_delta_net', 'megatron.core.distributed.finalize_model_grads'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.19.0,<=0.20.0', modules=('megatron.core.ssm.gated_delta_net.common', 'megatron.core.distributed.finalize_model_grads'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), "the gradient of `out_norm` was wrong on each rank, by about its own norm with two ranks and more with more, since\nmegatron-core 0.16.0, the first with Gated DeltaNets; all other gradients were those of the model as each rank had it.\nCopies that have parted stay apart: go on from a checkpoint, which has rank 0's copy for all, and not from memory. The\ngradient of this weight is a sum over all heads now: with SGD it moves further, with Adam in another direction."),
+    Listed('megatron-core-grouped-experts-norm', 'rlhf_patches.patches.megatron_core.grouped_experts_norm:PATCH', (
+        ListedVariant(distribution='megatron-core', versions='>=0.9.0,<0.19.0', modules=('megatron.core.extensions.transformer_engine',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformer-engine', versions='>=2.13.0,<=2.20.2', package='transformer_engine')),
+    ), "Since TransformerEngine 2.13.0 `grad_norm` lacked (TP - 1)/TP of the experts' squares. A run whose norms are above\n`clip_grad` takes smaller steps now, as it did with TransformerEngine 2.12: to go on as before, multiply its `clip_grad`\nby the factor by which `grad_norm` grows at the first step. Where the norm stays below, nothing changes but what is\nlogged."),
+    Listed('megatron-core-moe-auxiliary-context', 'rlhf_patches.patches.megatron_core.moe_auxiliary_context:PATCH', (
+        ListedVariant(distribution='megatron-core', versions='>=0.8.0,<=0.11.0', modules=('megatron.core.pipeline_parallel.schedules',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.12.0rc2,<=0.13.1', modules=('megatron.core.pipeline_parallel.schedules',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.14.0,<0.16.0', modules=('megatron.core.pipeline_parallel.schedules',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), "Since megatron-core 0.8.0, with context parallelism, a mixture's auxiliary losses had 1 / CP of the weight that was set.\nWith the patch they have all of it. A run that was tuned with it has the balance that it had with coefficients divided\nby CP."),
+    Listed('megatron-core-moe-auxiliary-per-token', 'rlhf_patches.patches.megatron_core.moe_auxiliary_per_token:PATCH', (
+        ListedVariant(distribution='megatron-core', versions='>=0.12.0rc2,<=0.12.3', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.13.0rc0,<=0.13.1', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.14.0,<0.16.0', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.16.0,<0.19.0', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), "Since megatron-core 0.12.0, with `--calculate-per-token-loss`, a mixture's auxiliary losses had 1 / (TP x CP) of the\nweight that was set (`seq_aux_loss`, since 0.16.0, that over the micro-batch's size). With the patch they have all of\nit. A run that was tuned with it has the balance that it had with coefficients divided by that number."),
+    Listed('megatron-core-resume-groups', 'rlhf_patches.patches.megatron_core.resume_groups:PATCH', (
+        ListedVariant(distribution='megatron-core', versions='>=0.16.0,<0.19.0', modules=('megatron.core.optimizer.optimizer', 'megatron.core.optimizer.distrib_optimizer'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since megatron-core 0.16.0 a resumed run with `--decoupled-lr` trained embedding, output layer and all else at one rate,\nthat of the last group. With the patch each has the rate that was saved. What was trained after such a resume was\ntrained at the wrong rate, and what it saved holds it: go back to the checkpoint that it resumed from.'),
     Listed('megatron-lm-no-sync-reentry', 'rlhf_patches.patches.megatron_lm.no_sync_reentry:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.6.0,<=0.20.0', modules=('megatron.training.training',), independent=False, rewrites=True, may_be_missing='before 0.17 megatron.training is in git only; a checkout that is installed calls itself megatron-core', is_advice=False, beside=None),
     ), None),
+    Listed('nemo-rl-async-prefix-cache', 'rlhf_patches.patches.nemo_rl.async_prefixes:PATCH', (
+        ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<0.7.0', modules=('nemo_rl.algorithms.async_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='nemo-rl', versions='>=0.7.0,<=0.7.0', modules=('nemo_rl.algorithms.async_utils.trajectory_collector',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since 0.4.0, GRPO with `async_grpo.enabled` and without in-flight updates sampled with prefixes as older weights had\ncomputed them. Log-probabilities of generation were those of that mixture, which importance sampling corrected for. With\nthe patch they are those of the weights of the last update, and the first requests after an update compute their\nprompts. Checkpoints can be trained on.'),
     Listed('nemo-rl-logprob-backward', 'rlhf_patches.patches.nemo_rl.logprob_backward:PATCH', (
         ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<=0.7.0', modules=('nemo_rl.distributed.model_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('nemo-rl-watch-rollouts', 'rlhf_patches.patches.nemo_rl.watch_rollouts:WATCH', (
+        ListedVariant(distribution='nemo-rl', versions='>=0.6.0', modules=('nemo_rl.algorithms.grpo', 'nemo_rl.utils.logger'), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None, watches=True),
     Listed('openrlhf-k3-gradient', 'rlhf_patches.patches.openrlhf.k3_gradient:PATCH', (
         ListedVariant(distribution='openrlhf', versions='>=0.8.6,<0.9.9', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='openrlhf', versions='>=0.9.9,<0.11.1', modules=('openrlhf.models.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -80,6 +114,12 @@ LISTED = (
         ListedVariant(distribution='openrlhf', versions='==0.11.1', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='openrlhf', versions='==0.11.2', modules=('openrlhf.models.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('openrlhf-own-sampling-params', 'rlhf_patches.patches.openrlhf.own_sampling:PATCH', (
+        ListedVariant(distribution='openrlhf', versions='>=0.9.1,<=0.11.2', modules=('openrlhf.utils.agent',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), None),
+    Listed('openrlhf-watch-rollouts', 'rlhf_patches.patches.openrlhf.watch_rollouts:WATCH', (
+        ListedVariant(distribution='openrlhf', versions='>=0.8.1', modules=('openrlhf.trainer.ppo_utils.experience_maker',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None, watches=True),
     Listed('peft-adapter-freeze', 'rlhf_patches.patches.peft.adapter_freeze:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another\nwas loaded has been: a run that did either has to be trained again if that was not meant, and one that called\n`set_adapter` or `set_requires_grad` afterwards is as it was.'),
@@ -129,9 +169,22 @@ LISTED = (
     Listed('skyrl-loss-outputs-packed', 'rlhf_patches.patches.skyrl.loss_outputs_packed:PATCH', (
         ListedVariant(distribution='skyrl', versions='==0.3.0', modules=('skyrl.backends.skyrl_train.workers.worker', 'skyrl.backends.skyrl_train.workers.megatron.megatron_worker'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('skyrl-rollout-temperature', 'rlhf_patches.patches.skyrl.rollout_temperature:PATCH', (
+        ListedVariant(distribution='skyrl', versions='>=0.1.0,<0.3.0', modules=('skyrl.backends.skyrl_train.inference_servers.utils', 'skyrl.train.entrypoints.main_base', 'skyrl.backends.skyrl_train_backend'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='skyrl', versions='>=0.3.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.inference_servers.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since 0.1.0, with a temperature other than 1, importance ratios between trainer and rollout were off by\np(token; temperature T) / p(token; temperature 1): with T below 1 far above 1 for likely tokens and near 0 for unlikely\nones, so that clipping and masks of off_policy_correction acted on that. With the patch they are near 1 where the\nweights are the same. A run with such a correction trains on other weights of its tokens from then on; bounds that were\ntuned to the old ratios should be looked at again. Checkpoints can be trained on.'),
     Listed('skyrl-sequence-parallel-logits', 'rlhf_patches.patches.skyrl.sequence_parallel_logits:PATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0,<=0.4.0', modules=('skyrl.backends.skyrl_train.distributed.megatron.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('skyrl-watch-rollouts', 'rlhf_patches.patches.skyrl.watch_rollouts:WATCH', (
+        ListedVariant(distribution='skyrl', versions='>=0.1.0', modules=('skyrl.train.trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None, watches=True),
+    Listed('slime-async-dropped-groups', 'rlhf_patches.patches.slime.async_groups:PATCH', (
+        ListedVariant(distribution='slime', versions='>=0.3.0,<=0.3.1', modules=('slime.rollout.fully_async_rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), '0.3.0 and 0.3.1 trained on a choice of what was ready, those of the earliest prompts, and lost the others. With the\npatch a run takes more steps for an epoch, each sooner, and on groups that have waited in the queue: where far more are\nsampled at once than a step takes (`--sglang-server-concurrency` times the engines against `--rollout-batch-size`), they\nwere sampled by the weights of as many steps before as it holds batches. Lower `--sglang-server-concurrency` where that\nis too many. Checkpoints can be trained on.'),
+    Listed('slime-context-parallel-whitening', 'rlhf_patches.patches.slime.context_parallel_whitening:PATCH', (
+        ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'From 0.2.0 to 0.3.1 a run with `--normalize-advantages` under context parallelism had advantages with another shift and\nscale on each part of the sequences: on a small batch of two context-parallel ranks up to 0.67 off, and 11 of 63 had\nanother sign. With the patch they are those of a run without context parallelism. A learning rate that was tuned with it\nshould be looked at again; checkpoints can be trained on.'),
     Listed('slime-eps-clip-c', 'rlhf_patches.patches.slime.eps_clip_c:PATCH', (
         ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.backends.megatron_utils.loss',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -145,9 +198,22 @@ LISTED = (
     Listed('slime-no-sync-reentry', 'rlhf_patches.patches.slime.no_sync_reentry:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.0.1,<=0.3.1', modules=('slime.backends.megatron_utils.model',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('slime-partial-rollout-budget', 'rlhf_patches.patches.slime.partial_budget:PATCH', (
+        ListedVariant(distribution='slime', versions='>=0.3.0,<=0.3.1', modules=('slime.rollout.sglang_rollout', 'slime.rollout.sglang_streaming_rollout'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'In 0.3.0 and 0.3.1 a sample that was aborted could be longer than --rollout-max-response-len, and was trained on and\nrewarded so. With the patch it is truncated there, as it was until 0.2.4. A run that has learned to answer at that\nlength loses the reward of those answers: raise --rollout-max-response-len where they are wanted. Checkpoints can be\ntrained on.'),
     Listed('slime-uneven-groups', 'rlhf_patches.patches.slime.uneven_groups:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime.ray.rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since 0.2.0 slime has normalised rewards over the whole batch wherever prompts had different numbers of samples: easy\nprompts were reinforced as such, hard ones discouraged, and advantages had the scale of the spread between prompts. With\nthe patch they are relative to their own prompt. A run of that kind should have its learning rate looked at again; its\ncheckpoints can be trained on.'),
+    Listed('slime-watch-rollouts', 'rlhf_patches.patches.slime.watch_rollouts:WATCH', (
+        ListedVariant(distribution='slime', versions='>=0.2.2', modules=('slime.utils.logging_utils', 'slime.ray.rollout'), independent=True, rewrites=False, may_be_missing='main, which still calls itself 0.3.1, logs elsewhere', is_advice=False, beside=None),
+    ), None, watches=True),
+    Listed('swift-async-rollout-lora', 'rlhf_patches.patches.swift.async_rollout_lora:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.10.0,<4.0.0', modules=('swift.llm.infer.infer_engine.vllm_engine', 'swift.llm.infer.infer_engine.grpo_vllm_engine'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.5.0', modules=('swift.infer_engine.vllm_engine', 'swift.infer_engine.grpo_vllm_engine'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since ms-swift 3.10.0 asynchronous rollouts with `vllm_enable_lora` were samples of the base model, so GRPO trained off\npolicy, ever further. With the patch they are samples of the policy. An adapter that was trained so should be trained\nagain.'),
+    Listed('swift-fp32-gradients', 'rlhf_patches.patches.swift.fp32_gradients:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.3.2', modules=('swift.megatron.utils.megatron_lm_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), "ms-swift 4.0.0 to 4.3.1 added up Megatron's gradients in bfloat16: each is off by some 1 % at 64 micro-batches, at\nrandom and towards less. With the patch sums are exact to float32. Checkpoints can be trained on, and no learning rate\ndepends on it; memory does, by 2 bytes for each trainable parameter: a run that only just fits can go on as before with\n`--main_grads_dtype bf16`, which needs `--use_precision_aware_optimizer true`."),
     Listed('swift-grpo-loss-scale', 'rlhf_patches.patches.swift.grpo_loss_scale:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.11.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -158,9 +224,20 @@ LISTED = (
     Listed('swift-logprob-entropy', 'rlhf_patches.patches.swift.logprob_entropy:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=4.5.3,<=4.6.0', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('swift-lora-counted-twice', 'rlhf_patches.patches.swift.lora_counted_twice:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.10.0,<3.12.0', modules=('swift.trainers.rlhf_trainer.rollout_mixin',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.12.0,<3.12.1', modules=('swift.trainers.rlhf_trainer.rollout_mixin',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.0.0', modules=('swift.trainers.rlhf_trainer.rollout_mixin',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.0.2', modules=('swift.rlhf_trainers.rollout_mixin',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), "Since ms-swift 3.10.0 a run with `vllm_enable_lora` that was resumed, or began with an adapter, sampled with that\nadapter's change counted twice. With the patch it samples from the policy. What was trained after such a resume should\nbe trained again from there."),
     Listed('swift-megatron-dpo-loss-type', 'rlhf_patches.patches.swift.megatron_dpo_loss_type:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.7.0,<=4.6.0', modules=('swift.megatron.trainers.dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "Megatron DPO has minimised the sigmoid loss whatever `--loss_type` said, since ms-swift 3.7.0. A run with another loss\nwas a run with `sigmoid`: its checkpoint is DPO's, and a `beta` or learning rate that was tuned with it belongs to that\nloss (IPO and hinge want others). To go on as before, set `--loss_type sigmoid`. Runs with `sigmoid` do not change."),
+    Listed('swift-megatron-grpo-mask', 'rlhf_patches.patches.swift.megatron_grpo_mask:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.11.0,<3.12.0', modules=('swift.megatron.trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.12.0,<4.0.0', modules=('swift.megatron.trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.0.3', modules=('swift.megatron.trainers.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Megatron GRPO has not trained the first token of any completion or turn since ms-swift 3.11.0, and importance weights\nbetween rollout and trainer (`--rollout_importance_sampling_mode`) were those of neighbouring tokens. With the patch\nlosses and gradients are those of the completion; a threshold that was tuned for these weights is to be tuned anew.'),
     Listed('swift-no-sync-reentry', 'rlhf_patches.patches.swift.no_sync_reentry:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.3.0', modules=('swift.megatron.trainers.base',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='ms-swift', versions='>=4.3.0,<=4.6.0', modules=('swift.megatron.trainers.base',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -175,6 +252,14 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=4.0.3,<4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.dpo_trainer'), independent=True, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='ms-swift', versions='>=4.4.0,<=4.6.0', modules=('swift.rlhf_trainers.rlhf_mixin',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('swift-rollout-update-failed', 'rlhf_patches.patches.swift.rollout_update_failed:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.10.0,<4.0.0', modules=('swift.llm.infer.rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.pipelines.infer.rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), None),
+    Listed('swift-rollout-worker-seed', 'rlhf_patches.patches.swift.rollout_worker_seed:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.5.0,<3.7.0', modules=('swift.llm.infer.rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.7.0,<3.12.3', modules=('swift.llm.infer.rollout',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), "Since ms-swift 3.5.0 the rollout server's data-parallel workers drew the same random numbers, so the samples of a group\ncould be copies of each other. With the patch they differ; a run that was trained with copies had smaller groups than\nit said."),
     Listed('swift-sampler-tail', 'rlhf_patches.patches.swift.sampler_tail:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.3.0,<3.12.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='ms-swift', versions='>=3.12.0,<4.0.0', modules=('swift.llm.data_loader',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -191,6 +276,11 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='ms-swift', versions='>=3.12.1,<4.5.3', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'the gradient of GRPO and GKD under tensor parallelism was wrong, by about half of its norm on two ranks, while losses\nand log-probabilities were right: GKD since ms-swift 3.12.0, GRPO since 3.12.1 with entropies and since 4.0.3 always.\nA run that was trained with it followed another direction with another norm: take its learning rate, clipping and KL\ncoefficient as untuned, and rather start again from the checkpoint before RL than go on from it. Runs without tensor\nparallelism, DPO, KTO and SFT were right.'),
+    Listed('swift-watch-rollouts', 'rlhf_patches.patches.swift.watch_rollouts:WATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.11.0,<4.0.0', modules=('swift.trainers.rlhf_trainer.grpo_trainer', 'swift.trainers.rlhf_trainer.rollout_mixin'), independent=True, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.rollout_mixin', 'swift.megatron.trainers.base'), independent=True, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.4.0', modules=('swift.rlhf_trainers.grpo_trainer', 'swift.rlhf_trainers.rollout_mixin', 'swift.megatron.trainers.base'), independent=True, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None, watches=True),
     Listed('torch-stale-build-lock', 'rlhf_patches.patches.torch.stale_build_lock:PATCH', (
         ListedVariant(distribution='torch', versions='>=1.0.0,<2.14.0', modules=('torch.utils.cpp_extension',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
@@ -260,6 +350,20 @@ LISTED = (
     Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`\nother than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold multiplied by S / A, and with SGD its learning\nrate by A / S; Adam sees the factor in clipping and in its epsilon only.'),
+    Listed('trl-grpo-liger-tools', 'rlhf_patches.patches.trl.grpo_liger_tools:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.26.0,<0.29.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), "Since TRL 0.26.0, GRPO with Liger and tools trained on what the tools returned, and divided by the number of these\ntokens too. With the patch loss, gradient norm and KL divergence are of the model's own tokens, and not to be compared\nwith those before."),
+    Listed('trl-grpo-tool-overflow', 'rlhf_patches.patches.trl.grpo_tool_overflow:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.26.0,<1.2.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), None),
+    Listed('trl-grpo-tool-ranks', 'rlhf_patches.patches.trl.grpo_tool_together:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.29.1,<1.1.0', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=1.1.0,<=1.16.0', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 1.0.0, GRPO with tools and a vLLM server trained on several ranks mixed up conversations after a tool call. A\nrun that did not hang or fail has learned from such texts, and is not to be compared with one that has the patch.'),
+    Listed('trl-grpo-tool-turns', 'rlhf_patches.patches.trl.grpo_tool_turns:PATCH', (
+        ListedVariant(distribution='trl', versions='>=1.0.0,<1.2.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=1.2.0,<1.14.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 1.0.0, GRPO with tools on a vLLM server trained on conversations whose turns after the first tool call were\nmostly those of others. Runs with the patch are not to be compared with those before; a policy that was trained so may\nhave learned to answer without its tools.'),
     Listed('trl-grpo-truncated-count', 'rlhf_patches.patches.trl.grpo_truncated_count:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<0.26.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='trl', versions='>=0.26.0,<0.28.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -280,6 +384,21 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.26.0,<1.14.0', modules=('trl.experimental.online_dpo.online_dpo_trainer', 'trl.experimental.nash_md.nash_md_trainer', 'trl.experimental.xpo.xpo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='trl', versions='>=1.14.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since transformers 4.46.2, but not with 5.2.0 to 5.5.3, Online DPO, Nash-MD and XPO without DeepSpeed trained on\ngradients `gradient_accumulation_steps` times their size, and logged their norms so. With the patch they have their\nsize. A run that was tuned with it should have its clipping threshold divided by that number, and with SGD its learning\nrate multiplied by it; Adam sees the factor in clipping and in its epsilon only. Take a correction of your own out.'),
+    Listed('trl-online-dpo-server', 'rlhf_patches.patches.trl.online_dpo_engine:PATCH_SERVER', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<1.8.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 0.26.0 Online DPO with a vLLM server was trained on single tokens. Nothing of such a run carries over.'),
+    Listed('trl-online-dpo-server-padding', 'rlhf_patches.patches.trl.online_dpo_engine:PATCH_PADDING', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 0.26.0 Online DPO with a vLLM server computed log-probabilities after padding wherever prompts had several\nlengths. With the patch they are those that vLLM samples from. The first gradients differ by a few percent or more, by\nhow much padding there was; a model that was trained so has learnt to answer after it.'),
+    Listed('trl-online-dpo-sleep-weights', 'rlhf_patches.patches.trl.online_dpo_engine:PATCH_SLEEP', (
+        ListedVariant(distribution='trl', versions='>=0.28.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 0.28.0 with sleep mode and accumulation, Online DPO was trained on completions of no model, in all\nmicro-batches of a step but one. Such a run has to be repeated.'),
+    Listed('trl-online-dpo-tensor-parallel', 'rlhf_patches.patches.trl.online_dpo_engine:PATCH_TOGETHER', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 0.23.0 Online DPO on an engine of several ranks was trained on completions of a mixture of prompts. Such a run\nhas to be repeated.'),
     Listed('trl-optional-packages', 'rlhf_patches.patches.trl.optional_packages:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.14.0,<0.16.0', modules=('trl.import_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.16.0,<0.17.0', modules=('trl.import_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
@@ -314,6 +433,21 @@ LISTED = (
     Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('trl-vllm-raw-logprobs', 'rlhf_patches.patches.trl.vllm_raw_logprobs:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.24.0', modules=('trl.scripts.vllm_serve', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.24.0,<0.27.1', modules=('trl.scripts.vllm_serve',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 0.23.0 GRPO on a vLLM server has weighted tokens by a ratio that holds the temperature once, not by that of\ntwo policies. With the patch ratios are about 1 where trainer and vLLM have the same weights, so the gradient is that of\nGRPO; runs at another temperature than 1 are not to be compared with those before.'),
+    Listed('trl-vllm-serve-dead-worker', 'rlhf_patches.patches.trl.vllm_serve_dead_worker:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.17.0,<1.11.0', modules=('trl.scripts.vllm_serve',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), None),
+    Listed('trl-vllm-sleep-weights', 'rlhf_patches.patches.trl.vllm_sleep_weights:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.25.0,<0.26.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<0.28.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.openenv.utils'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.28.0,<0.29.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.29.0,<=0.29.1', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.9.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils', 'trl.experimental.dppo.dppo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=1.9.0,<1.10.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since TRL 0.25.0 with sleep mode at level 2, and for every completion since 0.28.0, GRPO and RLOO trained on samples\nfrom the initial model, so with an importance ratio that grows and is clipped or truncated. With the patch training is\non-policy. Of a run that was tuned without it hardly anything carries over.'),
     Listed('trl-warnings-issued', 'rlhf_patches.patches.trl.warnings_issued:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.14.0,<0.22.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.reward_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.22.0,<0.24.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.reward_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
@@ -321,12 +455,25 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.25.0,<0.26.0', modules=('trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.bco.bco_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.26.0,<0.27.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.bco.bco_trainer', 'trl.experimental.cpo.cpo_trainer', 'trl.experimental.kto.kto_trainer', 'trl.experimental.online_dpo.online_dpo_trainer', 'trl.experimental.orpo.orpo_trainer'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
     ), None),
+    Listed('trl-online-dpo-watch-rollouts', 'rlhf_patches.patches.trl.watch_online_dpo:WATCH', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.26.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None, watches=True),
+    Listed('trl-watch-rollouts', 'rlhf_patches.patches.trl.watch_rollouts:WATCH', (
+        ListedVariant(distribution='trl', versions='>=0.25.0,<0.29.1', modules=('trl.trainer.grpo_trainer',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='trl', versions='>=0.29.1', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None, watches=True),
     Listed('verl-critic-loss-scale', 'rlhf_patches.patches.verl.critic_loss_scale:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.7.0,<0.9.0', modules=('verl.workers.utils.losses', 'verl.trainer.ppo.core_algos'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "with verl 0.8.0 (and 0.7.0, 0.7.1 with `trainer.use_legacy_worker_impl=disable`) the critic's gradient was multiplied by\nthe number of micro-batches per mini-batch and rank. With the patch it is smaller by that factor, and does not change\nwith the micro-batch size any more. Adam hides most of a constant factor, except where `critic.optim.clip_grad`, 1.0 by\ndefault, cut the larger gradient off: a run that was tuned with it should have the critic's clipping threshold and\nlearning rate looked at again. Checkpoints can be trained on."),
     Listed('verl-dr-grpo-length-bias', 'rlhf_patches.patches.verl.dr_grpo_length_bias:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.9.1', modules=('verl.workers.engine_workers',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "with `seq-mean-token-sum-norm` and no `loss_scale_factor` in verl's default trainer, 0.9.0 and 0.9.1, or in\n`main_ppo_sync` of 0.8.0, each response was divided by the longest one of its micro-batch. With the patch all are\ndivided by `rollout.response_length`, as the older trainer does: the gradient is smaller, by this length over that of\nresponses as they are, and long responses weigh as much by the token as short ones. Look at learning rate and\n`actor.optim.clip_grad` again. Checkpoints can be trained on."),
+    Listed('verl-fp32-gradients', 'rlhf_patches.patches.verl.fp32_gradients:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.7.0,<=0.7.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='verl', versions='>=0.8.0,<=0.8.0', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<0.9.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'verl 0.7.0 to 0.9.0 added up gradients in bfloat16 on Megatron-Bridge: each is off by some 1 % at 64 micro-batches, at\nrandom and towards less. With the patch sums are exact to float32. Checkpoints can be trained on, and no learning rate\ndepends on it; memory does, by 2 bytes for each trainable parameter: a run that only just fits can go on as before with\n`+actor_rollout_ref.actor.megatron.override_ddp_config.grad_reduce_in_fp32=False`, and the same for a critic.'),
     Listed('verl-fused-logprob-contiguity', 'rlhf_patches.patches.verl.fused_logprob_contiguity:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.utils.experimental.torch_functional',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'With the fused log-probability on hidden states that are not contiguous, verl 0.4.0 to 0.8.0 trained `lm_head` alone.\nWith the patch the whole model is trained. Such a run should be begun again.'),
@@ -345,6 +492,12 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.8.0', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.utils.megatron.tensor_parallel', 'verl.workers.engine.megatron.transformer_impl'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('verl-lora-buckets', 'rlhf_patches.patches.verl.lora_buckets:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.7.1,<0.9.0', modules=('verl.workers.rollout.vllm_rollout.utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'In verl 0.7.1 and 0.8.0 runs with an adapter larger than a bucket were trained on samples of another policy. With the\npatch they are on-policy. A run that is resumed goes on with samples of its own.'),
+    Listed('verl-merged-lora', 'rlhf_patches.patches.verl.merged_lora:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.7.1,<0.9.0', modules=('verl.workers.engine.fsdp.transformer_impl',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since verl 0.7.1 runs with FSDP2 and `lora.merge=True` were trained on samples of the base model. With the patch they\nare on-policy. A run that is resumed goes on with samples of what it has learned.'),
     Listed('verl-no-sync-reentry', 'rlhf_patches.patches.verl.no_sync_reentry:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.1,<=0.9.1', modules=('verl.utils.megatron_utils',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
@@ -359,6 +512,10 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "with verl 0.5.0 to 0.8.0, REINFORCE++ on trajectories with tools or several turns gave the outcome's reward to the last\nturn only, and whitened over all; up to 0.9.1 it gave it to none where a trajectory ends with another's token. With the\npatch every turn has it, and advantages of the last turn change as well, since mean and variance do. A run that was\ntrained with it learned its last turns: it can be trained on, and its learning rate and KL coefficient were tuned for\nanother signal. Trajectories of one turn are as before; with 0.9.0 and 0.9.1 so are all that end with the model's own\ntokens."),
+    Listed('verl-replica-seed', 'rlhf_patches.patches.verl.replica_seed:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.6.0,<0.6.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='verl', versions='>=0.6.1,<0.7.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'From verl 0.6.0 to 0.7.0 samples on replicas other than the first are drawn anew with the patch: their distribution is\nthe same, and they depend less on each other. Runs with one replica keep their numbers.'),
     Listed('verl-reward-on-answer', 'rlhf_patches.patches.verl.reward_on_answer:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.5.0,<0.7.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='verl', versions='>=0.7.1,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -366,6 +523,15 @@ LISTED = (
     Listed('verl-rloo-singletons', 'rlhf_patches.patches.verl.rloo_singletons:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'with verl 0.6.0 to 0.9.1, `rloo_vectorized` gave the advantage 0 to every response that was alone in its group. With the\npatch these have their reward, as with `rloo`. A run with `rollout.n=1` was not trained by its rewards at all; one that\nfilters responses gets larger gradients, by the responses that were left alone, and can be trained on.'),
+    Listed('verl-rollout-seed', 'rlhf_patches.patches.verl.rollout_seed:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'With `rollout.full_determinism=True` runs of verl 0.9.0 and 0.9.1 trained on samples that were the same. With the patch\nthey are drawn anew, so a run can be repeated with the patch, and not with its numbers from before.'),
+    Listed('verl-tool-separator', 'rlhf_patches.patches.verl.tool_separator:PATCH', (
+        ListedVariant(distribution='verl', versions='>=0.5.0,<0.6.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='verl', versions='>=0.6.0,<0.7.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='verl', versions='>=0.7.0,<=0.7.1', modules=('verl.experimental.agent_loop.tool_agent_loop',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), 'Since verl 0.5.0 multi-turn rollouts with tools missed one token at each border. With the patch conversations are those\nof the template, and rewards and losses change with them; of a policy that was trained without, the first steps are\nslightly off its distribution, as they are in 0.9.0.'),
     Listed('verl-trl-value-head', 'rlhf_patches.patches.verl.trl_value_head:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.1,<=0.7.1', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.9.0', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
@@ -375,4 +541,12 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.3.0.post0,<=0.5.0', modules=('verl.workers.fsdp_workers',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
         ListedVariant(distribution='verl', versions='>=0.6.0,<=0.7.0', modules=('verl.utils.model',), independent=False, rewrites=True, may_be_missing=None, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
     ), None),
+    Listed('verl-watch-rollouts', 'rlhf_patches.patches.verl.watch_rollouts:WATCH', (
+        ListedVariant(distribution='verl', versions='>=0.6.0,<0.8.0', modules=('verl.trainer.ppo.ray_trainer', 'verl.utils.tracking'), independent=True, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='verl', versions='>=0.8.0,<0.9.0', modules=('verl.trainer.ppo.ray_trainer', 'verl.trainer.main_ppo_sync', 'verl.utils.tracking'), independent=True, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='verl', versions='>=0.9.0', modules=('verl.trainer.ppo.ray_trainer', 'verl.trainer.ppo.v1.trainer_base', 'verl.utils.tracking'), independent=True, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None, watches=True),
+    Listed('vllm-watch-requests', 'rlhf_patches.patches.vllm.watch_requests:WATCH', (
+        ListedVariant(distribution='vllm', versions='>=0.7.3', modules=('vllm.v1.worker.gpu_worker',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
+    ), None, watches=True),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .catalogue import LISTED
 
 if TYPE_CHECKING:
-    from rlhf_patches import Advice, Listed, Patch
+    from rlhf_patches import Advice, Listed, Patch, Watch
 
 
 def listed() -> tuple[Listed, ...]:
@@ -15,6 +15,6 @@ def listed() -> tuple[Listed, ...]:
     return LISTED
 
 
-def rlhf_patches() -> list[Patch | Advice]:
+def rlhf_patches() -> list[Patch | Advice | Watch]:
     """Every built-in patch and advice."""
     return [each.load() for each in LISTED]

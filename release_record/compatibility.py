@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import record
 from record import Entry, Record
 
-from rlhf_patches.definitions.patch import Advice, KnownBug
+from rlhf_patches.definitions.patch import Advice, KnownBug, Watch
 from rlhf_patches.offline.facts import DEFECT, DIFFERENT, NO_MODULE
 
 _HEAD = """\
@@ -26,9 +26,13 @@ A patch with several variants repairs the bug in several shapes of upstream's co
 | --- | --- |
 | affected | has the bug; the patch repairs it |
 | advice | has the bug; nothing here repairs it, and the page says what to do |
+| watched | runs are looked at for signs of bugs |
 | not there | the code that has the bug does not exist yet, or not in this package |
 | fixed | newer than the bug, and without it; the note says where it went |
 """
+
+
+_THERE = {Advice.kind: "advice", Watch.kind: "watched"}
 
 
 def page(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
@@ -43,7 +47,7 @@ def page(records: Iterable[Record], patches: Iterable[KnownBug]) -> str:
         parts.append(f"## {item.name}\n\n{len(item.entries)} releases read ({source}).\n")
         if not item.in_git and (oldest := record.reviewed().oldest.get(item.name)):
             parts.append(f"None before {oldest['version']}: {oldest['why']}.\n")
-        rows = ["| versions | state | patch or advice | note |", "| --- | --- | --- | --- |"]
+        rows = ["| versions | state | patch, advice or watch | note |", "| --- | --- | --- | --- |"]
         for patch in own:
             link = f"[{patch.name}](patches/{patch.name}.md)"
             notes = record.reviewed().harmless.get(patch.name, {})
@@ -63,7 +67,7 @@ def stretches(item: Record, patch: KnownBug) -> list[tuple[list[Entry], str]]:
         shapes = record.recognised(patch, entry)
         seen = seen or bool(shapes)
         which = f", variant {shapes[0] + 1}" if shapes and len(patch.variants) > 1 else ""
-        there = "advice" if patch.kind == Advice.kind else "affected"
+        there = _THERE.get(patch.kind, "affected")
         states.append(f"{there}{which}" if shapes else "fixed" if seen else "not there")
     groups = itertools.groupby(zip(entries, states, strict=True), key=lambda pair: pair[1])
     return [([entry for entry, _ in group], state) for state, group in groups]

@@ -7,6 +7,7 @@ holds facts about released code only (no upstream text, no version guard), so th
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from rlhf_patches.definitions import registry
+from rlhf_patches.definitions.listed import WATCH
 from rlhf_patches.definitions.patch import Beside, Change, KnownBug, Variant
 from rlhf_patches.offline import facts
 from rlhf_patches.offline.facts import DIFFERENT, NO_MODULE, UNREADABLE, Code
@@ -188,7 +190,8 @@ class Reviewed:
 
     Attributes:
         harmless: patch -> fingerprint of a target that the patch does not recognise -> why it has no such defect.
-        accepted: patch -> version, or in git a tag or branch, for which the two guards may disagree -> why.
+        accepted: patch -> version, or in git a tag or branch, for which the two guards may disagree -> why; many at
+            once with a ``*``.
         oldest: distribution -> ``version``, the oldest that is fetched, and ``why`` the ones before need no reading.
         parts: distribution -> ``why`` only what patches read is fetched of its wheels.
     """
@@ -200,7 +203,11 @@ class Reviewed:
 
     def accepts(self, item: Disagreement) -> bool:
         """Whether a disagreement has been explained."""
-        return not self.accepted.get(item.patch, {}).keys().isdisjoint({item.version, item.file})
+        return self.has_accepted(item.patch, item.version) or self.has_accepted(item.patch, item.file)
+
+    def has_accepted(self, patch: str, name: str) -> bool:
+        """Whether a version, a tag or a branch is among those for which a patch's two guards may disagree."""
+        return any(fnmatch.fnmatchcase(name, noted) for noted in self.accepted.get(patch, {}))
 
 
 def reviewed() -> Reviewed:
@@ -259,7 +266,7 @@ def _loose(records: list[Record], patch: KnownBug, number: int, variant: Variant
     for record in records:
         for entry in record.entries:
             there[entry.order] = there.get(entry.order, False) or number in recognised(patch, entry)
-    if facts.is_open(variant.guard.versions):
+    if facts.is_open(variant.guard.versions) and patch.kind != WATCH:  # it looks at whatever takes the same
         yield f"{variant.guard.versions!r} is open to one side"
     for pin in SpecifierSet(variant.guard.versions):
         version = Version(pin.version)
@@ -285,7 +292,8 @@ def _not_the_newest(records: list[Record], beside: Beside | None) -> Iterator[st
 
 def unreviewed(records: Iterable[Record], patches: Iterable[KnownBug], notes: Reviewed) -> list[str]:
     """Target functions that a patch does not recognise and that were not reviewed, and notes that nothing needs."""
-    records, patches = list(records), list(patches)
+    records = list(records)
+    patches = [patch for patch in patches if patch.kind != WATCH]
     complaints: list[str] = []
     needed: set[tuple[str, str]] = set()
     for record in records:

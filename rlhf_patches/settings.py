@@ -9,6 +9,7 @@ RLHF_PATCHES_ONLY          names or globs, comma-separated: apply nothing else
 RLHF_PATCHES_ENABLE        names, comma-separated: apply these although upstream contests that they are repairs
 RLHF_PATCHES_PLUGINS       distributions, comma-separated, whose patches may be used beside the built-in ones; or none
 RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated, of patches that change numbers: not to be told again
+RLHF_PATCHES_LIMITS        FIGURE=NUMBER, comma-separated: above which a watch says so; inf: never
 RLHF_PATCHES_STRICT        1 raises where a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
                            unset: one line, the first problem
@@ -40,6 +41,7 @@ KNOWN = (
     "ENABLE",
     "PLUGINS",
     "ACKNOWLEDGED",
+    "LIMITS",
     "STRICT",
     "LOG",
     "REPORT",
@@ -47,11 +49,16 @@ KNOWN = (
     "RUN",
 )
 # Set without AUTOLOAD, these do not tell that anybody wants patches.
-_NEUTRAL = ("AUTOLOAD", "LOG", "RUN")
+_NEUTRAL = ("AUTOLOAD", "LIMITS", "LOG", "RUN")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LINE = "\n  "
 """Between the lines of a message that has several."""
+FIGURES = (
+    *("log-probabilities", "equal-completions", "short-completions", "long-completions"),
+    *("other-prompts", "unused-adapters"),
+)
+"""What watches note of rollouts, and RLHF_PATCHES_LIMITS sets limits of."""
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
@@ -112,6 +119,7 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
     checked(lambda: expand(_listed("ACKNOWLEDGED", environment), names, PREFIX + "ACKNOWLEDGED", hint))
     checked(lambda: truth("VERIFY", environment))
     checked(lambda: log_level(environment))
+    checked(lambda: limits(environment))
     found = Settings(
         disable=checked(lambda: expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint)),
         only=checked(lambda: expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint)),
@@ -189,6 +197,36 @@ def log_level(environment: Mapping[str, str] = os.environ) -> tuple[str | None, 
     if value and (level not in LEVELS or ranks not in ("", "all")):
         raise SettingsError(f"{PREFIX}LOG is {value!r}: expected {', '.join(LEVELS)}, or one of them with ':all'")
     return level or None, ranks == "all"
+
+
+def limits(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """The limits of figures that RLHF_PATCHES_LIMITS sets.
+
+    Raises:
+        SettingsError: it names no figure, or its limit is none.
+    """
+    found = {}
+    for item in _listed("LIMITS", environment):
+        name, _, number = (part.strip() for part in item.partition("="))
+        if name not in FIGURES:
+            raise SettingsError(f"{PREFIX}LIMITS names {name!r}, which no watch notes{nearest(name, FIGURES)}")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            found[name] = math.nan
+        if not found[name] >= 0:
+            raise SettingsError(f"{PREFIX}LIMITS has {item!r}: expected {name}=NUMBER, 0 or more; inf for no limit")
+    return found
+
+
+def limit(figure: str) -> float | None:
+    """That of a figure, where RLHF_PATCHES_LIMITS sets it; it was checked when patches were applied."""
+    if PREFIX + "LIMITS" not in os.environ:
+        return None
+    try:
+        return limits().get(figure)
+    except SettingsError:
+        return None
 
 
 def plugins(known: Iterable[str]) -> frozenset[str]:

@@ -36,6 +36,7 @@ WATCHED = (
     "transformers",
     "trl",
     "verl",
+    "vllm",
 )
 # Python imports these at every start, mostly in vain. What they import is looked at.
 _OF_SITE = ("sitecustomize", "usercustomize")

@@ -40,6 +40,8 @@ NEEDS = {
     "patches/accelerate": ("accelerate", "trl-newest"),
     "patches/deepspeed": ("deepspeed", "trl-newest"),
     "patches/trl": ("deepspeed", "trl-newest"),
+    "patches/trl_on_vllm": ("vllm", "rollouts"),
+    "patches/vllm": ("vllm", "rollouts"),
     "patches/peft": ("peft", "trl-newest"),
     "patches/transformers": ("trl", "trl-newest"),
     "patches/openrlhf": ("deepspeed", "trl-newest"),

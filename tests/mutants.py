@@ -10,11 +10,11 @@ They are data: tests/mutations/AREA.toml, one table for each,
     test = "test_whoever_holds_them"    # its name, or FILE.py::NAME, or a list; [PARAMETERS] may follow
     why = "what a user would have of it"
 
-and further keys where they are needed: ``environment`` ("engine" unless given, "frameworks" or "trl"), ``seconds`` (its
-time limit), ``hangs = true`` (the test does not end: the time limit is how it is noticed), and ``survives`` in place of
-``test``: why no test can notice it.
+and further keys where they are needed: ``environment`` ("engine" unless given, "frameworks", "trl" or "vllm"),
+``seconds`` (its time limit), ``hangs = true`` (the test does not end: the time limit is how it is noticed), and
+``survives`` in place of ``test``: why no test can notice it.
 
-``--tenth`` runs the same few each time, of every file that is mutated a tenth, and one at least: `make test-rest`.
+``--tenth`` runs the same few each time, of every folder that is mutated a tenth, and one at least: `make test-rest`.
 
 Each runs in a copy of the tree, with environments in which that copy is what is imported: the working tree is never
 touched. The named tests are run in the copy without any mutation first: one that fails there proves nothing.
@@ -49,7 +49,7 @@ sys.path.insert(0, str(ROOT))
 from tests.harness import failures  # noqa: E402
 
 DATA = Path(__file__).parent / "mutations"
-ENVIRONMENTS = ("engine", "frameworks", "trl")
+ENVIRONMENTS = ("engine", "frameworks", "trl", "vllm")
 SECONDS = 300.0
 CATALOGUE = "patches/catalogue.py"
 #: What a changed patch tells of itself, as `make docs` lists it.
@@ -78,6 +78,11 @@ class Mutation:
     hangs: bool = False
     survives: str | None = None
 
+    @property
+    def folder(self) -> str:
+        """That the file is in; empty for the root."""
+        return self.file.rpartition("/")[0]
+
     def mutated(self, text: str) -> str:
         """The file's text with the mutation.
 
@@ -103,16 +108,16 @@ def load() -> list[Mutation]:
 
 
 def tenth(mutations: Iterable[Mutation]) -> list[Mutation]:
-    """Of each file a tenth, and one at least, by digests of the names: a new mutation moves one other at most."""
+    """Of each folder a tenth, and one at least, by digests of the names: a new mutation moves one other at most."""
 
     def drawn(mutation: Mutation) -> tuple[bool, str]:
         return mutation.hangs, hashlib.sha256(mutation.name.encode()).hexdigest()  # what hangs takes its time limit
 
-    by_file: dict[str, list[Mutation]] = {}
+    by_folder: dict[str, list[Mutation]] = {}
     for mutation in mutations:
         if mutation.survives is None:
-            by_file.setdefault(mutation.file, []).append(mutation)
-    return [one for found in by_file.values() for one in sorted(found, key=drawn)[: max(1, len(found) // 10)]]
+            by_folder.setdefault(mutation.folder, []).append(mutation)
+    return [one for found in by_folder.values() for one in sorted(found, key=drawn)[: max(1, len(found) // 10)]]
 
 
 @functools.cache
@@ -136,7 +141,9 @@ def node_id(test: str) -> str:
     """
     plain, bracket, parameters = test.partition("[")
     file, _, name = plain.rpartition("::")
-    places = [place for place in _tests().get(name, []) if not file or Path(place.partition("::")[0]).name == file]
+    places = [
+        place for place in _tests().get(name, []) if not file or f"/{place.partition('::')[0]}".endswith(f"/{file}")
+    ]
     if len(places) != 1:
         raise ValueError(f"{len(places)} tests are called {plain}, expected 1: {', '.join(places)}")
     return places[0] + bracket + parameters
@@ -309,7 +316,7 @@ def main() -> int:
     for environment in ENVIRONMENTS:
         parser.add_argument(f"--{environment}", metavar="PYTHON", help=f"the interpreter of the {environment}")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tenth", action="store_true", help="the same few each time, of every mutated file some")
+    parser.add_argument("--tenth", action="store_true", help="the same few each time, of every mutated folder some")
     parser.add_argument("--anyway", action="store_true", help="run also what is said to survive, if it names a test")
     options = parser.parse_args()
     chosen = [
@@ -354,7 +361,7 @@ def main() -> int:
         together: dict[tuple[str, str], set[str]] = {}
         for mutation in due:
             for test in map(node_id, mutation.tests):
-                # A few of each file are run as one: frameworks are loaded once.
+                # A few of each are run as one: frameworks are loaded once.
                 file = "all of these" if options.tenth else test.partition("::")[0]
                 together.setdefault((mutation.environment, file), set()).add(test)
         print(f"{len(due)} mutations; first, their tests without any", flush=True)

@@ -32,7 +32,7 @@ from __future__ import annotations
 # fmt: off
 # ruff: noqa: E501, Q
 from rlhf_patches import Listed, ListedBeside, ListedVariant'''
-_NAME = re.compile(r"(PATCH|ADVICE)(_[A-Z0-9_]+)?")
+_NAME = re.compile(r"(PATCH|ADVICE|WATCH)(_[A-Z0-9_]+)?")
 _WATCHED = re.compile(r"^WATCHED = \(.*?\)$", re.MULTILINE | re.DOTALL)
 
 
@@ -68,8 +68,8 @@ def hook_files() -> dict[str, str]:
 def paths(folder: Path) -> list[str]:
     """Every patch, as ``module:NAME`` relative to the package of patches, sorted by module.
 
-    A patch is what a module calls ``PATCH`` or ``PATCH_SOMETHING`` at its top level, and an advice ``ADVICE`` or
-    ``ADVICE_SOMETHING``. Nothing is imported.
+    A patch is what a module calls ``PATCH`` or ``PATCH_SOMETHING`` at its top level, and an advice ``ADVICE``, a
+    watch ``WATCH``, in the same way. Nothing is imported.
     """
     return [
         f"{'.'.join(file.relative_to(folder).with_suffix('').parts)}:{name}"
@@ -95,6 +95,7 @@ def _entry(path: str) -> str:
     listed: Listed = getattr(importlib.import_module(module), name).listed(path)
     variants = "".join(f"        {variant!r},\n" for variant in listed.variants)
     more = f"{listed.changes_numbers!r}" + (f", {listed.contested!r}" if listed.contested else "")
+    more += ", watches=True" * listed.watches
     return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ), {more}),\n"
 
 

@@ -49,6 +49,8 @@ Paste an error message, or choose what you use. Each bug has a page: what you se
 
 <form id="find" markdown="0">
 <label>Framework <select name="framework"><option value="">all</option>{frameworks}</select></label>
+<label>Of <select name="side"><option value="">all</option><option>training</option><option>rollouts</option></select>
+</label>
 <label>Release <input name="release" placeholder="such as 0.16.1" autocomplete="off"></label>
 <label>Words, or an error message <input name="words" type="search" autocomplete="off"></label>
 </form>
@@ -130,12 +132,17 @@ def _row(patch: KnownBug, records: list[record.Record]) -> str:
     affected = sorted({entry.version for entry in entries if record.claimed(patch, entry) is not None})
     errors = [f"{signature.exception} {signature.message}" for signature in patch.signatures]
     text = " ".join([patch.name, patch.summary, patch.harm, patch.when, patch.symptom, patch.cause, *errors])
-    attributes = {"framework": patch.distribution, "releases": " ".join(affected), "text": " ".join(text.split())}
+    attributes = {
+        "framework": patch.distribution,
+        "side": "rollouts" if patch.of_rollouts else "training",
+        "releases": " ".join(affected),
+        "text": " ".join(text.split()),
+    }
     data = " ".join(f'data-{name}="{html.escape(value)}"' for name, value in attributes.items())
     cells = (
         f'<a href="patches/{patch.name}.html">{patch.name}</a>',
         f"{patch.distribution} {html.escape(patch.versions)}",
-        html.escape(patch.harm),
+        html.escape(patch.harm or patch.kind),
         html.escape(pages.bug(patch)),
     )
     return f"<tr {data}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

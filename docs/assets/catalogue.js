@@ -17,6 +17,7 @@ function show() {
   const share = (row) => sum([...weights].filter(([word]) => known.get(row).has(word)).map(([, one]) => one)) / whole;
   const candidates = rows.filter((row) =>
     (!asked.framework || row.dataset.framework === asked.framework) &&
+    (!asked.side || row.dataset.side === asked.side) &&
     (!asked.release.trim() || row.dataset.releases.split(" ").includes(asked.release.trim())));
   const best = Math.max(0, ...candidates.map(share));
   // Much of what is pasted is in no page. A bug that has a third of it is worth a look; others are not.

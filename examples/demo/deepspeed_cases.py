@@ -15,6 +15,34 @@ OFFLOAD = Case(
     "ZeRO-2 with an offloaded optimizer, 4 micro-batches a step: gradient norm of three steps",
 )
 
+TOPK = Case(
+    "deepspeed",
+    "deepspeed-topk-drops",
+    "8 experts, k 4, negative logits",
+    "MoE layer, 8 experts, k 4, negative router logits: choices of 59 tokens that are taken, and the output",
+)
+
+
+def topk(runner: Runner) -> Iterator[Row]:
+    """The MoE layer's forward pass."""
+    levels = beside("deepspeed-0.18.9", "deepspeed")
+    (report,) = runner.forked("tests.patches.deepspeed.topk_drops_ranks", levels=levels, ranks=1)
+    before, after = (report[state]["negative"] for state in ("before", "after"))
+    room, off = after["to keep"], f"{after['off']:.0e}"
+    yield Row(
+        TOPK,
+        report["version"],
+        f"{before['kept']} of {room} taken",
+        f"{after['kept']}",
+        f"float64 {off}",
+        before["kept"] < after["kept"] == room and after["off"] < 1e-5,
+        (
+            f"{before['kept']} of {room} for which there is room; the output is off by {before['off']:.0%}",
+            f"{after['kept']}",
+            f"{off} from float64",
+        ),
+    )
+
 
 def offload(runner: Runner) -> Iterator[Row]:
     """The norms that DeepSpeed logs."""
@@ -37,4 +65,4 @@ def offload(runner: Runner) -> Iterator[Row]:
     )
 
 
-GROUPS = (Group((OFFLOAD,), offload),)
+GROUPS = (Group((OFFLOAD,), offload), Group((TOPK,), topk))

@@ -1,20 +1,63 @@
-"""megatron-core's two cross entropies over a split vocabulary: the worker of the tests, on two ranks."""
+"""megatron-core: cross entropies, a resume, experts, norms; the workers of the tests, on two ranks."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import MEGATRON
+from tests.harness.side_by_side import folder
+from tests.harness.warm import MEGATRON, TORCH, Level, megatron_with_transformer_engine
 
 WORKER = "tests.patches.megatron_core.cross_entropy_in_place_ranks"
 PATCH = "megatron-core-cross-entropy-in-place"
 LOGITS = Case("megatron-core", PATCH, "float32 logits after the loss")
 FUSED = Case("megatron-core", PATCH, "its fused one, gradient", "the fused one's gradient of float32 logits")
 MEMORY = Case("megatron-core", PATCH, "bfloat16 logits, memory", "the loss of 1024 tokens, bfloat16 logits, memory")
+DELTA_NET = Case(
+    "megatron-core",
+    "megatron-core-gdn-norm-gradient",
+    "Gated DeltaNet's norm",
+    "a Gated DeltaNet on two tensor-parallel ranks, the gradient of its norm",
+)
+
+NORMS = "tests.patches.megatron_core.transformer_engine_norms_ranks"
+EXPERTS = Case(
+    "megatron-core",
+    "megatron-core-grouped-experts-norm",
+    "norm with experts, TP 2, EP 2",
+    "norm of a mixture's gradient, TP 2, EP 2, layers of TransformerEngine 2.13.0",
+)
+DUPLICATED = Case(
+    "megatron-core",
+    "megatron-core-duplicated-norm",
+    "norm with a layer not divided",
+    "norm of a gradient, TP 2, with a layer that is not divided",
+)
+
+RESUMED = "tests.patches.megatron_core.resume_groups_ranks"
+GROUPS_RESUMED = Case(
+    "megatron-core",
+    "megatron-core-resume-groups",
+    "a resume with --decoupled-lr",
+    "a resume with `--decoupled-lr`, max_lr",
+)
+
+MOE = "tests.patches.megatron_core.moe_auxiliary_ranks"
+BALANCE = Case(
+    "megatron-core",
+    "megatron-core-moe-auxiliary-per-token",
+    "experts, per token, TP 2",
+    "load balancing loss per token, tensor parallel 2: its gradient",
+)
+BALANCE_OF_PARTS = Case(
+    "megatron-core",
+    "megatron-core-moe-auxiliary-context",
+    "experts, context parallel 2",
+    "load balancing loss, context parallel 2: its gradient",
+)
 
 
 def functions(runner: Runner) -> Iterator[Row]:
@@ -52,4 +95,74 @@ def memory(runner: Runner) -> Iterator[Row]:
     yield Row(MEMORY, release, *said, "a tenth", max(taken[1]) <= 0.1, (*words, "at most a tenth"))
 
 
-GROUPS = (Group((LOGITS, FUSED), functions), Group((MEMORY,), memory))
+def delta_net(runner: Runner) -> Iterator[Row]:
+    """The gradient of the norm that all heads share, on the worse of the ranks."""
+    worker = "tests.patches.megatron_core.gdn_norm_gradient_ranks"
+    reports = runner.forked(worker, "--tp", "2", levels=MEGATRON, TORCHDYNAMO_DISABLE="1")
+    before, after = (
+        max(report[state]["errors"]["layers.0.out_norm.weight"] for report in reports) for state in ("before", "after")
+    )
+    said = (f"off by {before:.0%}", f"off by {after:.0e}")
+    release = importlib.metadata.version("megatron-core")
+    yield Row(DELTA_NET, release, *said, "float64", after < 1e-5 < before, (*said, "the whole layer in float64"))
+
+
+def norm(case: Case, layout: str) -> Callable[[Runner], Iterator[Row]]:
+    """What the optimizer clips by, against the whole model's in float64."""
+
+    def row(runner: Runner) -> Iterator[Row]:
+        levels = megatron_with_transformer_engine("2.13")
+        report, _ = runner.forked(NORMS, "--patch", case.patch, levels=levels)
+        found = [report[state][layout] for state in ("before", "after")]
+        ratios = [one["norm"] / one["exact"] for one in found]
+        said = [f"{ratio:.3f} x" for ratio in ratios]
+        repaired = abs(ratios[1] - 1) < 1e-6 < abs(ratios[0] - 1)
+        words = (*said, "of the whole model's, in float64")
+        yield Row(case, report["version"], *said, "float64", repaired, words)
+
+    return row
+
+
+def resumed(runner: Runner) -> Iterator[Row]:
+    """Learning rates of all else and of the embedding, and the weights of a run that was not interrupted."""
+    reports = runner.forked(RESUMED, levels=MEGATRON)
+    found = [reports[0][state]["distributed"] for state in ("before", "after")]
+    rates = [[group[0] for group in one["loaded"][:2]] for one in found]
+    said = ["{:g}, {:g}".format(*both) for both in rates]
+    same = not any(report["after"]["distributed"]["wrong"] for report in reports)
+    repaired = rates == [[1e-2, 1e-2], [1e-4, 1e-2]] and same
+    words = (*said, f"weights as without a break {'bit for bit' if same else 'NO'}")
+    yield Row(GROUPS_RESUMED, reports[0]["version"], *said, "bit for bit" if same else "NO", repaired, words)
+
+
+def balance(runner: Runner) -> Iterator[Row]:
+    """How much of the gradient in float64 on one rank each router has."""
+    (right,) = runner.forked(MOE, "aux/2", levels=MEGATRON, ranks=1)
+    older = (*TORCH, Level("tests.harness.loading:megatron", str(folder("megatron-0.15"))))
+    for case, sizes, kind, levels in (
+        (BALANCE, ("--tp", "2"), "token", MEGATRON),
+        (BALANCE_OF_PARTS, ("--cp", "2"), "mean", older),
+    ):
+        reports = runner.forked(MOE, "--patch", case.patch, *sizes, f"aux/{kind}/2", levels=levels)
+        found = [reports[0][state][f"aux/{kind}/2"] for state in ("before", "after")]
+        parts = [part(right["aux/2"], one) for one in found]
+        said = [f"{one:.3f} x" for one in parts]
+        repaired = abs(parts[0] - 0.5) < 1e-5 and abs(parts[1] - 1) < 1e-5
+        yield Row(case, reports[0]["version"], *said, "float64", repaired, (*said, "float64 on one rank"))
+
+
+def part(right: dict[str, list[float]], found: dict[str, list[float]]) -> float:
+    """Of the right gradient, in the found one."""
+    pairs = [(one, other) for name in right for one, other in zip(right[name], found[name], strict=True)]
+    return sum(one * other for one, other in pairs) / sum(one * one for one, _ in pairs)
+
+
+GROUPS = (
+    Group((LOGITS, FUSED), functions),
+    Group((MEMORY,), memory),
+    Group((EXPERTS,), norm(EXPERTS, "TP 2, EP 2")),
+    Group((DUPLICATED,), norm(DUPLICATED, "TP 2")),
+    Group((GROUPS_RESUMED,), resumed),
+    Group((BALANCE, BALANCE_OF_PARTS), balance),
+    Group((DELTA_NET,), delta_net),
+)

@@ -21,12 +21,14 @@ import peft_cases
 import reward_cases
 import rollout_cases
 import skyrl_cases
+import slime_cases
 import swift_cases
 import torch_cases
 import transformer_engine_cases
 import transformers_cases
 import trl_cases
 import verl_cases
+import vllm_cases
 from cases import Row, Runner
 
 from tests.harness.warm import serving
@@ -37,6 +39,7 @@ SESSIONS = {
         *rollout_cases.GROUPS,
         *megatron_core_cases.GROUPS,
         *swift_cases.GROUPS,
+        *slime_cases.GROUPS,
         *skyrl_cases.GROUPS,
         *transformer_engine_cases.GROUPS,
         *verl_cases.GROUPS,
@@ -50,6 +53,7 @@ SESSIONS = {
         *deepspeed_cases.GROUPS,
         *torch_cases.GROUPS,
     ),
+    "demo-vllm": vllm_cases.GROUPS,
 }
 HEADS = ("", "without rlhf_patches", "with it", "held against")
 WIDTHS = (33, 26, 20, 13)

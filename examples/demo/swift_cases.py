@@ -1,4 +1,4 @@
-"""ms-swift's reference pass and KTO: the workers of the tests, with an older release side by side."""
+"""ms-swift's sums of gradients, reference pass and KTO: workers of the tests, with an older release side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
+import fp32_gradients
 from cases import Case, Group, Row, Runner
 
 from tests.harness.warm import swift
@@ -42,6 +43,13 @@ GRPO = Case(
     "swift-vocab-parallel-logprob-gradient",
     "GRPO, gradient of the logits",
     "GRPO's loss, tensor parallel: the gradient that the logits get",
+)
+
+FP32 = Case(
+    "ms-swift",
+    "swift-fp32-gradients",
+    "a step of 64 micro-batches",
+    "the gradients of 64 micro-batches on two ranks, in bfloat16",
 )
 
 
@@ -136,4 +144,9 @@ def kto(runner: Runner) -> Iterator[Row]:
         )
 
 
-GROUPS = (Group((GRPO,), grpo), Group(REFERENCE_PASS, reference_pass), Group(tuple(KTO.values()), kto))
+GROUPS = (
+    fp32_gradients.group(FP32, "tests.patches.swift.fp32_gradients_ranks", swift("swift-4.3.1", "swift_megatron")),
+    Group((GRPO,), grpo),
+    Group(REFERENCE_PASS, reference_pass),
+    Group(tuple(KTO.values()), kto),
+)

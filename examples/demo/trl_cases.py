@@ -25,6 +25,18 @@ TRUNCATED = Case(
     "GRPO, some completions truncated",
     "GRPOTrainer, loss dapo, mask_truncated_completions, some completions truncated: size of the gradient",
 )
+SLEEP = Case(
+    "trl",
+    "trl-vllm-sleep-weights",
+    "GRPO, vLLM asleep between steps",
+    "GRPOTrainer, colocated engine with sleep mode, 3 steps: generations from the policy's weights",
+)
+SERVED = Case(
+    "trl",
+    "trl-online-dpo-server",
+    "Online DPO, vLLM server",
+    "OnlineDPOTrainer, vLLM server, with trl-online-dpo-server-padding too: error of the gradient",
+)
 OLD = Case(
     "trl",
     "trl-optional-packages",
@@ -95,6 +107,30 @@ def truncated(runner: Runner) -> Iterator[Row]:
     yield Row(TRUNCATED, version, without, with_it, f"float64 {after['error']:.0e}", repaired, words)
 
 
+def sleep(runner: Runner) -> Iterator[Row]:
+    """Which generations come from the policy's present weights, of an engine that drops them after each."""
+    levels = beside("trl-1.5", "trl")
+    (report,) = runner.forked("tests.patches.trl.vllm_sleep_weights_ranks", "steps", levels=levels, ranks=1)
+    found = {state: report[state]["steps"]["generations"] for state in ("before", "after")}
+    own = {state: sum(each["weights"] == 0 for each in found[state]) for state in found}
+    without, with_it = (f"{own[state]} of {len(found[state])}" for state in found)
+    error = max(each["logprobs"] for each in found["after"])
+    repaired = own["before"] == 1 and own["after"] == len(found["after"]) and error < 1e-12
+    words = (without, with_it, f"log-probabilities in float64: {error:.0e}")
+    yield Row(SLEEP, report["version"], without, with_it, f"float64 {error:.0e}", repaired, words)
+
+
+def served(runner: Runner) -> Iterator[Row]:
+    """The gradient of a step on a server's completions, against its definition."""
+    levels = beside("trl-1.5", "trl")
+    (report,) = runner.forked("tests.patches.trl.online_dpo_engine_ranks", "server", levels=levels, ranks=1)
+    before, after = (report[state]["server"]["error"] for state in ("before", "after"))
+    without, with_it = f"{before:.0%} off", f"{after:.0e} off"
+    words = (without, with_it, f"its definition in float64: {after:.0e}")
+    version, _ = report["trl-online-dpo-server"]
+    yield Row(SERVED, version, without, with_it, f"float64 {after:.0e}", before > 0.5 and after < 1e-5, words)
+
+
 def old(runner: Runner) -> Iterator[Row]:
     """GRPO of an older TRL beside transformers 5, held against the same beside transformers 4."""
     release = unpacked.folders("trl==0.21.0")
@@ -142,6 +178,8 @@ GROUPS = (
     Group((TRAINER,), trainer),
     Group((SCALE,), scale),
     Group((TRUNCATED,), truncated),
+    Group((SLEEP,), sleep),
+    Group((SERVED,), served),
     Group((OLD,), old),
     Group((KTO,), kto),
 )

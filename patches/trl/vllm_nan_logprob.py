@@ -29,6 +29,7 @@ PATCH = Patch(
     name="trl-vllm-nan-logprob",
     summary="GRPO trains on where vLLM returns NaN for a token's log-probability",
     harm="crash",
+    of_rollouts=True,
     bug="the run ends with a RuntimeError where vLLM returns NaN for a token's log-probability",
     when="GRPOTrainer with vLLM, and a policy that has become sharp",
     symptom="""\

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..definitions import registry
+from ..definitions.listed import WATCH
 from ..definitions.patch import Advice
 from ..definitions.status import printable
 from ..offline import audit, audit_osv, audit_sarif, audit_text, pin_files, pins
@@ -58,6 +59,7 @@ def _audit(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
     for name in options.ignore:
         find(name, registered, failures)
+    registered = [item for item in registered if item.patch.kind != WATCH]  # what looks at runs is no bug
     run = RunConfig(options.config) if options.config else None
     readings, not_read = _read(options.file)
     for gap in not_read:

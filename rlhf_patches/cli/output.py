@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import settings
 from ..definitions import pages
+from ..definitions.listed import WATCH
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchReport, Report, Status, folded, layout, printable
 
@@ -111,10 +112,11 @@ def _harm_here(row: PatchReport) -> tuple[str, str]:
 
 def print_sum(report: Report, next_step: str) -> None:
     """Below the table of a report: how many have which status, which harm is here, and what a user can do next."""
-    counts = Counter(row.status for row in report)
+    bugs = [row for row in report if row.kind != WATCH]
+    counts = Counter(row.status for row in bugs)
     said = ", ".join(f"{counts[status]} {status}" for status in _COLOURS if counts[status])
     print()
-    say(f"{len(report.patches)} known bugs: {said or 'none'}", style="bold")
+    say(f"{len(bugs)} known bugs: {said or 'none'}", style="bold")
     harm = pages.counted(row for row in report if row.is_there)
     if harm:
         say(f"In what is installed here: {harm}.")

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .patch import Advice, Beside, Guard, Patch, Variant
+    from .patch import Advice, Beside, Guard, Patch, Variant, Watch
 
-PATCH, ADVICE = "patch", "advice"
-"""The kinds of known bugs: one that is repaired, and one that is told."""
+PATCH, ADVICE, WATCH = "patch", "advice", "watch"
+"""The kinds: a known bug that is repaired, one that is told, and a look at a run that knows its signs."""
 
 
 class DefinitionError(ValueError):
@@ -75,6 +75,7 @@ class Listed(NamedTuple):
         name, changes_numbers, contested: as those of the `Patch`.
         path: the patch, ``module:NAME``.
         variants: those of the patch.
+        watches: whether it is a `Watch`.
     """
 
     name: str
@@ -82,10 +83,13 @@ class Listed(NamedTuple):
     variants: tuple[ListedVariant, ...]
     changes_numbers: str | None = None
     contested: str = ""
+    watches: bool = False
 
     @property
     def kind(self) -> str:
-        """Whether it is a patch or an advice."""
+        """Whether it is a patch, an advice or a watch."""
+        if self.watches:
+            return WATCH
         return ADVICE if self.variants[0].is_advice else PATCH
 
     @property
@@ -103,17 +107,17 @@ class Listed(NamedTuple):
         """The modules of all variants."""
         return modules_of(self.variants)
 
-    def load(self) -> Patch | Advice:
+    def load(self) -> Patch | Advice | Watch:
         """Import the patch.
 
         Raises:
             DefinitionError: what is there is another one, or none.
         """
-        from .patch import Advice, Patch
+        from .patch import Advice, Patch, Watch
 
         module, _, name = self.path.partition(":")
         found = getattr(importlib.import_module(module), name)
-        if not isinstance(found, (Patch, Advice)) or found.listed(self.path) != self:
+        if not isinstance(found, (Patch, Advice, Watch)) or found.listed(self.path) != self:
             raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
         return found
 

@@ -1,4 +1,4 @@
-"""The page of each patch and advice, generated from its fields: ``docs/patches/*.md`` and ``rlhf-patches explain``.
+"""The page of each patch, advice and watch, made from its fields: ``docs/patches/*.md``, ``rlhf-patches explain``.
 
 tools/derive.py writes them (``make docs``).
 """
@@ -12,26 +12,32 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from .patch import HARMS, Advice, Change, Guard, KnownBug, Patch, Rewrite, Shape, Wrap
+from .patch import HARMS, Advice, Change, Guard, KnownBug, Patch, Rewrite, Shape, Watch, Wrap
 from .registry import BUILT_IN
 
 _WIDTH = 120
 
 
 def page(patch: KnownBug, plugin: str = BUILT_IN) -> str:
-    """The page of a patch or an advice as Markdown. It says who brings it where that is not this package."""
+    """The page of a patch, an advice or a watch as Markdown. It says who brings it where that is not this package."""
     parts = [
         f"# {patch.name}",
         patch.summary + ".",
         *_at_a_glance(patch),
         *([] if plugin == BUILT_IN else [f"Brought by the plugin {plugin}, not by rlhf-patches."]),
-        *(_of_patch(patch) if isinstance(patch, Patch) else _of_advice(patch) if isinstance(patch, Advice) else []),
+        *_of_kind(patch),
         "## When it can go",
         wrapped(patch.retire[0].upper() + patch.retire[1:] + "."),
         "## References",
         "\n".join(f"- <{reference}>" for reference in patch.references),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _of_kind(patch: KnownBug) -> list[str]:
+    if isinstance(patch, Patch):
+        return _of_patch(patch)
+    return _of_advice(patch) if isinstance(patch, Advice) else _of_watch(patch) if isinstance(patch, Watch) else []
 
 
 def _at_a_glance(patch: KnownBug) -> list[str]:
@@ -58,6 +64,31 @@ def _of_patch(patch: Patch) -> list[str]:
     ]
 
 
+def _of_watch(watch: Watch) -> list[str]:
+    return [
+        "## What it says",
+        _prose(watch.symptom),
+        "## What it is a sign of",
+        _prose(watch.cause),
+        "\n".join(f"- [{name}]({name}.md)" for name in watch.points_to),
+        "## What it looks at",
+        _prose(watch.looks_at),
+        *_changes(watch),
+        wrapped(
+            "No result changes, and no state of the framework's: no forward pass, no collective, no synchronisation of "
+            "a GPU. What goes wrong in looking is said at level debug, and not raised."
+        ),
+        "## When it speaks",
+        _prose(watch.limits),
+        "## Where it looks",
+        wrapped(
+            f"Distribution `{watch.distribution}`, versions {_ranges(watch)}, where the functions take what they took. "
+            "A copy without metadata (a git checkout) counts."
+        ),
+        _switch(watch),
+    ]
+
+
 def _of_advice(advice: Advice) -> list[str]:
     return [
         "This is an advice: **nothing here repairs it**. `apply()` recognises the code and says so in a warning.",
@@ -77,8 +108,8 @@ def _of_advice(advice: Advice) -> list[str]:
     ]
 
 
-def _switch(patch: Patch) -> str:
-    state, variable = ("on", "ENABLE") if patch.contested else ("off", "DISABLE")
+def _switch(patch: Patch | Watch) -> str:
+    state, variable = ("on", "ENABLE") if isinstance(patch, Patch) and patch.contested else ("off", "DISABLE")
     return f"Switch it {state} with `RLHF_PATCHES_{variable}={patch.name}`."
 
 
@@ -223,11 +254,20 @@ def index(patches: Iterable[KnownBug]) -> str:
     text = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n\n"
     text += "The worst harm first.\n\n"
     heads = "releases", "harm", "what is wrong, and when"
-    text += _table(("patch", *heads), (each for each in patches if isinstance(each, Patch)))
+    repairs = [each for each in patches if isinstance(each, Patch)]
+    text += _table(("patch", *heads), (each for each in repairs if not each.of_rollouts))
+    rollouts = [each for each in repairs if each.of_rollouts]
+    if rollouts:
+        text += "\n## Rollouts\n\nBetween the trainer and the engine that samples.\n\n"
+        text += _table(("patch", *heads), rollouts)
     advice = [each for each in patches if isinstance(each, Advice)]
     if advice:
         text += "\n## Advice\n\nKnown bugs that nothing here repairs: how to recognise them, and what to do.\n\n"
         text += _table(("advice", *heads), advice)
+    watches = [each for each in patches if isinstance(each, Watch)]
+    if watches:
+        text += "\n## Watches\n\nThey change nothing, and say once when a run has a sign of such a bug.\n\n"
+        text += _table(("watch", "releases", "", "what it looks at"), watches)
     return text
 
 

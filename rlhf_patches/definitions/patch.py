@@ -1,4 +1,4 @@
-"""What a patch is, and an advice: immutable data, cheap to import, no behaviour beyond checking itself.
+"""What a patch is, an advice and a watch: immutable data, cheap to import, no behaviour beyond checking itself.
 
 A patch names the code that it repairs as ``module:qualified.name`` and never imports it. Implementations
 are named the same way and are imported only when their target is patched, so that listing patches never
@@ -20,6 +20,7 @@ from . import ranges
 from .listed import (
     ADVICE,
     PATCH,
+    WATCH,
     DefinitionError,
     Listed,
     ListedBeside,
@@ -553,7 +554,7 @@ HARMS = ("wrong gradient", "wrong weights", "wrong data", "wrong metric", "hang"
 
 
 class KnownBug:
-    """What a `Patch` and an `Advice` have in common. Documentation pages and CLI texts are generated from their fields.
+    """What a `Patch`, an `Advice` and a `Watch` have in common. Pages and CLI texts are generated from their fields.
 
     Attributes:
         name: kebab-case, framework first: ``megatron-forward-pre-hook-reentry``.
@@ -571,6 +572,7 @@ class KnownBug:
         never_with: settings with which it cannot, for certain: ``zero_optimization.stage=absent|0|3``. Each is a key of
             a configuration file or of the command line, with its dots, and values of it, in lower case; "absent" is for
             keys of DeepSpeed's file. One that holds is enough for ``rlhf-patches audit --config`` to fold the bug away.
+        of_rollouts: whether it lies between the trainer and the engine that samples.
         changes_numbers, contested: of a `Patch`.
     """
 
@@ -587,6 +589,7 @@ class KnownBug:
     bug: str
     when: str
     never_with: tuple[str, ...]
+    of_rollouts: bool
     changes_numbers: str | None = None
     contested: str = ""
 
@@ -638,7 +641,7 @@ class KnownBug:
     def listed(self, path: str) -> Listed:
         """Its entry in a list; ``path`` is where it is, as ``module:NAME``."""
         variants = tuple(variant.listed() for variant in self.variants)
-        return Listed(self.name, path, variants, self.changes_numbers, self.contested)
+        return Listed(self.name, path, variants, self.changes_numbers, self.contested, self.kind == WATCH)
 
     @property
     def excluding(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -701,6 +704,7 @@ class Patch(KnownBug):
     bug: str = ""
     when: str = ""
     never_with: tuple[str, ...] = ()
+    of_rollouts: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -745,6 +749,7 @@ class Advice(KnownBug):
     bug: str = ""
     when: str = ""
     never_with: tuple[str, ...] = ()
+    of_rollouts: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -754,3 +759,53 @@ class Advice(KnownBug):
     @classmethod
     def _texts(cls) -> tuple[str, ...]:
         return *super()._texts(), "what_to_do"
+
+
+@_names_fields
+@dataclass(frozen=True)
+class Watch(KnownBug):
+    """A look at what a framework has at hand anyway, which says once when a figure of the run is out of its limit.
+
+    It changes no result and no state of the framework's: no forward pass, no collective, no synchronisation of a GPU.
+    Its changes are all a `Wrap`, which goes around whatever patches the function has, and its implementations note
+    figures (`rlhf_patches.watching`).
+
+    Attributes:
+        symptom: what the log says (Markdown).
+        cause: what it is a sign of (Markdown).
+        looks_at: what is read, where it is, and what that costs (Markdown).
+        limits: each figure with its limit, and the reason for it (Markdown).
+        points_to: patches and advices for bugs that have this sign.
+        observations: ``module:function``: the figures so far, as that of a `Patch`.
+    """
+
+    kind = WATCH
+    name: str
+    summary: str
+    symptom: str
+    cause: str
+    looks_at: str
+    limits: str
+    points_to: tuple[str, ...]
+    references: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    retire: str
+    observations: str
+    signatures: tuple[Signature, ...] = ()
+    harm: str = ""
+    bug: str = ""
+    when: str = ""
+    never_with: tuple[str, ...] = ()
+    of_rollouts: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_path(self.observations, f"{self}: observations")
+        if not all(isinstance(change, Wrap) for variant in self.variants for change in variant.changes):
+            raise DefinitionError(
+                f"{self}: a variant has a change that is no Wrap; expected Wraps, which leave the code"
+            )
+
+    @classmethod
+    def _texts(cls) -> tuple[str, ...]:
+        return *super()._texts(), "looks_at", "limits"

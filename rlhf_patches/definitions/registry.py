@@ -332,5 +332,5 @@ def _returned(hook: Callable[[], Any], complain: Callable[[str], None]) -> Itera
         else:
             complain(
                 f"item {number} of what {_called_at(hook)} returned is of type {type(patch).__name__} and is left out: "
-                "expected a rlhf_patches.Patch or Advice"
+                "expected a rlhf_patches.Patch, Advice or Watch"
             )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .listed import ADVICE, PATCH, Listed
+from .listed import ADVICE, PATCH, WATCH, Listed
 from .registry import PluginFailure, credit
 
 if TYPE_CHECKING:
@@ -60,6 +61,21 @@ _THERE = (Status.APPLIES, Status.ADVICE, Status.REFUSED, Status.FAILED)
 """The bug is, or may be, in what is installed, and nothing in this process has repaired it."""
 
 
+def finite(value: float) -> float | str:
+    """A number as JSON has it, which knows no NaN and nothing infinite: those as text."""
+    return value if math.isfinite(value) else str(value)
+
+
+def observed_text(value: object) -> str:
+    """What a patch, or a figure of a watch, has seen: "0.31 at worst, at step 3, of 40"."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    worst, at, told = value.get("worst"), value.get("at"), value.get("told")
+    said = f"{worst:.3g}" if isinstance(worst, (int, float)) else str(worst)
+    said += f" at worst{f', at {at}' if at else ''}, of {value.get('values')}"
+    return f"{said}; told: {told}" if told else said
+
+
 def printable(text: str) -> str:
     """Text from outside as one line: it must not move the cursor, nor be what no terminal can encode."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -89,7 +105,7 @@ class PatchReport:
     changes_numbers: str | None = None
     """What `Patch.changes_numbers` says, on one line, where the framework is there, applied or not."""
     kind: str = PATCH
-    """Or ``advice``."""
+    """Or ``advice``, or ``watch``."""
     what_to_do: str | None = None
     """What `Advice.what_to_do` says, on one line, where the framework is there."""
     harm: str = ""
@@ -100,12 +116,17 @@ class PatchReport:
     @property
     def needs_attention(self) -> bool:
         """Whether the log says it as a warning: the bug may be there, and it is not repaired."""
-        return self.status.is_problem or self.unreviewed
+        return self.is_problem or self.unreviewed
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether a bug may be there and is not repaired; a watch that cannot look leaves the run as it is."""
+        return self.status.is_problem and self.kind != WATCH
 
     @property
     def is_there(self) -> bool:
         """Whether the bug is, or may be, in what is installed, and nothing in this process has repaired it."""
-        return self.status in _THERE or self.unreviewed
+        return self.kind != WATCH and (self.status in _THERE or self.unreviewed)
 
     @property
     def why(self) -> str:
@@ -226,8 +247,8 @@ class Report:
 
     @property
     def problems(self) -> tuple[PatchReport, ...]:
-        """Refused and failed patches."""
-        return tuple(patch for patch in self.patches if patch.status.is_problem)
+        """Refused and failed patches; not watches."""
+        return tuple(patch for patch in self.patches if patch.is_problem)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in values that JSON has."""
@@ -306,7 +327,7 @@ def folded(absent: Iterable[PatchReport]) -> list[str]:
 def _counted(kind: str, count: int) -> str:
     if kind == ADVICE:
         return f"{plural(count, 'piece')} of advice"
-    return plural(count, kind, f"{kind}es")
+    return plural(count, kind, f"{kind}es")  # a patch, a watch
 
 
 def plural(count: int, one: str, many: str = "") -> str:

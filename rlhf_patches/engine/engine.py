@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import exit_status, settings
 from ..definitions import registry
-from ..definitions.listed import Listed
+from ..definitions.listed import WATCH, Listed
 from ..definitions.registry import PluginFailure
-from ..definitions.status import PatchError, PatchReport, Report, Status, patch_report, printable
+from ..definitions.status import (
+    PatchError,
+    PatchReport,
+    Report,
+    Status,
+    observed_text,
+    patch_report,
+    printable,
+)
 from ..guards import choices, rewriting, sources
 from ..guards.choices import Choice, Decision
 from ..guards.sources import Source, Unreadable
@@ -253,6 +261,11 @@ class Engine:
         """See `rlhf_patches.in_force`."""
         self._known(name, "in_force")
         return self._ledger.in_force(name)
+
+    def may_be_there(self, name: str) -> bool:
+        """Whether a bug may be in this process: no patch for it is in force, nor is it known that nothing has it."""
+        status = self._known(name, "may_be_there").outcome.status
+        return status not in (Status.UNAFFECTED, Status.ABSENT) and not self._ledger.in_force(name)
 
     def matched(self, name: str, target: str) -> str:
         """See `rlhf_patches.matched`."""
@@ -561,7 +574,7 @@ class Engine:
             if missing:
                 raise _NotReady(functools.partial(self._resolve_all, missing))
             implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
-            plan = ledger.plan(patch.name, here, ready, self._implementation)
+            plan = ledger.plan(patch.name, here, ready, self._implementation, watches=patch.kind == WATCH)
             compiled = ledger.commit(plan)
         except decision.REFUSALS as error:
             return self._said(patch, decision.refusal(finding, error))
@@ -640,7 +653,7 @@ class Engine:
         rows, failures = tuple(rows), tuple(failures)
         self.on_change()
         announce(rows, failures, more_to_come=functools.partial(_later.is_due, besides=imported))
-        lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.status.is_problem]
+        lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.is_problem]
         lines += [str(failure) for failure in failures]
         if raising and lines:
             raise PatchError("strict mode, and " + "; ".join(lines))
@@ -678,7 +691,7 @@ def _with_observations(row: PatchReport, patch: KnownBug | Listed) -> PatchRepor
         return replace(row, reason=f"{row.reason}; {observations} failed: {type(error).__name__}: {error}")
     if not found:
         return row
-    said = ", ".join(f"{what}: {value}" for what, value in found.items())
+    said = ", ".join(f"{what}: {observed_text(value)}" for what, value in found.items())
     return replace(row, reason=f"{row.reason}; observed: {said}", observations=found)
 
 

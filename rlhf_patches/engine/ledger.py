@@ -35,6 +35,9 @@ class Patched(Held):
     place: sources.Place
     original: CodeType
     current: CodeType
+    inner: CodeType
+    """With its patches, and without its watch, which goes around them whichever come and go."""
+    watch: Callable[..., Any] | None = None
     given: list[tuple[CodeType, list[str]]] = field(default_factory=list)
     """Every code object that it was given, with the patches in that: what a reader without the lock can rely on."""
 
@@ -52,9 +55,11 @@ class Patched(Held):
 
 
 class Swap(NamedTuple):
-    """One step of applying a patch: a function is to get ``new`` as its code."""
+    """One step of applying a patch: a function is to get ``new`` as its code, or ``inner`` and its watch around it."""
 
     patched: Patched
+    inner: CodeType
+    watch: Callable[..., Any] | None
     new: CodeType
     changes: list[Recognised]
 
@@ -63,6 +68,7 @@ class Plan(NamedTuple):
     """What applying a patch takes: ``functions`` are all that carry it then, those of before a reload included."""
 
     name: str
+    watches: bool
     swaps: list[Swap]
     functions: list[Patched]
 
@@ -94,6 +100,7 @@ class Ledger:
         recognised: list[Recognised],
         modules: dict[str, ModuleType],
         implementation: Implementation,
+        watches: bool = False,
     ) -> Plan:
         """Every new code object that putting a patch on takes. No function is changed.
 
@@ -102,6 +109,7 @@ class Ledger:
             recognised: its changes, as found in the text of their modules.
             modules: by name, those that the changes are in.
             implementation: gives what a `Replace` or `Wrap` calls.
+            watches: whether it is a `Watch`, which goes around any patch.
 
         Raises:
             Conflict: a function is held by another patch, or was changed by other code since it was patched.
@@ -109,7 +117,7 @@ class Ledger:
             Unrecognised: a live function is not that of the text.
             decision.CannotApply: no trampoline can stand in for a function.
         """
-        plan = Plan(name, [], [])
+        plan = Plan(name, watches, [], [])
         idle: NoEffect | None = None
         originals = {function: patched.original for function, patched in self._patched.items()}
         groups = shapes.by_function(recognised)
@@ -130,6 +138,7 @@ class Ledger:
                 place=first.place,
                 original=function.__code__,
                 current=function.__code__,
+                inner=function.__code__,
             )
             if name in patched.holders:  # a reload: this function object carries it from before
                 plan.functions.append(patched)
@@ -138,13 +147,18 @@ class Ledger:
                 raise Conflict(f"{target} is a function that another change of {name} has as its target")
             if function.__code__ is not patched.current or first.source.text != patched.source.text:
                 raise Conflict(f"{target}, patched by {', '.join(patched.holders)}, was changed by other code since")
+            inner, watch = patched.inner, patched.watch
             try:
-                new = _compose(name, patched, changes, _rewritten_beside(target, groups), implementation)
+                if watches:
+                    watch = _watch(patched, changes, implementation)
+                else:
+                    inner = _compose(name, patched, changes, _rewritten_beside(target, groups), implementation)
             except NoEffect as error:
                 idle = error
                 continue
+            new = _around(patched, inner, watch, name if watches else patched.watched_by)
             functions.check_swap(function, new)
-            plan.swaps.append(Swap(patched, new, changes))
+            plan.swaps.append(Swap(patched, inner, watch, new, changes))
             plan.functions.append(patched)
         if idle is not None and not plan.swaps and not self.carrying(name):
             raise idle
@@ -163,10 +177,13 @@ class Ledger:
             now = {target: fingerprint for target, fingerprint in found.items() if fingerprint is not None}
             self._matched[name] = {**self.matched(name), **now}
             for swap in plan.swaps:
-                if isinstance(swap.changes[0].change, Rewrite):
+                if plan.watches:
+                    swap.patched.watched_by = name
+                elif isinstance(swap.changes[0].change, Rewrite):
                     swap.patched.rewrites[name] = [edit for item in swap.changes for edit in item.edits]
                 else:
                     swap.patched.trampoline_of = name
+                swap.patched.inner, swap.patched.watch = swap.inner, swap.watch
                 self._patched[swap.patched.function] = swap.patched
                 _give(swap.patched, swap.new)
             self._complete[name] = plan.functions
@@ -177,15 +194,15 @@ class Ledger:
         carrying = self.carrying(name)
         lost = [patched.target for patched in carrying if patched.function.__code__ is not patched.current]
         ours = [patched for patched in carrying if patched.function.__code__ is patched.current]
-        codes = []
-        for patched in ours:
-            edits = [edit for other, theirs in patched.rewrites.items() if other != name for edit in theirs]
-            codes.append(rewriting.rewrite_code(patched.source, patched.place, edits) if edits else patched.original)
+        without = [_without(name, patched) for patched in ours]
         with self._all_or_nothing(name, ours):
-            for patched, code in zip(ours, codes, strict=True):
+            for patched, (inner, watch, code) in zip(ours, without, strict=True):
                 patched.rewrites.pop(name, None)
                 if patched.trampoline_of == name:
                     patched.trampoline_of = None
+                if patched.watched_by == name:
+                    patched.watched_by = None
+                patched.inner, patched.watch = inner, watch
                 _give(patched, code)
         for patched in ours:
             if not patched.holders:
@@ -217,16 +234,16 @@ class Ledger:
 
         The patch is not in force within it, when some functions may carry it and others not.
         """
-        before = [(patched, patched.current, dict(patched.rewrites), patched.trampoline_of) for patched in changed]
+        before = [(patched, _state(patched)) for patched in changed]
         matched, complete = self._matched.get(name, {}), self._complete.get(name)
         try:
             self._complete.pop(name, None)
             yield
         except BaseException:
-            for patched, code, rewrites, trampoline_of in before:
-                patched.current, patched.rewrites, patched.trampoline_of = code, rewrites, trampoline_of
-                if patched.function.__code__ is not code:
-                    patched.function.__code__ = code
+            for patched, state in before:
+                vars(patched).update(state)
+                if patched.function.__code__ is not patched.current:
+                    patched.function.__code__ = patched.current
                 if not patched.holders:
                     self._patched.pop(patched.function, None)
             self._matched[name] = matched
@@ -235,6 +252,39 @@ class Ledger:
             else:
                 self._complete.pop(name, None)
             raise
+
+
+def _state(patched: Patched) -> dict[str, Any]:
+    """What changes of it."""
+    names = ("current", "inner", "watch", "watched_by", "trampoline_of")
+    return {**{name: getattr(patched, name) for name in names}, "rewrites": dict(patched.rewrites)}
+
+
+def _without(name: str, patched: Patched) -> tuple[CodeType, Callable[..., Any] | None, CodeType]:
+    """A function's code without a patch, its watch, and both together."""
+    inner, watch = patched.inner, patched.watch
+    if patched.watched_by == name:
+        watch = None
+    else:
+        edits = [edit for other, theirs in patched.rewrites.items() if other != name for edit in theirs]
+        inner = rewriting.rewrite_code(patched.source, patched.place, edits) if edits else patched.original
+    return inner, watch, _around(patched, inner, watch, patched.watched_by)
+
+
+def _watch(patched: Patched, changes: list[Recognised], implementation: Implementation) -> Callable[..., Any]:
+    """What a watch calls around a function."""
+    (change,) = (each.change for each in changes)
+    assert isinstance(change, Wrap)
+    decision.check_watch(patched.target, patched)
+    return implementation(change.implementation)
+
+
+def _around(patched: Patched, inner: CodeType, watch: Callable[..., Any] | None, by: str | None) -> CodeType:
+    """The code of a function with its watch around it, if it has one."""
+    if watch is None:
+        return inner
+    binding = patched.located.binding
+    return trampolines.build(patched.function, inner, watch, wraps=True, binding=binding, by=by or "")
 
 
 def _give(patched: Patched, code: CodeType) -> None:
@@ -268,6 +318,7 @@ def _compose(
     assert isinstance(change, (Replace, Wrap))
     return trampolines.build(
         patched.function,
+        patched.inner,
         implementation(change.implementation),
         wraps=isinstance(change, Wrap),
         binding=patched.located.binding,

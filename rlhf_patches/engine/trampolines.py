@@ -22,12 +22,13 @@ _numbers = itertools.count(1)
 
 
 def build(
-    function: FunctionType, implementation: Callable[..., Any], *, wraps: bool, binding: str, by: str
+    function: FunctionType, code: CodeType, implementation: Callable[..., Any], *, wraps: bool, binding: str, by: str
 ) -> CodeType:
     """Make a trampoline's code for ``function`` and put what it calls into the function's globals.
 
     Args:
         function: the function whose ``__code__`` is to be swapped for the result.
+        code: what a `Wrap` is put around: the function's own, or that with the patches it has.
         implementation: called with the same arguments (`Replace`), or as ``(wrapped, instance, args, kwargs)``.
         wraps: whether the implementation is a `Wrap`'s.
         binding: ``function``, ``method``, ``classmethod`` or ``staticmethod``.
@@ -36,13 +37,12 @@ def build(
     Raises:
         CannotApply: it is an asynchronous generator.
     """
-    code = function.__code__
     decision.check_kind(code, function.__qualname__)
     name = f"__rlhf_patches_{next(_numbers)}"
     parameters, positional, keywords = _parameters(code)
     namespace = function.__globals__
     if wraps:
-        original = namespace[f"{name}_original"] = _copy(function)
+        original = namespace[f"{name}_original"] = _copy(function, code)
         namespace[f"{name}_original_of_none"] = functools.partial(original, None)
         wrapped, instance, positional = _bound(f"{name}_original", positional, binding)
         call = f"{name}({wrapped}, {instance}, ({''.join(f'{p}, ' for p in positional)}), {{{', '.join(keywords)}}})"
@@ -53,7 +53,7 @@ def build(
     elif code.co_flags & inspect.CO_COROUTINE:
         call = f"await {call}"
     namespace[name] = implementation
-    return _compile(function, name, parameters, call, by)
+    return _compile(function, code, name, parameters, call, by)
 
 
 def _parameters(code: CodeType) -> tuple[str, list[str], list[str]]:
@@ -85,11 +85,9 @@ def _as_argument(item: str) -> str:
     return f"{name}={name}"
 
 
-def _copy(function: FunctionType) -> FunctionType:
+def _copy(function: FunctionType, code: CodeType) -> FunctionType:
     """The original under a function object of its own: the swapped one would lead back to the trampoline."""
-    original = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
+    original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
     functools.update_wrapper(original, function)
     del original.__wrapped__  # type: ignore[attr-defined]
@@ -109,8 +107,7 @@ def _bound(original: str, positional: list[str], binding: str) -> tuple[str, str
     return wrapped, first, rest
 
 
-def _compile(function: FunctionType, name: str, parameters: str, call: str, by: str) -> CodeType:
-    code = function.__code__
+def _compile(function: FunctionType, code: CodeType, name: str, parameters: str, call: str, by: str) -> CodeType:
     prefix = "async def" if code.co_flags & inspect.CO_COROUTINE else "def"
     identifier = code.co_name if code.co_name.isidentifier() else "trampoline"
     lines = [f"def enclosing({', '.join(code.co_freevars)}):", f"    {prefix} {identifier}({parameters}):"]

@@ -135,11 +135,17 @@ class Held:
 
     rewrites: dict[str, list[Edit]] = field(default_factory=dict)
     trampoline_of: str | None = None
+    watched_by: str | None = None
+
+    @property
+    def patches(self) -> list[str]:
+        """The patches on this function."""
+        return list(self.rewrites) + ([self.trampoline_of] if self.trampoline_of else [])
 
     @property
     def holders(self) -> list[str]:
-        """The patches on this function."""
-        return list(self.rewrites) + ([self.trampoline_of] if self.trampoline_of else [])
+        """The patches on this function, and its watch."""
+        return self.patches + ([self.watched_by] if self.watched_by else [])
 
 
 def check_kind(code: CodeType, name: str) -> None:
@@ -150,6 +156,16 @@ def check_kind(code: CodeType, name: str) -> None:
     """
     if code.co_flags & inspect.CO_ASYNC_GENERATOR:
         raise CannotApply(f"{name} is an asynchronous generator, which cannot be replaced or wrapped")
+
+
+def check_watch(target: str, held: Held) -> None:
+    """Check that a function can be watched, whatever patches it has.
+
+    Raises:
+        Conflict: another watch has it.
+    """
+    if held.watched_by:
+        raise Conflict(f"{target} is watched by {held.watched_by} already")
 
 
 def edits_beside(name: str, changes: Sequence[Recognised], held: Held) -> list[Edit] | None:
@@ -173,8 +189,8 @@ def edits_beside(name: str, changes: Sequence[Recognised], held: Held) -> list[E
     if len(rewrites) != len(changes) and len(changes) > 1:
         raise Conflict(f"{name} both rewrites and replaces or wraps {target}")
     if not rewrites:
-        if held.holders:
-            raise Conflict(f"{target} is patched by {', '.join(held.holders)} already")
+        if held.patches:
+            raise Conflict(f"{target} is patched by {', '.join(held.patches)} already")
         if changes[0].place.is_async:
             check_kind(changes[0].original_code(), target)
         return None

@@ -210,7 +210,8 @@ def _copies(distribution: str) -> list[_Copy]:
 
 def _search(distribution: str) -> list[_Copy]:
     found = []
-    for copy in _metadata_of(distribution):
+    names = (distribution, *installed.OTHER_BUILDS.get(installed.normalized(distribution), ()))
+    for copy in (each for name in names for each in _metadata_of(name)):
         try:
             if not _is_bounded(copy, "METADATA", "PKG-INFO", ""):
                 continue

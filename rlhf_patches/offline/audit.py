@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from .. import installed
 from ..definitions import pages, ranges, registry
 from ..definitions.listed import told
 from ..definitions.patch import Beside, Guard, KnownBug, Patch
@@ -265,11 +266,14 @@ def audit(pins: Iterable[Pin], registered: Sequence[Registered]) -> list[Audited
     pins = list(pins)
     named: dict[str, set[str | None]] = {}
     for pin in pins:
-        named.setdefault(pin.name, set()).add(pin.version)
+        named.setdefault(_BUILD_OF.get(pin.name, pin.name), set()).add(pin.version)
     wanted = [pin for pin in pins if pin.name in by_name]
     if len(wanted) > _MOST:
         raise PinsError(f"what was given names frameworks {len(wanted)} times: expected {_MOST} at most")
     return [_audited(pin, by_name[pin.name], named) for pin in wanted]
+
+
+_BUILD_OF = {build: name for name, builds in installed.OTHER_BUILDS.items() for build in builds}
 
 
 def failing(pins: Iterable[Pin], audited: Iterable[Audited]) -> list[Failing]:

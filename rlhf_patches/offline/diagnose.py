@@ -108,7 +108,7 @@ class _Waits:
             return
         for item, targets in self._known:
             if _through(targets, event.frames):
-                waits = hangs.collective(event.frames) or hangs.waits_for_build(event.frames)
+                waits = hangs.collective(event.frames) or hangs.waits_for_process(event.frames)
                 _note(self._waiting if waits else self._elsewhere, item, POSSIBLE, event)
 
     def found(self) -> list[Diagnosis]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from .. import settings
+from ..definitions.listed import WATCH
 from ..definitions.patch import KnownBug, Variant
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status, patch_report
@@ -140,7 +142,7 @@ def _judge(
         assert isinstance(choice, Choice)
         try:
             implementations.check_usable(found.recognised, implementations.of_text)
-            added = _beside(patch.name, found, beside)
+            added = _beside(patch, found, beside)
             shapes.check_compiles(list(found.recognised), lines=release)
         except decision.REFUSALS as error:
             return decision.refusal(choice.finding, error)
@@ -153,16 +155,20 @@ def _judge(
     return found if choice.of_several else found._replace(reason=f"{found.reason}, and the code is recognised")
 
 
-def _beside(name: str, found: Decision, beside: dict[str, Held]) -> dict[str, Held]:
+def _beside(patch: KnownBug, found: Decision, beside: dict[str, Held]) -> dict[str, Held]:
     """What the functions of a patch carry with its changes added."""
-    added = {}
+    added, name = {}, patch.name
     for target, changes in shapes.by_function(list(found.recognised)).items():
         held = beside.get(target, Held())
         if name in held.holders:
             continue
+        if patch.kind == WATCH:
+            decision.check_watch(target, held)
+            added[target] = replace(held, watched_by=name)
+            continue
         edits = decision.edits_beside(name, changes, held)
         if edits is None:
-            added[target] = Held(held.rewrites, name)
+            added[target] = replace(held, trampoline_of=name)
         else:
-            added[target] = Held({**held.rewrites, name: edits}, held.trampoline_of)
+            added[target] = replace(held, rewrites={**held.rewrites, name: edits})
     return added

@@ -97,9 +97,13 @@ def caller(frames: Sequence[Frame]) -> Frame:
     return next(outside, frames[inside[-1]])
 
 
-def waits_for_build(frames: Sequence[Frame]) -> bool:
-    """Whether a stack is in torch's wait for another process, which builds an extension; one that builds is not."""
-    return any(one.function == "wait" and ("/" + one.file).endswith("/torch/utils/file_baton.py") for one in frames)
+def waits_for_process(frames: Sequence[Frame]) -> bool:
+    """Whether a stack waits for another process: in torch, for one that builds an extension; or for what one sends."""
+    return any(
+        one.function == function and ("/" + one.file).endswith(file)
+        for one in frames
+        for function, file in (("wait", "/torch/utils/file_baton.py"), ("recv", "/multiprocessing/connection.py"))
+    )
 
 
 def _is_collectives(frame: Frame) -> bool:

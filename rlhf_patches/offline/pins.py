@@ -78,11 +78,12 @@ def of_requirement(text: str, where: str, note: str = "") -> Iterator[Entry]:
     try:
         requirement = Requirement(text)
         marker = f"where {requirement.marker}" if requirement.marker else ""
-    except InvalidRequirement:
-        yield _of_address(text, where, note)
-        return
-    except RecursionError:
-        yield Unread(where, "nested too deeply to be read")
+    except (InvalidRequirement, RecursionError) as error:
+        # packaging has a limit since 26.4
+        if isinstance(error, RecursionError) or str(error).startswith("Marker expression is nested"):
+            yield Unread(where, "nested too deeply to be read")
+        else:
+            yield _of_address(text, where, note)
         return
     name = canonicalize_name(requirement.name)
     if requirement.url:

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from .._version import __version__
-from ..definitions.listed import ADVICE, Listed
+from ..definitions.listed import PATCH, Listed
 from ..definitions.patch import KnownBug
 from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
@@ -65,10 +65,10 @@ def from_dict(values: Mapping[str, Any]) -> Process:
 def effects(engine: Engine) -> dict[str, Effect]:
     """What every patch does in this process, or will do once its modules are imported, to be compared with others.
 
-    No module of a framework is imported, and nothing changed. An advice does nothing anywhere, so it makes no
-    difference.
+    No module of a framework is imported, and nothing changed. An advice and a watch change nothing, so they
+    make no difference.
     """
-    carried = (each for each in engine.carried() if each[0].kind != ADVICE)
+    carried = (each for each in engine.carried() if each[0].kind == PATCH)
     return {patch.name: effect(patch, row, texts) for patch, row, texts in carried}
 
 

@@ -286,7 +286,9 @@ def _hook(name: str, module: ModuleType) -> None:
         if function in _hooked and function.__code__ is _hooked[function][1]:
             return
         what = PREFIX + "VERIFY"
-        code = trampolines.build(function, _initialise_and_verify, wraps=True, binding="function", by=what)
+        code = trampolines.build(
+            function, function.__code__, _initialise_and_verify, wraps=True, binding="function", by=what
+        )
         functions.check_swap(function, code)
     except no_signal(Exception) as error:
         raise VerifyError(

@@ -59,7 +59,10 @@ _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _BEGINNING = re.compile(rb'\{"host": "(?:[^"\\]|\\.)*", "pid": \d+, "')
 _HEAD = 16 * 1024  # bytes that are looked at
 # What a framework stands on; said when it is imported already, beside the versions of the frameworks themselves.
-_ALSO = ("torch", "transformers", "transformer_engine", "deepspeed", "ray", "vllm")
+_ALSO = ("torch", "transformers", "transformer_engine", "deepspeed", "ray", "vllm", "sglang")
+_LONGEST_TITLE = 100
+_TITLE = re.compile(rb"[A-Za-z]{1,20}::[\w.:-]{1,60}")
+_NAMED = re.compile(r"(?!MainProcess$|.*Process-\d)[\w.:-]{1,60}")  # and not as multiprocessing itself names one
 _SETTLED = (Status.APPLIED, Status.UNAFFECTED, Status.REFUSED, Status.FAILED, Status.ADVICE)
 
 
@@ -212,6 +215,7 @@ def _content(report: Report, ended: str | None, started: str, identity: str) -> 
         "local_rank": place.local_rank,
         "world_size": place.world_size,
         "process": identity,
+        "name": _name(),
         "started": started,
         "ended": ended,
         "rlhf_patches": __version__,
@@ -246,6 +250,23 @@ def _process() -> tuple[str, str]:
         return _iso(time.time() - age), f"{namespace}-{os.getpid()}-{ticks}"
     except (OSError, ValueError, IndexError, AttributeError):  # not Linux, or no /proc
         return _iso(time.time()), f"{os.getpid()}-{os.urandom(8).hex()}"
+
+
+def _name(command_line: str = "/proc/self/cmdline") -> str | None:
+    """What an engine's process calls itself, as ps shows it: VLLM::EngineCore, sglang::scheduler, ray::Actor.
+
+    It inherits the rank of the trainer that has started it, which alone would not tell it from that.
+    """
+    with contextlib.suppress(OSError), open(command_line, "rb") as file:
+        found = _TITLE.match(file.read(_LONGEST_TITLE))
+        if found is not None:
+            return found[0].decode()
+    process = sys.modules.get("multiprocessing.process")
+    try:
+        name = str(process.current_process().name) if process else ""
+    except no_signal(Exception):  # half imported
+        return None
+    return name if _NAMED.fullmatch(name) else None
 
 
 def _iso(seconds: float) -> str:

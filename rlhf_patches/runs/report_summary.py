@@ -10,6 +10,7 @@ has limits, so that nothing in it costs a traceback, a terminal or much memory.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -17,10 +18,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
+from ..definitions.listed import WATCH
 from ..definitions.registry import BUILT_IN, credit
-from ..definitions.status import Status, plural, printable
+from ..definitions.status import Status, finite, observed_text, plural, printable
 from ..ranks import ranks_text
 from .processes import PROBLEMS, Effect, Group, Process, grouped
 
@@ -34,6 +36,7 @@ _LARGEST_FILE = 1 << 30
 _LONGEST_LINE = 1 << 20
 _LONGEST_REASON = 2000
 _MOST_DIGITS = 20
+_MOST_FIGURES = 20  # of a watch
 _MOST_ENTRIES = 2_000_000  # patches, versions and failures, of all processes together
 _MOST_DISTINCT = 500_000  # texts
 _MOST_UNREADABLE = 100  # lines that are named
@@ -44,12 +47,30 @@ class ReportFileError(Exception):
     """A file cannot be read, or is none of ours; the message says which and why."""
 
 
+class Watched(NamedTuple):
+    """A figure of a watch in one process: the worst value and where it was, of how many; what was told of it."""
+
+    watch: str
+    figure: str
+    worst: float
+    at: str
+    values: int
+    told: str
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """As a report has it, without what was told."""
+        return {"worst": finite(self.worst), "at": self.at, "values": self.values}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recorded(Process):
     """One process, as its line has it: versions of the frameworks that are installed, of Python and of rlhf-patches.
 
     Attributes:
         plugins: what brings those patches that are not built-in.
+        watched: what watches have seen.
+        name: what an engine's process calls itself; None of others.
     """
 
     world_size: str | None
@@ -57,6 +78,15 @@ class Recorded(Process):
     ended: str | None
     plugins: Mapping[str, str]
     plugin_failures: tuple[str, ...]
+    watched: tuple[Watched, ...] = ()
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return super().__str__() + (f" {self.name}" if self.name else "")
+
+    def identity(self) -> dict[str, Any]:
+        """With the name, where there is one."""
+        return {**super().identity(), **({"name": self.name} if self.name else {})}
 
 
 @dataclass(frozen=True)
@@ -112,6 +142,26 @@ class Summary:
         return tuple(each for each in self.processes if each.ended not in (None, "exit"))
 
     @property
+    def told(self) -> tuple[Group, ...]:
+        """What watches have told, and which processes."""
+        return _largest_first(
+            (f"{w.watch}: {w.told}", "", each) for each in self.processes for w in each.watched if w.told
+        )
+
+    @property
+    def worst(self) -> Mapping[tuple[str, str], tuple[Watched, Recorded]]:
+        """By watch and figure: the worst value of all processes, with the number of values of all; and whose it is."""
+        found: dict[tuple[str, str], tuple[Watched, Recorded]] = {}
+        for process in self.processes:
+            for one in process.watched:
+                worst, whose = found.get((one.watch, one.figure), (one._replace(values=0), process))
+                values = worst.values + one.values
+                if math.isnan(one.worst) or one.worst > worst.worst:
+                    worst, whose = one, process
+                found[one.watch, one.figure] = worst._replace(values=values), whose
+        return found
+
+    @property
     def problems(self) -> list[str]:
         """What has to be looked at, one line each; none means that all processes are the same and all is well."""
         found = list(islice(self._problems(), _MOST_PROBLEMS + 1))
@@ -124,6 +174,8 @@ class Summary:
                     yield f"{patch.title} {_count(group)} ({_names(group.processes)}): {group.reason}"
             if patch.differs:
                 yield _deviation(patch)
+        for told in self.told:
+            yield f"{told.what} ({_names(told.processes)})"
         yield from (_deviation(version) for version in self.versions if version.differs)
         yield from (f"{group.what} ({_names(group.processes)})" for group in self.plugin_failures)
         yield from (f"no line from {ranks_text(runs)} of {size}" for size, runs in self.missing_ranks.items())
@@ -147,6 +199,10 @@ class Summary:
             "patches": [patch.to_dict() for patch in self.patches],
             "versions": [version.to_dict() for version in self.versions],
             "plugin_failures": [group.to_dict() for group in self.plugin_failures],
+            "watched": [
+                {"watch": worst.watch, "figure": worst.figure, **worst.seen, **whose.identity()}
+                for worst, whose in self.worst.values()
+            ],
         }
 
     def __str__(self) -> str:
@@ -165,11 +221,18 @@ class Summary:
             lines[-1] += f"; {len(self.by_exception)} by an exception ({kinds}): {_names(self.by_exception)}"
         if self.not_ended:
             lines[-1] += f"; {len(self.not_ended)} were killed or still run: {_names(self.not_ended)}"
-        lines += ["", *self._patch_lines(), ""]
+        lines += ["", *self._patch_lines(), "", *self._watched_lines()]
         problems = self.problems
         if not problems:
             return "\n".join([*lines, "No differences, nothing refused or failed."])
         return "\n".join([*lines, f"{len(problems)} to look at:", *(f"- {text}" for text in problems)])
+
+    def _watched_lines(self) -> list[str]:
+        lines = [
+            f"{worst.watch}, {worst.figure}: {observed_text(worst.seen)} ({whose})"
+            for worst, whose in self.worst.values()
+        ]
+        return [*lines, ""] if lines else []
 
     def _patch_lines(self) -> list[str]:
         known = [patch for patch in self.patches if patch.groups]
@@ -214,6 +277,7 @@ def summarise(files: Sequence[str]) -> Summary:
             # What comes later is what the process said last; it may have become another program since (exec).
             processes[identity] = process
             entries += len(process.effects) + len(process.versions) + len(process.plugin_failures)
+            entries += len(process.watched)
         if not begun:
             raise ReportFileError(
                 f"{file} is empty: no process of the run has imported a framework with the patches on, or it has only "
@@ -276,7 +340,11 @@ def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Re
             versions[name] = shared(_text(version))
     effects: dict[str, Effect] = {}
     plugins: dict[str, str] = {}
+    watched: list[Watched] = []
     for row in line["patches"]:
+        if row.get("kind") == WATCH:  # in which processes may differ, and which no run needs
+            watched += _watched(_text(row["name"]), row.get("observations", {}))
+            continue
         name, status, plugin = _text(row["name"]), _text(row["status"]), _text(row.get("plugin", BUILT_IN))
         what = "unreviewed" if row.get("unreviewed") and status not in _NOT_IMPORTED else status
         effects[shared(name)] = shared(Effect(what, reason=_text(row["reason"], _LONGEST_REASON)))
@@ -300,8 +368,21 @@ def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Re
         effects=effects,
         plugins=plugins,
         plugin_failures=failures,
+        watched=tuple(watched),
+        name=_optional(line.get("name")),
     )
     return (process.host, process.pid, _optional(line.get("process"))), process
+
+
+def _watched(watch: str, observations: dict[str, Any]) -> Iterator[Watched]:
+    for figure, found in islice(observations.items(), _MOST_FIGURES):
+        at, told, values = _text(found["at"]), _text(found.get("told", ""), _LONGEST_REASON), found["values"]
+        if type(values) is not int:
+            raise TypeError("values")
+        worst = found["worst"]
+        yield Watched(
+            watch, _text(figure), float(worst[:_MOST_DIGITS] if isinstance(worst, str) else worst), at, values, told
+        )
 
 
 def _text(value: object, longest: int = 200) -> str:

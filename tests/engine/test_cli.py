@@ -209,7 +209,7 @@ def test_a_part_of_a_name_is_enough(said):
 def test_doctor_and_list_begin_with_what_applies_and_end_with_a_count(said, slime, monkeypatch):
     monkeypatch.setenv("RLHF_PATCHES_DISABLE", "accelerate-*")
     monkeypatch.syspath_prepend(slime)
-    count = len(plugin.rlhf_patches())
+    count = sum(each.kind != "watch" for each in plugin.rlhf_patches())
     for command in ("doctor", "list"):
         out = said(command)[1].splitlines()
         assert out[1].split()[:2] == [toy_slime.PATCH, "applies"]

@@ -31,17 +31,16 @@ def test_no_mutation_comes_twice_and_each_says_why():
     assert [one.name for one in found if not one.tests and one.survives is None] == []
 
 
-def test_a_tenth_is_the_same_each_time_and_has_some_of_every_file():
+def test_a_tenth_is_the_same_each_time_and_has_some_of_every_folder():
     found = [mutation for mutation in mutants.load() if mutation.survives is None]
     tenth = mutants.tenth(found)
     assert {one.name for one in mutants.tenth(reversed(found))} == {one.name for one in tenth}
-    assert {one.file for one in tenth} == {one.file for one in found}
-    numbers = Counter(one.file for one in found)
-    assert Counter(one.file for one in tenth) == {file: max(1, number // 10) for file, number in numbers.items()}
-    assert not [one.name for one in tenth if one.hangs and any(not o.hangs for o in found if o.file == one.file)]
+    numbers = Counter(one.folder for one in found)
+    assert Counter(one.folder for one in tenth) == {folder: max(1, number // 10) for folder, number in numbers.items()}
+    assert not [one.name for one in tenth if one.hangs and any(not o.hangs for o in found if o.folder == one.folder)]
 
 
-def test_another_mutation_moves_one_of_its_file_at_most():
+def test_another_mutation_moves_one_of_its_folder_at_most():
     found = [mutation for mutation in mutants.load() if mutation.survives is None]
     before = {one.name for one in mutants.tenth(found)}
     for left_out in found[::9]:

@@ -6,8 +6,8 @@ never use them. `install()` lets those imports succeed. Three rules keep the tes
 
 * The finder sits at the end of `sys.meta_path`: a package that really is installed always wins, so the same
   test runs against the real TransformerEngine where there is one.
-* Only the names in `STAND_INS` are answered, and those in `GIT_ONLY` and `ON_REQUEST` where a test asks for them. No
-  framework that the test patches is among them, nor megatron-core.
+* Only the names in `STAND_INS` are answered, and those in `GIT_ONLY`, `ON_REQUEST` and `ENGINES` where a test asks
+  for them. No framework that the test patches is among them, nor megatron-core.
 * megatron-core's models and optimizers go on without TransformerEngine: were they to find one, they would be
   built from the stand-in's empty classes. See `_keep_megatron_core_native`.
 """
@@ -38,8 +38,12 @@ STAND_INS: dict[str, str] = {
 #: Parts of Megatron-LM that are in no wheel: ms-swift before 4.0 clones them from GitHub when it is imported.
 GIT_ONLY: dict[str, str] = {"megatron.training": "0", "megatron.legacy": "0"}
 
-#: CUDA kernels that verl 0.3 and OpenRLHF import at the top of their modules.
-ON_REQUEST: dict[str, str] = {"flash_attn": "2.7.4"}
+#: What some releases import at the top of their modules: CUDA kernels, a client of reward servers, and vLLM, of which
+#: ms-swift uses more (vllm_for_swift.py).
+ON_REQUEST: dict[str, str] = {"flash_attn": "2.7.4", "aiohttp": "3.14.0", "vllm": "0.11.0"}
+
+#: The engine that samples, and what its processes speak through: the names that verl's side of them imports.
+ENGINES: dict[str, str] = {"vllm": "0.19.0", "zmq": "27.0.0"}
 
 
 class StandInModule(ModuleType):
@@ -85,7 +89,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         vars(module)["__version__"] = _VERSIONS[self.name_of(module.__name__) or ""]
 
 
-_VERSIONS = {**STAND_INS, **GIT_ONLY, **ON_REQUEST}
+_VERSIONS = {**STAND_INS, **GIT_ONLY, **ON_REQUEST, **ENGINES}
 _finder = _StandInFinder()
 _real_version = importlib.metadata.version
 

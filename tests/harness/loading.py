@@ -47,6 +47,39 @@ def packages_beside_deepspeed() -> None:
         importlib.import_module(module)
 
 
+def vllm() -> None:
+    """vLLM, whose engine a worker starts."""
+    from tests.harness import vllm_on_cpu
+
+    os.environ.update(vllm_on_cpu.SETTINGS)
+    for module in ("vllm", "vllm.v1.worker.cpu_worker", "accelerate", "peft", "transformers.trainer"):
+        importlib.import_module(module)
+    vllm_on_cpu.keep_weights()
+
+
+def trl_vllm_serve() -> None:
+    """TRL's server, on `vllm`, which has one name elsewhere by now; old ones need trl-optional-packages here."""
+    import vllm.utils
+    from vllm.utils import network_utils
+
+    import rlhf_patches
+
+    vllm.utils.get_open_port = network_utils.get_open_port
+    rlhf_patches.apply(only="trl-optional-packages")
+    importlib.import_module("trl.scripts.vllm_serve")
+
+
+def trl_with_its_server() -> None:
+    """The same, and trainers that ask it."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    trl_vllm_serve()
+    for module in (
+        *("datasets", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.grpo_trainer"),
+        "trl.experimental.online_dpo.online_dpo_trainer",
+    ):
+        importlib.import_module(module)
+
+
 def megatron() -> None:
     """megatron-core on the CPU, its collectives counted."""
     from tests.harness import rollout_training
@@ -109,6 +142,27 @@ def verl_critic() -> None:
         importlib.import_module(module)
 
 
+def verl_engine() -> None:
+    """verl's side of vLLM, in the server's process and in the engine's, without vLLM."""
+    absent_packages.install(absent_packages.ENGINES)
+    importlib.import_module("verl.workers.rollout.vllm_rollout.vllm_async_server")
+
+
+def verl_agent_loop() -> None:
+    """On `verl_engine`, verl's conversations with tools."""
+    importlib.import_module("verl.experimental.agent_loop.tool_agent_loop")
+
+
+def verl_driver() -> None:
+    """On `verl_engine`, verl's trainers in the driver's process, and the engine for FSDP."""
+    for module in (
+        *("verl.trainer.ppo.ray_trainer", "verl.trainer.ppo.v1.trainer_sync", "verl.trainer.ppo.v1"),
+        *("verl.workers.engine.fsdp.transformer_impl", "peft"),
+    ):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+
+
 def verl_worker() -> None:
     """On the above, verl's worker of a policy, and hydra, which makes its configuration."""
     for module in ("verl.workers.engine_workers", "hydra"):
@@ -153,6 +207,15 @@ def skyrl_trainer() -> None:
     skyrl_on_cpu.trainer()
 
 
+def skyrl_inference() -> None:
+    """Where SkyRL starts engines, without vLLM."""
+    from tests.harness import skyrl_on_cpu
+
+    importlib.import_module("ray")
+    skyrl_on_cpu.install()
+    skyrl_on_cpu.inference()
+
+
 def swift_kto() -> None:
     """ms-swift 3's KTO trainer."""
     importlib.import_module("tests.patches.swift.kto_sequence_parallel_ranks")
@@ -168,6 +231,16 @@ def swift_megatron() -> None:
             importlib.import_module(f"swift.megatron.trainers.{module}")
 
 
+def swift_megatron_rollouts() -> None:
+    """The same, with a stand-in for vLLM, without which GRPO's cannot be imported before 4.0."""
+    from tests.harness import megatron_on_cpu, vllm_for_swift
+
+    megatron_on_cpu.install()
+    absent_packages.install_for_swift()
+    vllm_for_swift.install()
+    swift_megatron()
+
+
 def swift_transformers() -> None:
     """ms-swift's other trainers, which each release has in another place."""
     from tests.harness import megatron_on_cpu
@@ -181,6 +254,16 @@ def swift_transformers() -> None:
     ):
         with contextlib.suppress(ModuleNotFoundError, AssertionError):  # 3.8 asserts a package that GRPO's rewards want
             importlib.import_module(module)
+
+
+def swift_engine() -> None:
+    """ms-swift's engine for rollouts, with a stand-in for vLLM."""
+    from tests.harness import megatron_on_cpu, vllm_for_swift
+
+    megatron_on_cpu.install()
+    absent_packages.install_for_swift()
+    vllm_for_swift.install()
+    importlib.import_module("tests.patches.swift.async_rollout_lora_ranks").engine_class()
 
 
 def trl() -> None:
@@ -273,7 +356,7 @@ def openrlhf() -> None:
     deepspeed()
     for module in ("transformers", "peft"):  # they look for flash-attention, and do not find it
         importlib.import_module(module)
-    absent_packages.install(("flash_attn",))
+    absent_packages.install(("flash_attn", "aiohttp"))
     importlib.import_module("openrlhf.models.loss")
 
 
@@ -315,6 +398,16 @@ def transformer_engine() -> None:
     from tests.harness import transformer_engine_on_cpu
 
     transformer_engine_on_cpu.install()
+
+
+def megatron_with_transformer_engine() -> None:
+    """megatron-core that has found TransformerEngine, whose layers have parameters and compute nothing."""
+    from tests.harness import megatron_on_cpu, transformer_engine_on_cpu
+
+    megatron_on_cpu.install()
+    transformer_engine_on_cpu.install_modules()
+    for module in ("megatron.core.extensions.transformer_engine", *absent_packages.MEGATRON_CORE_IN_USE):
+        importlib.import_module(module)
 
 
 def a_thread() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_patches import Advice, Guard, Patch, Shape, Variant
+from rlhf_patches import Advice, Guard, Patch, Shape, Variant, Watch, Wrap
 from rlhf_patches.definitions.patch import Change, KnownBug
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.engine import log
@@ -76,6 +76,16 @@ class Framework:
     def advice(self, *shapes: Shape, name: str | None = None, versions: str = "") -> Advice:
         """An advice about this framework."""
         return Advice(what_to_do="Do\nsomething else. ", **self._of_any(shapes, name, versions))
+
+    def watch(self, *wraps: Wrap, name: str | None = None, versions: str = "", **fields: Any) -> Watch:
+        """A watch of this framework."""
+        defaults = {
+            "looks_at": "a call",
+            "limits": "none",
+            "points_to": (),
+            "observations": self.path("fixes:observed"),
+        }
+        return Watch(**{**defaults, **self._of_any(wraps, name, versions), **fields})
 
     def _of_any(self, changes: tuple[Change, ...], name: str | None, versions: str) -> dict[str, Any]:
         return {

@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -150,6 +153,44 @@ def tinker_backend() -> Any:
         sys.modules[name] = _Names(name)
     vars(sys.modules["skyrl.utils.log"])["logger"] = logging.getLogger("skyrl")
     return importlib.import_module("skyrl.backends.skyrl_train_backend")
+
+
+class _NamesOnly(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Asked first: answers for each of SkyRL's modules but some, and for packages that are not there."""
+
+    def __init__(self, real: Iterable[str], absent: Iterable[str]) -> None:
+        self.real, self.absent = frozenset(real), frozenset(absent)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        package = fullname.partition(".")[0]
+        if (package == "skyrl" and fullname not in self.real) or package in self.absent:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Names(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Its names are made when they are asked for."""
+
+
+INFERENCE = (f"{_TRAIN}.inference_servers.utils", "skyrl.train.entrypoints.main_base", f"{_TRAIN}_backend")
+"""Where engines are started."""
+
+
+def inference() -> None:
+    """The modules that start engines, and the correction of ratios; all else of SkyRL is names, vLLM too."""
+    root = Path(sys.modules["skyrl"].__path__[0]).parent
+    correction = [f"{_TRAIN}.utils.{name}" for name in ("off_policy_correction_utils", "torch_utils")]
+    parents = [f"{_TRAIN}.inference_servers", "skyrl.train.entrypoints"]
+    for name in parents:
+        package = sys.modules[name] = ModuleType(name)
+        package.__path__ = [str(root.joinpath(*name.split(".")))]
+    absent = [name for name in ("vllm", "loguru", "tinker", "cloudpathlib") if importlib.util.find_spec(name) is None]
+    sys.meta_path.insert(0, _NamesOnly((*INFERENCE, *correction), absent))
+    del sys.modules["skyrl.train.config"]
+    for module in (*INFERENCE, correction[0]):
+        importlib.import_module(module)
 
 
 def on_each_rank(fill: Callable[[dict[str, Any], list[str]], None]) -> None:

@@ -37,13 +37,20 @@ def write(folder: Path, tag: str, version: str, files: Sequence[str]) -> Path:
     return folder
 
 
+class _Anything(SimpleNamespace):
+    """In place of a class."""
+
+    def __class_getitem__(cls, parameters: Any) -> type:
+        return cls
+
+
 class _Names(ModuleType):
     """A module of which only names are imported."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return SimpleNamespace
+        return _Anything
 
     def __reduce__(self) -> Any:
         """By its name, as any module: Ray sends a class with what its methods use."""
@@ -51,10 +58,13 @@ class _Names(ModuleType):
 
 
 class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Asked last: answers for what is not among the files, and for SGLang."""
+    """Asked last: answers for what is not among the files, and for other packages."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = packages
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in ("slime", "sglang"):
+        if fullname.partition(".")[0] not in self.packages:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -65,6 +75,6 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """It is there already."""
 
 
-def install() -> None:
-    """Let slime's other modules be imported, those for servers and files, of which only names are used."""
-    sys.meta_path.append(_Absent())
+def install(*packages: str) -> None:
+    """Let slime's other modules be imported, those for servers and files, of which only names are used; or others'."""
+    sys.meta_path.append(_Absent(packages or ("slime", "sglang")))

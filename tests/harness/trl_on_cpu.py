@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,13 @@ def model(tied: bool = False) -> Any:
 
 
 def rollouts(
-    kind: str, out: Path, rewards: Sequence[Callable[..., Any]], prompts: Sequence[str] = PROMPTS, **settings: Any
+    kind: str,
+    out: Path,
+    rewards: Sequence[Callable[..., Any]],
+    prompts: Sequence[str] = PROMPTS,
+    policy: Any = None,
+    more: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Any:
     """A trainer that generates itself, two completions of four tokens for each prompt.
 
@@ -60,6 +66,8 @@ def rollouts(
         out: a folder that stays empty.
         rewards: the reward functions.
         prompts: the data set.
+        policy: the model; None for that of `model`.
+        more: arguments of the trainer itself.
         settings: of the trainer's configuration.
     """
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
@@ -82,9 +90,10 @@ def rollouts(
         "seed": 3,
     }
     return getattr(trl, f"{kind}Trainer")(
-        model=model(),
+        model=model() if policy is None else policy,
         args=getattr(trl, f"{kind}Config")(**{**defaults, **settings}),
         reward_funcs=list(rewards),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         processing_class=tokenizer(),
+        **(more or {}),
     )

@@ -56,6 +56,7 @@ MEGATRON_BRIDGE = Level("tests.harness.loading:megatron_bridge")
 """On the above: SkyRL imports it since 0.3."""
 SKYRL_WORKERS = Level("tests.harness.loading:skyrl_workers")
 """On `skyrl`."""
+VLLM: Levels = (*TORCH, Level("tests.harness.loading:vllm"))
 TRL: Levels = (*PACKAGES, Level("tests.harness.loading:trl"))
 
 
@@ -88,10 +89,24 @@ def skyrl_trainer(release: str) -> Levels:
     return (*PACKAGES, Level("tests.harness.loading:skyrl_trainer", os.pathsep.join(dict.fromkeys(folders))))
 
 
+def skyrl_inference(release: str) -> Levels:
+    """Where a release of SkyRL starts engines; 0.4 lies there without what 0.3 has."""
+    folders = [str(side_by_side.folder(f"skyrl-{name}")) for name in (release, "0.3")]
+    return (*PACKAGES, Level("tests.harness.loading:skyrl_inference", os.pathsep.join(dict.fromkeys(folders))))
+
+
 def verl(release: str | None = None) -> Levels:
     """A release of verl beside the environment's own frameworks, ``0.4`` say; None for the environment's own."""
     folder = str(side_by_side.folder(f"verl-{release}")) if release else None
     return (*MEGATRON_AND_PACKAGES, Level("tests.harness.loading:verl", folder))
+
+
+def verl_engine(release: str | None = None) -> Levels:
+    """verl's side of vLLM, without vLLM, in a release as in `verl`; or in a folder."""
+    folders = [str(side_by_side.folder("verl-worker"))]
+    if release:
+        folders.append(release if os.sep in release else str(side_by_side.folder(f"verl-{release}")))
+    return (*PACKAGES, Level("tests.harness.loading:verl_engine", os.pathsep.join(folders)))
 
 
 def beside(release: str | None, load: str, *more: str) -> Levels:
@@ -107,6 +122,11 @@ def beside(release: str | None, load: str, *more: str) -> Levels:
     folders = [str(side_by_side.folder(name)) for name in (release, *more) if name]
     others = [name for folder in folders for name in ("accelerate", "transformers") if Path(folder, name).is_dir()]
     return (*(TORCH if others else PACKAGES), Level(f"tests.harness.loading:{load}", os.pathsep.join(folders) or None))
+
+
+def verl_agent_loop(release: str | None = None) -> Levels:
+    """verl's conversations with tools, in a release as in `verl_engine`."""
+    return (*verl_engine(release), Level("tests.harness.loading:verl_agent_loop"))
 
 
 def with_rewards(math_verify: str, verl: str) -> Levels:
@@ -135,6 +155,13 @@ def transformer_engine(release: str, below: Levels = ()) -> Levels:
     numpy, folder = (str(side_by_side.folder(name)) for name in ("numpy-2.1", f"transformer-engine-{release}"))
     interpreted = Level("tests.harness.loading:torch_and_interpreter", numpy)
     return interpreted, *below, Level("tests.harness.loading:transformer_engine", folder)
+
+
+def megatron_with_transformer_engine(release: str, *more: str) -> Levels:
+    """megatron-core with the layers of a release of TransformerEngine, and folders of others such as megatron-core."""
+    folders = [str(side_by_side.folder(name)) for name in (*more, f"transformer-engine-{release}")]
+    load = Level("tests.harness.loading:megatron_with_transformer_engine", os.pathsep.join(folders))
+    return Level("tests.harness.loading:torch_and_interpreter"), load
 
 
 @dataclass(frozen=True)

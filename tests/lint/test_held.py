@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "patches"
 ELSEWHERE = {
     "megatron_bridge/no_sync_reentry": "megatron_core/test_no_sync.py",
+    "megatron_core/moe_auxiliary_context": "megatron_core/test_moe_auxiliary.py",
+    "megatron_core/moe_auxiliary_per_token": "megatron_core/test_moe_auxiliary.py",
     "megatron_lm/no_sync_reentry": "megatron_core/test_no_sync.py",
     "slime/no_sync_reentry": "megatron_core/test_no_sync.py",
     "swift/no_sync_reentry": "megatron_core/test_no_sync.py",
@@ -30,6 +32,8 @@ ELSEWHERE = {
     "swift/vocab_parallel_logprob_gradient": "swift/test_logits.py",
     "trl/chunked_divergence_zero3": "trl/test_chunked_nll_zero3.py",
     "trl/dpo_second_eos": "trl_before_1/test_dpo_second_eos.py",
+    "trl/vllm_raw_logprobs": "trl_on_vllm/test_vllm_raw_logprobs.py",
+    "trl/vllm_serve_dead_worker": "trl_on_vllm/test_vllm_serve_dead_worker.py",
 }
 """By patch, the module of tests that says it, where that is not test_BUG.py; it may be one for several patches."""
 

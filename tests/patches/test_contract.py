@@ -8,9 +8,11 @@ does is in the tests of its own folder.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +91,8 @@ def affected() -> Iterator[Case]:
         if patch.name == "megatron-lm-no-sync-reentry":
             for name in ("megatron_lm", "megatron_lm_newer"):
                 yield at_hand(patch, patch.variants[0], UNKNOWN, STANDINS / name, None)
+        if patch.name == "slime-context-parallel-whitening":
+            yield at_hand(patch, patch.variants[0], UNKNOWN, STANDINS / "slime_loss", None)
 
 
 def fixed() -> Iterator[Case]:
@@ -98,7 +102,8 @@ def fixed() -> Iterator[Case]:
             verdicts = {versions.judge(variant.guard, version).verdict for variant in patch.variants}
             variant = patch.variants[-1]
             there = all(file_of(folder, module).is_file() for module in variant.modules)
-            if version in READ.get(patch.name, {}):  # has the code, and not the bug
+            noted = READ.get(patch.name, {})
+            if any(fnmatch.fnmatchcase(version, each) for each in noted):  # has the code, and not the bug
                 continue
             if there and verdicts == {versions.Verdict.OUTSIDE}:
                 yield at_hand(patch, variant, version, folder, beside)
@@ -184,6 +189,8 @@ def levels(case: Case) -> Levels:
         return (*PACKAGES, Level("tests.harness.loading:skyrl_dispatch", folder))
     if module.startswith("transformer_engine."):
         return warm.transformer_engine(str(case.beside).removeprefix("transformer-engine-"))
+    if module.startswith("skyrl.") and case.patch.name == "skyrl-rollout-temperature":
+        return warm.skyrl_inference(str(case.beside).removeprefix("skyrl-"))
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
         if module.endswith((".trainer", ".ppo_utils")):
@@ -193,13 +200,24 @@ def levels(case: Case) -> Levels:
     if module == "verl.workers.engine_workers":
         imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
         return (*warm.verl(None), imported)
+    if module == "verl.trainer.ppo.ray_trainer":
+        engine = warm.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
+        return (*engine, Level("tests.harness.loading:verl_driver"))
+    if module.startswith("verl.experimental.agent_loop."):
+        return warm.verl_agent_loop(str(case.beside).removeprefix("verl-") if case.beside else None)
+    if module.startswith("verl.workers.rollout.vllm_rollout."):
+        return warm.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("verl.") and case.patch.name != "verl-no-sync-reentry":
         return warm.verl(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("swift.megatron.") and folder is not None:
-        kto = module.endswith(".kto_trainer")
-        return warm.swift(case.beside, "swift_kto" if kto else "swift_megatron")
+        trainers = {"kto_trainer": "swift_kto", "grpo_trainer": "swift_megatron_rollouts"}
+        return warm.swift(case.beside, trainers.get(module.rpartition(".")[2], "swift_megatron"))
+    if module.startswith("swift.") and module.endswith((".vllm_engine", ".rollout", ".rollout_mixin")):
+        return warm.swift(case.beside, "swift_engine")
     if module.startswith("swift.") and not module.endswith("trainers.base"):
         return warm.swift(case.beside, "swift_megatron" if ".megatron." in module else "swift_transformers")
+    if module == "megatron.core.extensions.transformer_engine":
+        return warm.megatron_with_transformer_engine("2.13", *([case.beside] if case.beside else []))
     if module.startswith("megatron.core") and folder is not None:
         return (*TORCH, Level("tests.harness.loading:megatron", folder))
     return warm.trainer("_".join(module.split(".")[: 1 + module.startswith("megatron.")]))
@@ -248,8 +266,8 @@ def has_what_is_beside(case: Case) -> bool:
     other = case.variant.guard.beside
     if other is None:
         return True
-    folder = [] if case.beside is None else [str(case.folder)]
-    found = next(iter(importlib.metadata.distributions(name=other.distribution, path=[*folder, *sys.path])), None)
+    folders = [folder for level in levels(case) if level.path for folder in level.path.split(os.pathsep)]
+    found = next(iter(importlib.metadata.distributions(name=other.distribution, path=[*folders, *sys.path])), None)
     if found is None:  # it is optional
         return False
     guard = Guard(other.distribution, other.versions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import itertools
 import json
 from pathlib import Path
@@ -60,11 +61,12 @@ def test_what_is_shipped_tells_the_first_release_without_the_bug():
 
 
 def test_every_explained_disagreement_still_exists():
-    found = {
-        (item.patch, name) for item in record.disagreements(RECORDS, PATCHES) for name in (item.version, item.file)
-    }
-    noted = {(patch, version) for patch, notes in record.reviewed().accepted.items() for version in notes}
-    assert noted <= found
+    found: dict[str, set[str]] = {}
+    for item in record.disagreements(RECORDS, PATCHES):
+        found.setdefault(item.patch, set()).update((item.version, item.file))
+    for patch, notes in record.reviewed().accepted.items():
+        for noted in notes:
+            assert fnmatch.filter(found.get(patch, ()), noted), (patch, noted)
 
 
 def test_records_read_back_as_written(tmp_path, monkeypatch):
@@ -106,12 +108,12 @@ def with_guard(patch, number, guard):
 
 def bounds(patch, number):
     """The first and the last version with the defect in this shape, from the record, without what a person accepted."""
-    left_out = record.reviewed().accepted.get(patch.name, {})
+    reviewed = record.reviewed()
     versions = sorted(
         entry.order
         for item in record.records_of(patch, RECORDS)
         for entry in item.entries
-        if number in record.recognised(patch, entry) and entry.version not in left_out
+        if number in record.recognised(patch, entry) and not reviewed.has_accepted(patch.name, entry.version)
     )
     return versions[0], versions[-1]
 
@@ -123,8 +125,12 @@ def test_a_range_that_claims_less_is_noticed(patch, number):
         assert unexplained([with_range(patch, number, f"{versions},!={bound}")])
 
 
-@every_variant
+@pytest.mark.parametrize(
+    ("patch", "number"),
+    [pytest.param(*one, id=f"{one[0].name}-{one[1] + 1}") for one in EVERY_VARIANT if one[0].kind != "watch"],
+)
 def test_a_range_that_claims_more_is_noticed(patch, number):
+    """Not of a watch, which looks at whatever takes the same arguments."""
     first, last = bounds(patch, number)
     for wider in ("", f">={first}", f"<={last}", f">={first},<={last.major + 1}", f">=0.0.0a0,<={last}"):
         complaints = [with_range(patch, number, wider)]

@@ -33,7 +33,9 @@ def test_the_catalogue_has_every_patch(derive):
     assert (ROOT / "patches" / "catalogue.py").read_text() == derive.catalogue(found), "run `make docs`"
     # A module that makes a patch and gives it another name than PATCH would be missing; so would an advice.
     makers = [
-        path for path in (ROOT / "patches").glob("*/*.py") if re.search(r"= _?([Pp]atch|Advice)\(", path.read_text())
+        path
+        for path in (ROOT / "patches").glob("*/*.py")
+        if re.search(r"= _?([Pp]atch|Advice|Watch)\(", path.read_text())
     ]
     assert {path.relative_to(ROOT / "patches").with_suffix("") for path in makers} == {
         Path(*path.partition(":")[0].split(".")) for path in found
@@ -67,12 +69,17 @@ def test_the_readme_names_every_patch_and_no_other():
 @pytest.mark.parametrize("harm", HARMS)
 def test_the_readme_has_every_patch_under_its_harm(harm):
     said = {"hang": "ranks that hang", "memory": "too little memory, or time", "slow": "too little memory, or time"}
-    heads = (harm, f"a {harm}", said.get(harm))
+    heads = {harm, f"a {harm}", said.get(harm)}
     lines = (ROOT / "README.md").read_text().splitlines()
-    (row,) = (line for line in lines if line.startswith("| ") and line.split("|")[1].strip() in heads)
-    globs = re.findall(r"`([a-z*][a-z0-9*-]+)`", row)
-    names = [patch.name for patch in plugin.rlhf_patches() if patch.harm == harm]
-    assert [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in globs)] == []
+    rows: dict[bool, str] = {False: "", True: ""}
+    for head, names in (line.split("|")[1:3] for line in lines if line.startswith("| ")):
+        of = head.strip().removeprefix("rollouts: ")
+        if heads & {of, *of.split(", or ")}:
+            rows["rollouts: " in head] += names
+    for of_rollouts, row in rows.items():
+        globs = re.findall(r"`([a-z*][a-z0-9*-]+)`", row)
+        found = [each for each in plugin.rlhf_patches() if (each.harm, each.of_rollouts) == (harm, of_rollouts)]
+        assert [each.name for each in found if not any(fnmatch.fnmatch(each.name, glob) for glob in globs)] == []
 
 
 def test_a_wheel_has_every_module_and_no_other(installed):

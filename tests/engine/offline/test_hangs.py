@@ -155,6 +155,7 @@ HANGS = {
     "trl-chunked-nll-zero3": ("_chunked_cross_entropy_loss", "trl/trainer/sft_trainer.py"),
     "trl-chunked-divergence-zero3": ("_chunked_divergence_loss", "trl/trainer/distillation_trainer.py"),
     "torch-stale-build-lock": ("_jit_compile", "torch/utils/cpp_extension.py"),
+    "trl-vllm-serve-dead-worker": ("main", "trl/scripts/vllm_serve.py"),
     "accelerate-fsdp2-load-by-position": ("fsdp2_load_full_state_dict", "accelerate/utils/fsdp_utils.py"),
 }
 
@@ -170,6 +171,21 @@ def test_which_patches_are_for_a_hang():
 def test_a_known_bug_is_possible(log, bug):
     assert found(within(log, *HANGS[bug])) == [(bug, "possible")]
     assert found(log) == []
+
+
+def test_a_server_waits_for_its_worker():
+    """As faulthandler shows it: the endpoint, the loop of uvicorn in between left out, and the command's function."""
+    waiting = f"""\
+{FAULTHANDLER.splitlines()[1]}
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395 in _recv
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 430 in _recv_bytes
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 250 in recv
+  File "/site-packages/trl/scripts/vllm_serve.py", line 575 in generate
+  File "/site-packages/trl/scripts/vllm_serve.py", line 700 in main
+"""
+    assert found(waiting) == [("trl-vllm-serve-dead-worker", "possible")]
+    assert found(waiting.replace("in main", "in make_parser")) == []
+    assert found(waiting.replace("in recv\n", "in poll\n")) == []
 
 
 def test_a_process_within_the_function_may_be_at_work():

@@ -6,6 +6,8 @@ import dataclasses
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -49,6 +51,45 @@ def test_nothing_is_written_without_news(file, line, said):
     line.update()
     assert (reasons(file), len(file.read_bytes())) == (["second"], len(before))
     assert len(before) % 4096 == 0
+
+
+NAME = "from rlhf_patches.runs import report_file; print(report_file._name())"
+OF_A_CHILD = """
+import multiprocessing
+from rlhf_patches.runs import report_file
+
+def say():
+    print(report_file._name(), flush=True)
+
+for name in (None, "EngineCore_DP0", "two words"):
+    child = multiprocessing.get_context("fork").Process(target=say, name=name)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        (b"VLLM::EngineCore\0\0\0", "VLLM::EngineCore"),  # as setproctitle leaves it
+        (b"VLLM::Worker_TP0", "VLLM::Worker_TP0"),
+        (b"sglang::scheduler_TP1\0", "sglang::scheduler_TP1"),
+        (b"ray::Actor.method() --key=secret", "ray::Actor.method"),
+        (b"python\0-c\0print('a::b')\0", None),
+        (b"", None),
+    ],
+)
+def test_an_engine_s_process_is_called_what_it_calls_itself(tmp_path, title, name):
+    """tests/patches/trl_on_vllm/test_engine_processes.py asks real vLLM's."""
+    (tmp_path / "cmdline").write_bytes(title)
+    assert report_file._name(str(tmp_path / "cmdline")) == name
+    assert report_file._name(str(tmp_path / "none")) is None
+
+
+def test_others_have_no_name_but_what_was_given_them():
+    assert subprocess.check_output([sys.executable, "-c", NAME], text=True).strip() == "None"
+    said = subprocess.check_output([sys.executable, "-c", OF_A_CHILD], text=True).split("\n")
+    assert said == ["None", "EngineCore_DP0", "None", ""]
 
 
 @pytest.mark.parametrize(

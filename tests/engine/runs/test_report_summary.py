@@ -64,6 +64,48 @@ def test_all_the_same(report):
     assert report(lines, "--quiet") == (0, "", "")
 
 
+def watched(pid, worst, told="", status="applied", values=10):
+    """A line with a watch that has seen one figure."""
+    made = line(pid)
+    found = {"worst": worst, "at": f"step {pid}", "values": values} | ({"told": told} if told else {})
+    row = {**made["patches"][0], "name": "fw-watch", "kind": "watch", "status": status}
+    made["patches"].append({**row, "observations": {"log-probabilities": found} if status == "applied" else {}})
+    return made
+
+
+def test_what_was_watched_and_the_worst_of_it(report):
+    """Processes may differ in what they watch, and a watch that cannot look is no problem."""
+    lines = [watched(0, 0.01), watched(1, 0.02), watched(2, 0, status="refused"), watched(3, 0, status="disabled")]
+    status, out, err = report(lines)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[3:] == [
+        "a-bug  applied in 4",
+        "",
+        "fw-watch, log-probabilities: 0.02 at worst, at step 1, of 20 (node-a pid 1 rank 1)",
+        "",
+        "No differences, nothing refused or failed.",
+    ]
+    (found,) = json.loads(report(lines, "--json")[1])["watched"]
+    assert (found["watch"], found["figure"], found["worst"], found["pid"]) == ("fw-watch", "log-probabilities", 0.02, 1)
+
+
+@pytest.mark.parametrize(("worst", "shown"), [(0.31, "0.31"), ("nan", "nan")])
+def test_what_a_watch_has_told_is_to_be_looked_at(report, worst, shown):
+    told = "they differ by much at step 1 (limit 0.1)"
+    lines = [watched(0, 0.01), watched(1, worst, told), watched(2, 0.05, told)]
+    status, out, _ = report(lines)
+    assert status == 1
+    assert f"fw-watch, log-probabilities: {shown} at worst, at step 1, of 30 (node-a pid 1 rank 1)" in out
+    assert f"1 to look at:\n- fw-watch: {told} (node-a pid 1 rank 1, node-a pid 2 rank 2)" in out
+    assert json.loads(report(lines, "--json")[1])["watched"][0]["worst"] == worst
+
+
+def test_an_engine_is_told_from_the_trainer_that_has_its_rank(report):
+    lines = [line(0), {**line(1, status="refused"), "rank": "0", "name": "VLLM::EngineCore"}]
+    assert "(node-a pid 1 rank 0 VLLM::EngineCore)" in report(lines)[1]
+    assert '"rank": "0", "name": "VLLM::EngineCore"' in " ".join(report(lines, "--json")[1].split())
+
+
 def test_who_differs_is_named(report):
     lines = [line(pid) for pid in range(7)] + [line(7, "disabled", host="node-b", reason="disabled by you")]
     status, out, _ = report(lines)
@@ -318,6 +360,9 @@ def _memory(megabytes):
         json.dumps(line(0, plugin_failures=[1])),
         json.dumps(line(0, plugin_failures="x")),
         json.dumps(line(0, patches={"a": 1})),
+        json.dumps(watched(0, [1])),
+        json.dumps(watched(0, 1, values="2")),
+        json.dumps(watched(0, 1)).replace('"worst"', '"best"'),
         json.dumps(line(0)).ljust(1 << 20) + "x",
         "x" * (3 << 20),
     ],

@@ -1,0 +1,108 @@
+"""megatron-core: a mixture's auxiliary losses under ``calculate_per_token_loss``, on ranks that share a sequence."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
+_GROUP = "self.tp_cp_group.size()"
+_BEFORE_GROUPS = "parallel_state.get_tensor_and_context_parallel_world_size()"
+
+# With a padding mask the number is a tensor, and one of all those ranks already: the all-reduce that adds up the tokens
+# of each expert has written into what it is counted from.
+_OF_A_MASK = f"(1 if isinstance(num_tokens, torch.Tensor) else {_GROUP})"
+
+
+def _scaled(method: str, attached: str, ranks: str = _GROUP, alongside: str | None = None) -> Rewrite:
+    return Rewrite(
+        target=f"{_ROUTER}.{method}",
+        pattern=f"MoEAuxLossAutoScaler.apply({attached})",
+        replacement=f"MoEAuxLossAutoScaler.apply({attached} * {ranks})",
+        alongside=(alongside,) if alongside else (),
+    )
+
+
+_OF_ONE = (
+    'self.attach_and_log_load_balancing_loss(probs, seq_aux_loss_coeff, aux_loss, "seq_load_balancing_loss", '
+    "self.tp_cp_group, valid_token_count=local_num_tokens,)"
+)
+_OF_SEQUENCES = Rewrite(
+    target=f"{_ROUTER}._apply_seq_aux_loss",
+    pattern=_OF_ONE,
+    alongside=("self.topk * bsz",),
+    replacement=_OF_ONE.replace("local_num_tokens", "local_num_tokens * bsz"),
+)
+
+PATCH = Patch(
+    name="megatron-core-moe-auxiliary-per-token",
+    summary="a mixture's auxiliary losses do not shrink with TP, CP and the micro-batch under calculate_per_token_loss",
+    harm="wrong gradient",
+    bug="load balancing and z-losses are too weak, by TP x CP",
+    when="--calculate-per-token-loss, a mixture of experts, and TP or CP, or the sequence loss",
+    never_with=("calculate_per_token_loss=false",),
+    symptom="""\
+With `--calculate-per-token-loss` a mixture's load balancing losses and its z-loss count TP x CP times too little: with
+TP 4 and CP 2 an eighth of the coefficient that was set. In 0.16.0 to 0.18.2 `seq_aux_loss` is divided by the size of
+the micro-batch besides. Experts are used more and more unequally. No error; the losses that are logged are right.""",
+    cause="""\
+Under that option each gradient is divided by the number of all tokens at the end of a step, so the router multiplies
+its losses by the number of tokens. It takes those that it sees: of a sequence, which tensor-parallel ranks (sequence
+parallelism) and context-parallel ones share, this rank's part. `_apply_seq_aux_loss` since 0.16.0 takes those of one
+sequence.""",
+    repair="""\
+The losses are multiplied by the number of ranks that share a sequence as well, and `seq_aux_loss` by the number of
+sequences. The gradient is then that of one rank, and that without `--calculate-per-token-loss`.
+
+With one such rank, and without the option, all is bit for bit as before, but for `seq_aux_loss` with a micro-batch of
+several sequences. So is the load balancing loss with a padding mask (since 0.16.0), for which the number of tokens is
+that of all ranks as released.
+
+Megatron 0.12 has the bug with a loss function that returns the number of tokens of the whole sequence, as its own
+`pretrain_gpt.py` does under context parallelism; with one that returns a rank's own number the losses were right there.
+Disable the patch for such a run.""",
+    references=(
+        "https://github.com/NVIDIA/Megatron-LM/pull/5047",
+        "https://github.com/NVIDIA/Megatron-LM/pull/5798",
+    ),
+    variants=(
+        Variant(
+            Guard("megatron-core", ">=0.12.0rc2,<=0.12.3"),
+            (
+                _scaled(
+                    "apply_load_balancing_loss",
+                    "activation, aux_loss * activation.shape[0]",
+                    _BEFORE_GROUPS,
+                    alongside="parallel_state.get_tensor_and_context_parallel_group()",
+                ),
+                _scaled("apply_z_loss", "logits, z_loss * logits.shape[0]", _BEFORE_GROUPS, alongside=_BEFORE_GROUPS),
+            ),
+        ),
+        Variant(
+            Guard("megatron-core", ">=0.13.0rc0,<=0.13.1"),
+            (
+                _scaled("apply_load_balancing_loss", "activation, aux_loss * activation.shape[0]"),
+                _scaled("apply_z_loss", "logits, z_loss * logits.shape[0]", alongside=_GROUP),
+            ),
+        ),
+        Variant(
+            Guard("megatron-core", ">=0.14.0,<0.16.0"),
+            (
+                _scaled("attach_and_log_load_balancing_loss", "activation, aux_loss * activation.shape[0]"),
+                _scaled("apply_z_loss", "logits, z_loss * logits.shape[0]"),
+            ),
+        ),
+        Variant(
+            Guard("megatron-core", ">=0.16.0,<0.19.0"),
+            (
+                _scaled("attach_and_log_load_balancing_loss", "activation, aux_loss * num_tokens", _OF_A_MASK),
+                _scaled("apply_z_loss", "logits, z_loss * num_tokens"),
+                _OF_SEQUENCES,
+            ),
+        ),
+    ),
+    retire="when the oldest megatron-core in use is 0.19",
+    changes_numbers="""\
+Since megatron-core 0.12.0, with `--calculate-per-token-loss`, a mixture's auxiliary losses had 1 / (TP x CP) of the
+weight that was set (`seq_aux_loss`, since 0.16.0, that over the micro-batch's size). With the patch they have all of
+it. A run that was tuned with it has the balance that it had with coefficients divided by that number.""",
+)

@@ -1,0 +1,122 @@
+"""megatron-core: after a resume, parameter groups that differ in their learning rates alone have the last one's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_RATES = ("max_lr", "min_lr", "start_wd", "end_wd")
+"""What a scheduler reads of a group, and Megatron's own key leaves out."""
+
+
+def saved_group(
+    group: dict[str, Any],
+    current: Sequence[dict[str, Any]],
+    saved: Sequence[dict[str, Any]],
+    found: dict[str, Any],
+    keys: Sequence[str],
+) -> dict[str, Any]:
+    """What was saved of a parameter group.
+
+    Of several groups with one key, those with the same rates belong together; the others, whose rates were changed
+    for the resume, in order, which is that of what was set for them.
+
+    Args:
+        group: one of ``current``.
+        current: the optimizer's groups.
+        saved: those of the checkpoint.
+        found: what Megatron takes, the last one of this key.
+        keys: what Megatron tells groups apart by; each group has them all.
+    """
+
+    def key(of: dict[str, Any]) -> list[Any]:
+        return [of[name] if name in of else of[f"pre_{name}"] for name in keys]
+
+    candidates = [other for other in saved if key(other) == key(found)]
+    if len(candidates) < 2:
+        return found
+    left = []
+    for one in (one for one in current if key(one) == key(found)):
+        at = next((i for i, other in enumerate(candidates) if _rates(other) == _rates(one)), None)
+        if at is None:
+            left.append(one)
+        elif (same := candidates.pop(at)) and one is group:
+            return same
+    if len(left) != len(candidates):
+        return found
+    return next((other for one, other in zip(left, candidates, strict=True) if one is group), found)
+
+
+def _rates(group: dict[str, Any]) -> list[Any]:
+    return [group.get(name) for name in _RATES]
+
+
+def _saved(group: str, current: str, saved: str, found: str) -> str:
+    return f"**$SAVED({group}, {current}, {saved}, {found}, param_group_identifier_keys)"
+
+
+USES = {"SAVED": f"{__name__}:{saved_group.__name__}"}
+REWRITES = (
+    Rewrite(
+        target="megatron.core.optimizer.optimizer:MegatronOptimizer._filter_and_reorder_param_groups",
+        pattern="loaded_groups_map[key]",
+        inside="group = loaded_groups_map[key]",
+        alongside=('group[key] if key in group else group[f"pre_{key}"]',),  # 0.19 has other keys, and None for some
+        replacement="{"
+        + _saved("current_groups[len(final_groups)]", "current_groups", "state_dict_groups", "loaded_groups_map[key]")
+        + "}",
+        uses=USES,
+    ),
+    Rewrite(
+        target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.load_state_dict",
+        pattern="{**param_groups_map[needed_groups], \"params\": inner_param_group['params']}",
+        alongside=(
+            "needed_groups.append(param_group[key])",
+            # 0.15, whose keys tell all groups apart, logs it otherwise.
+            "log_single_rank($A, $B, '***WARNING*** found an old checkpoint, will not load grad scaler ...')",
+        ),
+        replacement="{"
+        + _saved(
+            "inner_param_group",
+            'inner_state_dict["param_groups"]',
+            'state_dict["optimizer"]["param_groups"]',
+            "param_groups_map[needed_groups]",
+        )
+        + ", \"params\": inner_param_group['params']}",
+        uses=USES,
+    ),
+)
+
+PATCH = Patch(
+    name="megatron-core-resume-groups",
+    summary="after a resume, parameter groups that differ in their learning rates alone keep them",
+    harm="wrong gradient",
+    bug="after a resume all weights are trained at --decoupled-lr's rate, or the run does not resume",
+    when="--decoupled-lr, or config_overrides with a rate, and a resume",
+    symptom="""\
+With `--decoupled-lr`, or `config_overrides` that set a `max_lr` or `min_lr`, a resumed run trains all weights at the
+learning rate of the last of these groups: with 1e-4 and a decoupled 1e-2, everything that decays has 1e-2 from the
+first step on, a hundred times too much. No error. Without the distributed optimizer it does not resume: `ValueError:
+loaded state dict contains a parameter group that doesn't match the size of optimizer's group`.""",
+    cause="""\
+Saved parameter groups are looked up by `wd_mult`, `lr_mult`, `is_expert_parallel` and `is_decoupled_lr`. Since 0.16.0
+a decoupled rate is an override of `max_lr` and `min_lr`, and `is_decoupled_lr` is False for all groups. So two groups
+have one key, and in a dictionary the last one stays, for both. Without the distributed optimizer they are then one and
+the same object, with the parameters of the last, and torch refuses it where the groups are of different sizes.""",
+    repair="""\
+Where several saved groups have one key, a group gets the one with its own `max_lr`, `min_lr`, `start_wd` and `end_wd`.
+Groups whose rates were changed for the resume get what is left, in order, and with it, as before, the rates
+that were saved. Checkpoints are written as before; those of before the patch are read, and have every group's rate. One
+that was saved after a resume without the patch has the wrong ones already: resume from an older one.
+
+Where each group has a key of its own, all is as before.""",
+    references=("https://github.com/NVIDIA/Megatron-LM/pull/4705",),
+    variants=(Variant(Guard("megatron-core", ">=0.16.0,<0.19.0"), REWRITES),),
+    retire="when the oldest megatron-core in use is 0.19",
+    changes_numbers="""\
+Since megatron-core 0.16.0 a resumed run with `--decoupled-lr` trained embedding, output layer and all else at one rate,
+that of the last group. With the patch each has the rate that was saved. What was trained after such a resume was
+trained at the wrong rate, and what it saved holds it: go back to the checkpoint that it resumed from.""",
+)

@@ -1,0 +1,128 @@
+"""SkyRL's rollouts: their log-probabilities are at the temperature that training divides by."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_MODE, _RAW, _PROCESSED = "logprobs_mode", "raw_logprobs", "processed_logprobs"
+_WITH_TEMPERATURE = (0, 10, 2)
+"""Of vLLM: before it, "processed" was before the temperature."""
+_ALSO_PROCESSED = (
+    *("top_p", "top_k", "min_p", "min_tokens", "allowed_token_ids", "bad_words", "logit_bias", "logits_processors"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "structured_outputs", "guided_decoding"),
+)
+
+
+def served(args: Any, cfg: Any) -> None:
+    """Let the server whose arguments these are return log-probabilities at the temperature."""
+    if getattr(args, _MODE, None) == _RAW and _only_a_temperature(cfg):
+        args.logprobs_mode = _PROCESSED  # writes: arguments that were made just now, before the user's own are added
+
+
+def for_engines(given: Any, cfg: Any) -> Any:
+    """``engine_init_kwargs`` of engines that are Ray actors, with the same; those ``given`` where nothing is to do."""
+    if not _only_a_temperature(cfg) or cfg.generator.inference_engine.backend != "vllm" or _vllm() < _WITH_TEMPERATURE:
+        return given
+    return {_MODE: _PROCESSED, **(given or {})}
+
+
+def _only_a_temperature(cfg: Any) -> bool:
+    """Whether a temperature is all that vLLM's processed logits differ in from those that training computes."""
+    sampling = cfg.generator.sampling_params
+    temperature = getattr(cfg.trainer.algorithm, "temperature", None)
+    if temperature is None:
+        temperature = sampling.temperature
+    return (
+        temperature not in (None, 0, 1)
+        and getattr(sampling, "top_p", 1) in (None, 1)
+        and getattr(sampling, "top_k", -1) in (None, -1, 0)
+        and getattr(sampling, "min_p", 0) in (None, 0)
+        and getattr(sampling, "repetition_penalty", 1) in (None, 1)
+        and not set(_ALSO_PROCESSED) & set(getattr(sampling, "additional_kwargs", None) or ())
+    )
+
+
+def _vllm() -> tuple[int, ...]:
+    """Its release; none where there is no metadata."""
+    try:
+        text = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+_OWN = "engine_kwargs = get_config_as_dict(ie_cfg.engine_init_kwargs)"
+_SERVERS = Rewrite(
+    target="skyrl.backends.skyrl_train.inference_servers.utils:build_vllm_cli_args",
+    pattern=_OWN,
+    replacement=f"$SERVED(args, cfg); {_OWN}",
+    alongside=("for key, value in overrides.items(): $$$", "for key, value in engine_kwargs.items(): $$$"),
+    uses={"SERVED": f"{__name__}:{served.__name__}"},
+)
+
+
+def _engines(module: str) -> Rewrite:
+    given = "ie_cfg" if module.endswith("main_base") else "cfg.generator.inference_engine"
+    return Rewrite(
+        target=f"{module}:create_ray_wrapped_inference_engines_from_config",
+        pattern=f"{given}.engine_init_kwargs",
+        replacement=f"$FOR_ENGINES({given}.engine_init_kwargs, cfg)",
+        alongside=("create_ray_wrapped_inference_engines(**engine_kwargs)",),
+        uses={"FOR_ENGINES": f"{__name__}:{for_engines.__name__}"},
+    )
+
+
+PATCH = Patch(
+    name="skyrl-rollout-temperature",
+    summary="log-probabilities of rollouts are at the temperature that they were sampled with",
+    harm="wrong gradient",
+    of_rollouts=True,
+    bug="with a temperature other than 1 rollouts' log-probabilities are those of temperature 1",
+    when="`generator.sampling_params.temperature` other than 1, and off_policy_correction, rollout_is, dppo or cispo",
+    never_with=("generator.sampling_params.temperature=1|1.0|absent",),
+    symptom="""\
+With a temperature other than 1, `rollout_train_logprobs_abs_diff` is far above 0 from the first step on, whatever the
+weights. Importance ratios between trainer and rollout are wrong for nearly every token: with
+`off_policy_correction.tis_ratio_type` and its masks, with the losses `rollout_is` and `dppo`, and in 0.4.0 with
+`cispo_anchor="rollout"`. No error.""",
+    cause="""\
+Training divides its logits by `trainer.algorithm.temperature`, which is that of `generator.sampling_params`. SkyRL
+leaves vLLM's `logprobs_mode` at its default, `raw_logprobs`: those before the temperature.""",
+    repair="""\
+vLLM is asked for `processed_logprobs`, as SkyRL itself does in 0.4.0 for `enable_return_sample_support_set`, and TRL
+and ms-swift do: log softmax(logits / T), which is what training computes. `engine_init_kwargs.logprobs_mode` comes
+before it.
+
+Left alone, and so as released: a temperature of 1 in training, or of 0; `top_p`, `top_k`, `min_p`, penalties and what
+else vLLM counts as processed, in `sampling_params` or its `additional_kwargs`: with these the processed ones are those
+among fewer tokens, which training does not compute either; servers that somebody else has started, and vLLM before
+0.10.2.""",
+    references=(
+        "https://github.com/vllm-project/vime/issues/64",
+        "https://github.com/huggingface/trl/issues/4159",
+        "https://docs.vllm.ai/en/stable/configuration/engine_args/",
+    ),
+    variants=(
+        Variant(
+            Guard("skyrl", ">=0.1.0,<0.3.0"),
+            (
+                _SERVERS,
+                _engines("skyrl.train.entrypoints.main_base"),
+                _engines("skyrl.backends.skyrl_train_backend"),
+            ),
+            independent=True,
+        ),
+        Variant(Guard("skyrl", ">=0.3.0,<=0.4.0"), (_SERVERS,)),
+    ),
+    retire="when the oldest skyrl in use sets logprobs_mode; 0.4.0, the newest, does for sample support only",
+    changes_numbers="""\
+Since 0.1.0, with a temperature other than 1, importance ratios between trainer and rollout were off by
+p(token; temperature T) / p(token; temperature 1): with T below 1 far above 1 for likely tokens and near 0 for unlikely
+ones, so that clipping and masks of off_policy_correction acted on that. With the patch they are near 1 where the
+weights are the same. A run with such a correction trains on other weights of its tokens from then on; bounds that were
+tuned to the old ratios should be looked at again. Checkpoints can be trained on.""",
+)

@@ -1,0 +1,86 @@
+"""slime's fully asynchronous rollout: groups that are finished before they are asked for wait for the next step."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_MODULE = "slime.rollout.fully_async_rollout"
+_ROOM = "self.output_queue.qsize() < max_concurrent"
+
+
+def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
+    """Up to ``count`` of the worker's finished groups, those that were finished first; the others stay with it."""
+    taken: list[tuple[int, list[Any]]] = []
+    while len(taken) < count:
+        try:
+            taken.append(worker.output_queue.get_nowait())
+        except queue.Empty:
+            break
+    return taken
+
+
+PATCH = Patch(
+    name="slime-async-dropped-groups",
+    summary="the fully asynchronous rollout trains on every group that it has sampled",
+    harm="wrong data",
+    of_rollouts=True,
+    bug="the fully asynchronous rollout throws away groups that are finished, and their prompts with them",
+    when="`--rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async`",
+    symptom="""\
+With `slime.rollout.fully_async_rollout.generate_rollout_fully_async` most of what is sampled is never trained on: an
+epoch is over after far fewer steps than it has prompts for, engines are busy and training waits for them. Of the groups
+that were ready, those of the earliest prompts are kept. No error; `queue_left` in the log is near 0 after each
+rollout. It is the more, the more groups are sampled at once: `--sglang-server-concurrency` (512) times the engines,
+against `--rollout-batch-size`.""",
+    cause="""\
+`_generate_rollout_async` empties the worker's queue, which has all groups that were finished since the last step,
+returns the first `rollout_batch_size` of them by index, and lets go of the others. Their prompts have been taken from
+the data source, and do not come again in the epoch. The worker goes on sampling, whatever waits, and where 1000 groups
+do, its next one blocks the event loop of all that are being sampled.""",
+    repair="""\
+A step takes as many groups as it is short of, those that were finished first; the others stay in the queue for the next
+one. As in upstream's repair (PR 2238) the queue has no bound of its own, and the worker takes no new prompt while as
+many groups wait as it samples at once: at most twice that many wait. So each prompt of the data source is trained on
+once, but for those of groups that fail. Where never more groups are finished than are asked for, nothing changes.
+
+Left alone: the rollout of the examples' folder up to 0.2.4, which is no module of slime's. main has been repaired
+since, and calls itself 0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1, and is
+not needed.""",
+    references=("https://github.com/THUDM/slime/pull/2238", "https://github.com/THUDM/slime/pull/1920"),
+    variants=(
+        Variant(
+            Guard("slime", ">=0.3.0,<=0.3.1"),
+            (
+                Rewrite(
+                    target=f"{_MODULE}:_generate_rollout_async",
+                    pattern="worker.get_completed_groups()",
+                    alongside=("while len(collected) < target: $$$", "sorted(collected.values(), key=_key)[:target]"),
+                    replacement="$AT_MOST(worker, target - len(collected))",
+                    uses={"AT_MOST": f"{__name__}:{at_most.__name__}"},
+                ),
+                Rewrite(
+                    target=f"{_MODULE}:AsyncRolloutWorker.__init__",
+                    pattern="queue.Queue(maxsize=1000)",
+                    replacement="queue.Queue()",
+                ),
+                Rewrite(
+                    target=f"{_MODULE}:AsyncRolloutWorker._loop",
+                    pattern="len(active_tasks) < max_concurrent",
+                    alongside=("self.data_buffer.get_samples(1)",),
+                    unless=(_ROOM,),
+                    replacement=f"len(active_tasks) < max_concurrent and {_ROOM}",
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    changes_numbers="""\
+0.3.0 and 0.3.1 trained on a choice of what was ready, those of the earliest prompts, and lost the others. With the
+patch a run takes more steps for an epoch, each sooner, and on groups that have waited in the queue: where far more are
+sampled at once than a step takes (`--sglang-server-concurrency` times the engines against `--rollout-batch-size`), they
+were sampled by the weights of as many steps before as it holds batches. Lower `--sglang-server-concurrency` where that
+is too many. Checkpoints can be trained on.""",
+)

@@ -1,0 +1,59 @@
+"""GRPO in ms-swift's Megatron trainer: the mask of the completion's tokens lies where their log-probabilities do."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_TRAINER = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
+
+
+def _variant(versions: str, function: str, matches: int) -> Variant:
+    return Variant(
+        Guard("ms-swift", versions),
+        (
+            Rewrite(
+                target=f"{_TRAINER}.{function}",
+                pattern="labels != -100",
+                # What get_batch_on_this_tp_rank does to the labels before the model sees them.
+                replacement="labels.roll(-1, -1) != -100",
+                matches=matches,
+                unless=("torch.roll(labels, shifts=-1, dims=-1)",),
+            ),
+        ),
+    )
+
+
+PATCH = Patch(
+    name="swift-megatron-grpo-mask",
+    summary="Megatron GRPO's loss is over the tokens of the completion, the first one included",
+    harm="wrong gradient",
+    of_rollouts=True,
+    bug="Megatron GRPO never trains a completion's first token, and shifts the rollout's log-probabilities by one",
+    when="megatron rlhf with GRPO",
+    never_with=("rlhf_type=dpo|kto|gkd|rm",),
+    symptom="""\
+GRPO with Megatron (`megatron rlhf --rlhf_type grpo`): the first token of each completion is not trained, nor that of
+each later turn, `<think>` say, or the answer where it is one token. With `--rollout_importance_sampling_mode` the
+weights compare neighbouring tokens: off-policy figures such as `rollout_correction/kl` are high from the first step on.
+No error.""",
+    cause="""\
+Log-probabilities stand where a token is predicted, one place before the token, and the mask stands where the token is.
+So each turn's first token is left out, and one place after its last is counted, where there is nothing to predict.""",
+    repair="""\
+The mask is shifted by one, as the labels are and as 4.0.3 does; it has as many tokens as before. Log-probabilities
+that the rollout engine sent lie by the mask, and so where the trainer's own do.
+
+Not repaired: before 4.0.3 the trainer's log-probabilities are those at temperature 1 whatever `--temperature` the
+rollouts were sampled with. In 3.11 the losses `dapo` and `cispo` are divided by the prompts' tokens too.""",
+    changes_numbers="""\
+Megatron GRPO has not trained the first token of any completion or turn since ms-swift 3.11.0, and importance weights
+between rollout and trainer (`--rollout_importance_sampling_mode`) were those of neighbouring tokens. With the patch
+losses and gradients are those of the completion; a threshold that was tuned for these weights is to be tuned anew.""",
+    references=("https://github.com/modelscope/ms-swift/pull/8427",),
+    variants=(
+        _variant(">=3.11.0,<3.12.0", "_generate_and_score_completions", 1),
+        _variant(">=3.12.0,<4.0.0", "_generate_and_score_completions", 2),
+        _variant(">=4.0.0,<4.0.3", "_get_encoded_batch", 2),
+    ),
+    retire="when the oldest ms-swift in use is 4.0.3",
+)

@@ -1,0 +1,47 @@
+"""The adapter that ms-swift's asynchronous rollouts are to be sampled with."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+
+async def current_adapter(engine: Any, adapter_request: Any) -> Any:
+    """The adapter that the trainer has loaded into GRPO's engine, as ``GRPOVllmEngine.infer`` asks for it.
+
+    Args:
+        engine: a ``VllmEngine`` with vLLM's asynchronous engine.
+        adapter_request: what the caller asks for, if anything.
+
+    Returns:
+        ``adapter_request``, or a ``LoRARequest`` where it is None, the engine is GRPO's, and an adapter is loaded.
+    """
+    if adapter_request or not engine.enable_lora:
+        return adapter_request
+    module = _rollout_engines_module(engine)
+    list_loras = getattr(engine.engine, "list_loras", None)  # vLLM's first asynchronous engine had none
+    if module is None or list_loras is None:
+        return adapter_request
+    loaded = list_loras()
+    if inspect.isawaitable(loaded):
+        loaded = await loaded  # waits: on the engine that the request itself goes to
+    return _request(module, sorted(loaded))
+
+
+def _rollout_engines_module(engine: Any) -> Any:
+    """Where the class of GRPO's engine was defined; None for another engine."""
+    of_rollouts = (each for each in type(engine).__mro__ if each.__name__ == "GRPOVllmEngine")
+    return next((sys.modules.get(each.__module__) for each in of_rollouts), None)
+
+
+def _request(module: Any, loaded: list[int]) -> Any:
+    number = getattr(module, "VLLM_LORA_INT_ID", None)  # 4.2 and later always load under this one
+    if number is not None:
+        if number not in loaded:
+            return None
+        return module.LoRARequest(lora_name=module.VLLM_LORA_NAME, lora_int_id=number, lora_path=module.VLLM_LORA_PATH)
+    if not loaded:
+        return None
+    # There is room for one.
+    return module.LoRARequest(lora_name=str(loaded[0]), lora_int_id=loaded[0], lora_path="dummy_lora_path")

@@ -1,0 +1,69 @@
+"""ms-swift's rollout server: each data-parallel worker samples with a seed of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+
+def seed_of(args: Any, rank: int) -> dict[str, int]:
+    """The engine's ``seed``, for a worker other than the first, whose seed stays what it was.
+
+    Args:
+        args: the server's, with or without a seed in ``vllm_engine_kwargs``.
+        rank: the worker's number, from 0.
+    """
+    if not rank:
+        return {}
+    given = getattr(args, "vllm_engine_kwargs", None)
+    seed = given.get("seed") if isinstance(given, dict) else None
+    return {"seed": (seed if isinstance(seed, int) else 0) + rank}  # 0 is vLLM's own
+
+
+def _variant(versions: str, arguments: str) -> Variant:
+    return Variant(
+        Guard("ms-swift", versions),
+        (
+            Rewrite(
+                target="swift.llm.infer.rollout:llm_worker",
+                pattern=f"SwiftRolloutDeploy.get_infer_engine({arguments})",
+                replacement=f"SwiftRolloutDeploy.get_infer_engine({arguments}, **$SEED_OF(args, data_parallel_rank))",
+                uses={"SEED_OF": f"{__name__}:{seed_of.__name__}"},
+            ),
+        ),
+    )
+
+
+PATCH = Patch(
+    name="swift-rollout-worker-seed",
+    summary="the rollout server's data-parallel workers do not sample alike",
+    harm="wrong data",
+    of_rollouts=True,
+    bug="the data-parallel workers of the rollout server share a seed, and return the same samples of a prompt",
+    when="swift rollout with vllm_data_parallel_size above 1, and a group's samples on several workers",
+    never_with=("vllm_mode=colocate", "use_vllm=false|absent", "vllm_data_parallel_size=1"),
+    symptom="""\
+`swift rollout` with `--vllm_data_parallel_size` above 1: where the samples of one prompt are on two workers, the
+completions of one are those of the other. Of a group of eight there are four, each twice; with one sample a worker all
+are the same, rewards have no spread, and advantages are 0. No error.""",
+    cause="""\
+Each worker has an engine of its own, none is given a seed, and vLLM's is 0 then. Up to 0.31.0 vLLM does not add the
+worker's number. Requests have no seed in server mode.""",
+    repair="""\
+A worker's seed is its number more than that of the first, which stays as it is: vLLM's 0, or what
+`--vllm_engine_kwargs` says. Rollouts can be repeated as before; 3.12.3 draws seeds at random. With one worker nothing
+changes, nor do requests with a seed of their own.
+
+Not repaired, here or in 3.12.3: `vllm_use_async_engine`, where one engine of vLLM has the data-parallel workers.""",
+    changes_numbers="""\
+Since ms-swift 3.5.0 the rollout server's data-parallel workers drew the same random numbers, so the samples of a group
+could be copies of each other. With the patch they differ; a run that was trained with copies had smaller groups than
+it said.""",
+    references=("https://github.com/modelscope/ms-swift/pull/7858",),
+    variants=(
+        _variant(">=3.5.0,<3.7.0", "args, **kwargs"),
+        _variant(">=3.7.0,<3.12.3", "args, template=args.get_template(None)"),
+    ),
+    retire="when the oldest ms-swift in use is 3.12.3",
+)

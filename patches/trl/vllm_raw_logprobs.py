@@ -1,0 +1,62 @@
+"""TRL's vLLM gives log-probabilities of the distribution that it samples from."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_GIVEN = ("LLM($$$BEFORE, logprobs_mode=$MODE, $$$AFTER)",)
+
+
+def _processed(target: str, last: str) -> Rewrite:
+    """One argument more for `LLM`, after the value ``last`` of another one."""
+    return Rewrite(
+        target=target,
+        pattern=last,
+        replacement=f'{last}, logprobs_mode="processed_logprobs"',
+        alongside=(f"LLM($$$BEFORE, model_impl={last}, $$$AFTER)",),
+        unless=_GIVEN,
+    )
+
+
+_SERVER = _processed("trl.scripts.vllm_serve:llm_worker", "script_args.vllm_model_impl")
+_COLOCATE = _processed("trl.trainer.grpo_trainer:GRPOTrainer.__init__", "self.args.vllm_model_impl")
+
+# The server of 0.21 and 0.22 is started by the same text, and answers without log-probabilities.
+_GIVES_LOGPROBS = ("trl.scripts.vllm_serve:sanitize_logprob",)
+
+PATCH = Patch(
+    name="trl-vllm-raw-logprobs",
+    summary="GRPO's importance sampling correction holds at temperatures other than 1",
+    harm="wrong gradient",
+    of_rollouts=True,
+    bug="vLLM's log-probabilities leave the temperature out, the trainer's do not",
+    when="GRPOTrainer on a vLLM server (in 0.23 colocate too) with a temperature other than 1",
+    never_with=("temperature=1.0",),
+    symptom="""\
+`GRPOTrainer` with `vllm_mode="server"` (in 0.23.0 and 0.23.1 with `"colocate"` as well) and a `temperature` other than
+1, or a `repetition_penalty`: `sampling/sampling_logp_difference/mean` does not come near 0, and
+`sampling/importance_sampling_ratio` not near 1, with weights that are the same on both sides. Each token's loss is
+multiplied by that ratio, up to the cap. No error.""",
+    cause="""\
+The trainer divides its logits by the temperature. vLLM returns log-probabilities of the raw logits unless it is started
+with `logprobs_mode="processed_logprobs"`, which `trl vllm-serve` does not do.""",
+    repair="""\
+vLLM is started in that mode, as in 0.27.1 (colocate in 0.24.0). The patch has to be on where vLLM runs: in the process
+of `trl vllm-serve`. Requests at temperature 1 without penalties get the numbers that they got. Not repaired: vLLM
+0.10.0 and 0.10.1, which leave the temperature out in this mode too.""",
+    changes_numbers="""\
+Since TRL 0.23.0 GRPO on a vLLM server has weighted tokens by a ratio that holds the temperature once, not by that of
+two policies. With the patch ratios are about 1 where trainer and vLLM have the same weights, so the gradient is that of
+GRPO; runs at another temperature than 1 are not to be compared with those before.""",
+    references=(
+        "https://github.com/huggingface/trl/pull/4873",
+        "https://github.com/huggingface/trl/issues/4159",
+    ),
+    variants=(
+        Variant(
+            Guard("trl", ">=0.23.0,<0.24.0"), (_SERVER, _COLOCATE), independent=True, where_defined=_GIVES_LOGPROBS
+        ),
+        Variant(Guard("trl", ">=0.24.0,<0.27.1"), (_SERVER,), where_defined=_GIVES_LOGPROBS),
+    ),
+    retire="when the oldest trl in use is 0.27.1",
+)

@@ -1,0 +1,145 @@
+"""Colocated vLLM with sleep mode: completions come from the policy's present weights."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_GENERATION = "trl.generation.vllm_generation:VLLMGeneration"
+_HELPERS = f"{__package__}.engine_weights"
+
+
+def _loaded_by(method: str) -> Rewrite:
+    return Rewrite(
+        target=method,
+        pattern="self.llm.reset_prefix_cache()",
+        replacement="$LOADED(self, self.llm.reset_prefix_cache())",
+        uses={"LOADED": f"{_HELPERS}:loaded"},
+    )
+
+
+def _tools_of(trainer: str) -> Rewrite:
+    """Ranks leave the loop of tools one by one."""
+    return Rewrite(
+        target=f"{trainer}._generate",
+        pattern="self._tool_call_loop",
+        replacement="$ALONE(self, self._tool_call_loop)",
+        uses={"ALONE": f"{_HELPERS}:on_its_own"},
+    )
+
+
+def _of_a_trainer(name: str, *, reloads: bool) -> tuple[Rewrite, ...]:
+    """Until 0.27.2 a trainer has its engine itself."""
+    trainer = f"trl.trainer.{name.lower()}_trainer:{name}Trainer"
+    reload = 'self.llm.collective_rpc("reload_weights")'
+    return (
+        Rewrite(
+            target=f"{trainer}._generate_single_turn",
+            pattern="self.state.global_step != self._last_loaded_step",
+            replacement="$DROPPED(self) or self.state.global_step != self._last_loaded_step",
+            alongside=("self.llm.sleep(level=2)", *([reload] if reloads else [])),
+            unless=() if reloads else (reload,),
+            uses={"DROPPED": f"{_HELPERS}:dropped"},
+        ),
+    )
+
+
+def _of_rollouts(engine: str) -> Rewrite:
+    """What a `rollout_func` may call."""
+    function = "_generate_rollout_completions_colocate" if "generation" in engine else "generate_rollout_completions"
+    return Rewrite(
+        target=f"trl.experimental.openenv.utils:{function}",
+        pattern=f'{engine}.collective_rpc("reload_weights")',
+        replacement="$WITH_WEIGHTS(trainer)",
+        alongside=(f"{engine}.sleep(level=2)",),
+        uses={"WITH_WEIGHTS": f"{_HELPERS}:with_weights_elsewhere"},
+    )
+
+
+_GENERATE = Rewrite(
+    target=f"{_GENERATION}.generate",
+    pattern='self.llm.collective_rpc("reload_weights")',
+    replacement="$WITH_WEIGHTS(self)",
+    alongside=("self.llm.sleep(level=2)",),
+    uses={"WITH_WEIGHTS": f"{_HELPERS}:with_weights"},
+)
+_AWAKE = Rewrite(
+    target=f"{_GENERATION}.sync_weights",
+    pattern="model = self.model",
+    replacement="$AWAKE(self, torch.cuda.empty_cache); model = self.model",
+    unless=('self.llm.wake_up(tags=["weights"])',),
+    uses={"AWAKE": f"{_HELPERS}:awake"},
+)
+_TOOLS = _tools_of("trl.trainer.grpo_trainer:GRPOTrainer")
+_TOOLS_OF_DPPO = _tools_of("trl.experimental.dppo.dppo_trainer:DPPOTrainer")
+_LOADED = _loaded_by(f"{_GENERATION}.sync_weights")
+_ROLLOUTS = _of_rollouts("trainer.vllm_generation.llm")
+
+
+def _of_the_generation(versions: str, *more: Rewrite) -> Variant:
+    return Variant(Guard("trl", versions), (_GENERATE, _LOADED, _TOOLS, *more), independent=True)
+
+
+PATCH = Patch(
+    name="trl-vllm-sleep-weights",
+    summary="completions of a colocated vLLM with sleep mode come from the policy's present weights",
+    harm="wrong data",
+    of_rollouts=True,
+    bug="vLLM generates with the checkpoint's weights, or with none, not with the policy's",
+    when='vLLM with vllm_mode="colocate" and vllm_enable_sleep_mode',
+    never_with=("vllm_enable_sleep_mode=false|absent", "use_vllm=false|absent"),
+    symptom="""\
+`GRPOTrainer`, `RLOOTrainer` and other trainers with `vllm_mode="colocate"` and `vllm_enable_sleep_mode=True`. From TRL
+0.28.0 every completion is one of the model that training started from, however long it trains:
+`sampling/sampling_logp_difference` grows, and the reward stays where it is. In 0.26.0 to 0.27.2 it is so for each
+generation that does not follow an optimizer step: with `steps_per_generation` below `gradient_accumulation_steps`,
+after a call of a tool, in all batches of an evaluation but the first, and in the step after it. In 0.25.0 and 0.25.1
+these come from memory that nothing was written to. No error.""",
+    cause="""\
+Sleep at level 2 drops vLLM's weights. `reload_weights`, which is called after waking since 0.26.0, reads them from the
+checkpoint; since 0.28.0 it comes after the policy's have been loaded, over which it writes. Where the step is the one
+of the last load the policy's are not loaded at all.""",
+    repair="""\
+Whenever vLLM has slept, the policy's weights are loaded before it generates, as in 1.10.0; where the trainer has just
+done so they are left as they are, and since 0.28.0 the checkpoint is not read any more. So it is in
+`generate_rollout_completions` of `trl.experimental.openenv`. In 0.28.0 there is memory before they are loaded, as in
+0.29.0. Without sleep mode nothing changes.
+
+Left alone: on several ranks with weights sharded by ZeRO-3 or FSDP, what is generated after a call of a tool, and by a
+`rollout_func` unless the trainer has just loaded the weights, comes from the checkpoint as before: ranks leave these
+loops one by one, and to gather the weights would wait for all of them (1.10.0 does). So are the trainers of GOLD until
+1.0.0rc1 and of Online DPO, which have engines of their own, and a `rollout_func` that sends the engine to sleep by
+itself.""",
+    changes_numbers="""\
+Since TRL 0.25.0 with sleep mode at level 2, and for every completion since 0.28.0, GRPO and RLOO trained on samples
+from the initial model, so with an importance ratio that grows and is clipped or truncated. With the patch training is
+on-policy. Of a run that was tuned without it hardly anything carries over.""",
+    references=(
+        "https://github.com/huggingface/trl/issues/5312",
+        "https://github.com/huggingface/trl/pull/5313",
+        "https://github.com/huggingface/trl/pull/5147",
+        "https://github.com/vllm-project/vllm/issues/29341",
+    ),
+    variants=(
+        Variant(
+            Guard("trl", ">=0.25.0,<0.26.0"),
+            (*_of_a_trainer("GRPO", reloads=False), *_of_a_trainer("RLOO", reloads=False)),
+            independent=True,
+        ),
+        Variant(
+            Guard("trl", ">=0.26.0,<0.28.0"),
+            (
+                *_of_a_trainer("GRPO", reloads=True),
+                *_of_a_trainer("RLOO", reloads=True),
+                _loaded_by("trl.trainer.grpo_trainer:GRPOTrainer._move_model_to_vllm"),
+                _TOOLS,
+                _of_rollouts("trainer.llm"),
+            ),
+            independent=True,
+        ),
+        _of_the_generation(">=0.28.0,<0.29.0", _AWAKE, _ROLLOUTS),
+        _of_the_generation(">=0.29.0,<=0.29.1", _ROLLOUTS),
+        _of_the_generation(">=1.0.0rc1,<1.9.0", _ROLLOUTS, _TOOLS_OF_DPPO),
+        _of_the_generation(">=1.9.0,<1.10.0"),
+    ),
+    retire="when the oldest trl in use is 1.10.0",
+)

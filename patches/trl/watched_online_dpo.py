@@ -1,0 +1,35 @@
+"""What `trl-online-dpo-watch-rollouts` looks at, in a process that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlhf_patches import watching
+
+from ..rollouts import figures, samples
+from .watch_online_dpo import NAME, WATCH
+
+_short = figures.short_completions(NAME, WATCH.points_to)
+_long = figures.long_completions(NAME, ())
+FIGURES = (_short, _long)
+
+
+def observed() -> dict[str, Any]:
+    """What was seen so far in this process."""
+    return watching.observed(*FIGURES)
+
+
+def around_generate(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """`OnlineDPOTrainer._generate_vllm_server` and ``_colocate``, which return completions and prompts of this rank."""
+    result = wrapped(*args, **kwargs)
+    with watching.looking(NAME):
+        completions, limit = result[0], instance.generation_config.max_tokens
+        tokenizer = getattr(instance.processing_class, "tokenizer", instance.processing_class)
+        stops = [getattr(instance.generation_config, name, None) for name in ("stop", "stop_token_ids")]
+        if samples.of_rows(completions, int) and isinstance(limit, int):
+            at = f"step {instance.state.global_step}"
+            _long.note(samples.beyond(completions, limit), at)
+            if limit > 1 and not any(stops):
+                _short.note(samples.share_of_single_tokens(completions, {tokenizer.eos_token_id}), at)
+    return result

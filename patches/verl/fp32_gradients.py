@@ -1,0 +1,54 @@
+"""verl on Megatron-Bridge: gradients add up in float32, as on verl's other ways to Megatron."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_FUNCTION = "verl.utils.megatron_utils:make_megatron_module"
+# What the user's override_ddp_config says comes after it. 0.9.1's function reads the size another way: there the engine
+# puts float32 into the override.
+_BEFORE_0_9_1 = 'hasattr(hf_config, "text_config")'
+_BUILT = Rewrite(
+    target=_FUNCTION,
+    pattern="DistributedDataParallelConfig(**ddp_config_dict)",
+    alongside=(_BEFORE_0_9_1, "provider.provide_distributed_model($$$ARGUMENTS)"),
+    replacement="DistributedDataParallelConfig(**{'grad_reduce_in_fp32': True, **ddp_config_dict})",
+)
+_ASKED = "wrap_with_ddp=$WRAP, use_distributed_optimizer=$OPTIMIZER, use_megatron_fsdp=$FSDP, overrides="
+_BY_BRIDGE = Rewrite(
+    target=_FUNCTION,
+    pattern=f"create_ddp_config({_ASKED}override_ddp_config)",
+    alongside=(_BEFORE_0_9_1,),
+    replacement=f"create_ddp_config({_ASKED}{{'grad_reduce_in_fp32': True, **(override_ddp_config or {{}})}})",
+)
+
+PATCH = Patch(
+    name="verl-fp32-gradients",
+    summary="gradients add up in float32 on Megatron-Bridge too, unless override_ddp_config says otherwise",
+    harm="wrong gradient",
+    bug="on Megatron-Bridge gradients add up in bfloat16, over micro-batches and ranks",
+    when="Megatron-Bridge (vanilla_mbridge=False, the default of 0.9.0), and several micro-batches or ranks",
+    never_with=("vanilla_mbridge=true",),
+    symptom="""\
+With Megatron-Bridge (`vanilla_mbridge=False`, the default since 0.9.0) a policy or a critic learns a little worse than
+with mbridge, the more micro-batches a mini-batch has: gradients are off by 1 % at 64. No error.""",
+    cause="""\
+`make_megatron_module` gives Megatron-Bridge a DistributedDataParallelConfig in which `grad_reduce_in_fp32` is False,
+megatron-core's default. verl's own wrapping and mbridge's have it True.""",
+    repair="""\
+It is True on Megatron-Bridge too. What `override_ddp_config` says comes first, as does what 0.9.0 sets itself for
+`main_grads_dtype` with a precision-aware optimizer. Models without DDP, such as the reference's, have no gradients.
+The buffers take 4 bytes for each trainable parameter in place of 2, and reductions send as much more.""",
+    changes_numbers="""\
+verl 0.7.0 to 0.9.0 added up gradients in bfloat16 on Megatron-Bridge: each is off by some 1 % at 64 micro-batches, at
+random and towards less. With the patch sums are exact to float32. Checkpoints can be trained on, and no learning rate
+depends on it; memory does, by 2 bytes for each trainable parameter: a run that only just fits can go on as before with
+`+actor_rollout_ref.actor.megatron.override_ddp_config.grad_reduce_in_fp32=False`, and the same for a critic.""",
+    references=("https://github.com/verl-project/verl/pull/7485",),
+    variants=(
+        Variant(Guard("verl", ">=0.7.0,<=0.7.1"), (_BUILT,)),
+        Variant(Guard("verl", ">=0.8.0,<=0.8.0"), (_BY_BRIDGE,)),
+        Variant(Guard("verl", ">=0.9.0,<0.9.1"), (_BUILT, _BY_BRIDGE)),
+    ),
+    retire="when the oldest verl in use is 0.9.1",
+)

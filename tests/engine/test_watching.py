@@ -1,0 +1,131 @@
+"""Figures of a run: the worst of each, and one line where it is out of its limit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import pytest
+
+import rlhf_patches
+from rlhf_patches import SettingsError, settings, watching
+from rlhf_patches.definitions.status import observed_text
+from rlhf_patches.watching import Figure
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.DEBUG, logger="rlhf_patches")
+    return lambda level="WARNING": [each.getMessage() for each in caplog.records if each.levelname == level]
+
+
+def figure(**more):
+    return Figure("fw-watch", "log-probabilities", "they differ by {} nats", 0.1, **more)
+
+
+def test_what_is_above_the_limit_is_said_once(said):
+    made = figure()
+    for step, value in enumerate([0.01, 0.1, 0.31, 0.2, 0.5]):
+        made.note(value, f"step {step}")
+    explain = "`rlhf-patches explain fw-watch` says what it is a sign of"
+    assert said() == [f"fw-watch: they differ by 0.31 nats at step 2 (limit 0.1). {explain}"]
+    found = watching.observed(made)["log-probabilities"]
+    told = "they differ by 0.31 nats at step 2 (limit 0.1)"
+    assert found == {"worst": 0.5, "at": "step 4", "values": 5, "told": told}
+    assert observed_text(found) == f"0.5 at worst, at step 4, of 5; told: {told}"
+    made.start_anew()
+    assert watching.observed(made) == {}
+    made.note(0.3)
+    assert len(said()) == 2
+
+
+def test_nan_is(said):
+    made = figure()
+    made.note(math.nan, "step 0")
+    assert json.loads(json.dumps(watching.observed(made), allow_nan=False))["log-probabilities"]["worst"] == "nan"
+    assert "they differ by nan nats at step 0 (limit 0.1)" in said()[0]
+
+
+@pytest.mark.parametrize(("floor", "value", "told"), [(0.0, 0.04, True), (0.05, 0.04, False), (0.0, 0.029, False)])
+def test_what_is_unusual_in_this_run_is_said(said, floor, value, told):
+    """The median of the first ten is 0.01."""
+    made = figure(times=3, floor=floor)
+    for each in (0.01, 0.01, 0.09, 0.01, 0.01, 0.001, 0.01, 0.02, 0.01, 0.01):
+        made.note(each)
+    assert said() == []
+    made.note(value)
+    assert bool(said()) is told
+    assert not told or "(0.01 is usual in this run)" in said()[0]
+
+
+def test_without_ten_nothing_is_usual(said):
+    made = figure(times=3)
+    for each in (0.001, 0.001, 0.09):
+        made.note(each)
+    assert said() == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "values", "told"),
+    [
+        ("log-probabilities=0.5", [0.4], False),
+        ("equal-completions=50, log-probabilities = 0.5", [0.4, 0.6], True),
+        ("log-probabilities=inf", [*[0.001] * 10, 100.0], False),
+        ("equal-completions=50", [0.2], True),
+    ],
+)
+def test_limits_can_be_set(said, monkeypatch, limits, values, told):
+    monkeypatch.setenv("RLHF_PATCHES_LIMITS", limits)
+    made = figure(times=3)
+    for value in values:
+        made.note(value)
+    assert bool(said()) is told
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (
+            "log-probability=1",
+            "LIMITS names 'log-probability', which no watch notes; did you mean 'log-probabilities'?",
+        ),
+        ("log-probabilities", "LIMITS has 'log-probabilities': expected log-probabilities=NUMBER, 0 or more; inf for"),
+        ("log-probabilities=much", "expected log-probabilities=NUMBER"),
+        ("log-probabilities=-1", "expected log-probabilities=NUMBER"),
+        ("log-probabilities=nan", "expected log-probabilities=NUMBER"),
+    ],
+)
+def test_a_wrong_limit_is_an_error_before_anything_changes(limits, message):
+    with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
+        settings.from_environment([], environment={"RLHF_PATCHES_LIMITS": limits})
+
+
+def test_one_rank_says_what_all_have_and_each_its_own(said, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    figure().note(1.0)
+    assert said() == []
+    figure(local=True).note(1.0)
+    assert len(said()) == 1
+
+
+def test_known_bugs_that_are_not_repaired_here_are_named(said):
+    figure(points_to=("trl-grpo-tool-turns", "no-such-patch")).note(1.0)
+    assert "nothing repairs here: trl-grpo-tool-turns; `rlhf-patches" in said()[0]
+
+
+def test_bugs_that_no_installed_release_has_are_not_named(said):
+    """No framework is installed here."""
+    rlhf_patches.apply(only="trl-grpo-tool-turns")
+    figure(points_to=("trl-grpo-tool-turns",)).note(1.0)
+    rlhf_patches.revert()
+    assert "Known bugs" not in said()[0]
+
+
+def test_what_goes_wrong_in_looking_is_not_raised(said):
+    with watching.looking("fw-watch"):
+        raise KeyError("gone")
+    assert said() == []
+    assert said("DEBUG") == ["fw-watch could not look: KeyError: 'gone'"]
+    with pytest.raises(KeyboardInterrupt), watching.looking("fw-watch"):
+        raise KeyboardInterrupt

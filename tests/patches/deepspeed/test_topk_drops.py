@@ -1,0 +1,64 @@
+"""``deepspeed-topk-drops``: outputs and gradients of the real layer, against float64 (topk_drops_ranks.py).
+
+float32 through a softmax and sums over 12 numbers: 1e-5 of the norm.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import beside
+from tests.patches.deepspeed import topk_drops_ranks
+
+WORKER = topk_drops_ranks.__name__
+ROUNDING = 1e-5
+WRONG = ("around zero", "negative", "three", "room", "evaluation")
+SAME = ("positive", "nothing dropped")
+HELD = {
+    "least reach": "test_elsewhere_nothing_changes",
+    "hands off": "because one tensor that the function makes itself has other numbers at places that nobody chose",
+    "whatever worked": "test_elsewhere_nothing_changes",
+    "no new wait": "because nothing is called that was not, and shapes are what they were",
+    "as released": "test_experts_take_all_that_they_have_room_for",  # logits choose in the reference, too
+    "nothing changes, bit for bit": "test_elsewhere_nothing_changes",
+    "Left alone": "test_elsewhere_nothing_changes",
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "deepspeed-0.18.9",
+        *(pytest.param(f"deepspeed-{each}", marks=pytest.mark.exhaustive) for each in ("0.15.2", "0.18.2")),
+    ],
+)
+def report(request, run_ranks):
+    (found,) = run_ranks(WORKER, levels=beside(request.param, "deepspeed"), ranks=1)
+    assert found["status"] == "applied"
+    return found
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_experts_take_all_that_they_have_room_for(report, case):
+    for state in ("before", "reverted"):
+        found = report[state][case]
+        assert found["kept"] < found["to keep"]
+        assert min(found["off"], found["gradient off"]) > 0.05
+    found = report["after"][case]
+    assert found["kept"] == found["to keep"]
+    assert max(found["off"], found["gradient off"]) <= ROUNDING
+
+
+@pytest.mark.parametrize("case", [*SAME, "two", "positions"])
+def test_elsewhere_nothing_changes(report, case):
+    assert report["before"][case] == report["after"][case] == report["reverted"][case]
+    if case in SAME:
+        assert max(report["after"][case]["off"], report["after"][case]["gradient off"]) <= ROUNDING
+
+
+def test_the_newest_release_keeps_as_many_and_is_left_alone(run_ranks):
+    (found,) = run_ranks(WORKER, levels=beside(None, "deepspeed"), ranks=1)
+    assert found["status"] == "unaffected"
+    for case in WRONG:
+        assert found["before"][case]["kept"] == found["before"][case]["to keep"]
+        assert found["after"][case] == found["before"][case]

@@ -1,0 +1,140 @@
+"""What DeepSpeed's mixture of experts makes of a batch, with more than two experts a token: ``--out FOLDER``, one rank.
+
+Real is the layer with its gate and its experts, forward and backward. The yardstick is float64, from the definition: a
+token chooses the k experts with its largest logits, an expert takes at most its capacity of those that have chosen it,
+and a token's experts are weighted by the softmax over all experts, normalised over those that have taken it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import torch
+
+from tests.harness import deepspeed_on_cpu, states
+
+NAME = "deepspeed-topk-drops"
+TOKENS, WIDTH, EXPERTS = 59, 12, 8
+# `shift` is added to every logit: no softmax changes by it, and no choice.
+CASES: dict[str, dict[str, Any]] = {
+    "around zero": {"shift": 0.0},
+    "negative": {"shift": -4.0},
+    "three": {"shift": -1.0, "k": 3},
+    "room": {"shift": -4.0, "factor": 2.0, "k": 3},
+    "evaluation": {"shift": -4.0, "training": False},
+    "positive": {"shift": 6.0},
+    "two": {"shift": -4.0, "k": 2},
+    "nothing dropped": {"shift": -4.0, "drop_tokens": False},
+}
+
+
+def layer(k: int, factor: float, shift: float, drop_tokens: bool) -> Any:
+    torch.manual_seed(3)
+    found = importlib.import_module("deepspeed.moe.layer").MoE(
+        WIDTH,
+        torch.nn.Linear(WIDTH, WIDTH),
+        num_experts=EXPERTS,
+        k=k,
+        capacity_factor=factor,
+        eval_capacity_factor=factor,
+        drop_tokens=drop_tokens,
+        top2_2nd_expert_sampling=False,
+    )
+    found.set_deepspeed_parallelism()
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+        found.deepspeed_moe.gate.wg.weight[:, 0] = shift  # tokens begin with a 1
+    return found
+
+
+def tokens() -> torch.Tensor:
+    found = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(9))
+    found[:, 0] = 1
+    return found
+
+
+def reference(moe: Any, k: int, factor: float, drop_tokens: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Outputs, the gradient of the router's weights, and how many choices of tokens are taken."""
+    router = moe.deepspeed_moe.gate.wg.weight.detach().double().requires_grad_()
+    experts = [
+        [each.weight.detach().double(), each.bias.detach().double()]
+        for each in moe.deepspeed_moe.experts.deepspeed_experts
+    ]
+    inputs = tokens().double()
+    logits = inputs @ router.T
+    chosen = [set(row.argsort(descending=True)[:k].tolist()) for row in logits.detach()]
+    capacity = max(math.ceil(TOKENS / EXPERTS * factor * k), 4) if drop_tokens else TOKENS
+    taken: list[set[int]] = [set() for _ in range(TOKENS)]
+    for expert in range(EXPERTS):
+        own = [token for token in range(TOKENS) if expert in chosen[token]]
+        for token in sorted(own, key=lambda token: -logits[token, expert].item())[:capacity]:
+            taken[token].add(expert)
+    outputs = []
+    for token in range(TOKENS):
+        weights = {expert: logits[token].softmax(-1)[expert] for expert in taken[token]}
+        total = sum(weights.values()) if weights else 1.0
+        output = torch.zeros(WIDTH, dtype=torch.float64)
+        for expert, weight in weights.items():
+            matrix, bias = experts[expert]
+            output = output + weight / total * (matrix @ inputs[token] + bias)
+        outputs.append(output)
+    found = torch.stack(outputs)
+    found.square().sum().backward()
+    assert router.grad is not None
+    return found.detach(), router.grad, sum(map(len, taken))
+
+
+def kept(found: Any) -> int:
+    """How many choices of tokens the gate has left."""
+    if len(found) == 4:
+        return int(found[2].sum())
+    return sum(int((each >= 0).sum()) for each in found[3])  # the newest: -1 is one that was dropped
+
+
+def step(
+    *, shift: float, k: int = 4, factor: float = 1.0, drop_tokens: bool = True, training: bool = True
+) -> dict[str, Any]:
+    moe = layer(k, factor, shift, drop_tokens).train(training)
+    gates = []
+    gate = moe.deepspeed_moe.gate
+    gate.register_forward_hook(lambda module, args, found: gates.append(found))
+    output, *_ = moe(tokens())
+    output.square().sum().backward()
+    exact, gradient, right = reference(moe, k, factor, drop_tokens)
+    router = gate.wg.weight.grad
+    return {
+        "off": ((output.double() - exact).norm() / exact.norm()).item(),
+        "gradient off": ((router.double() - gradient).norm() / gradient.norm()).item(),
+        "kept": kept(gates[0]),
+        "to keep": right,
+        "output": output.flatten().tolist(),
+        "gradient": router.flatten().tolist(),
+    }
+
+
+def positions() -> list[float]:
+    """What the function itself makes of the other policy."""
+    topkgating = importlib.import_module("deepspeed.moe.sharded_moe").topkgating
+    logits = torch.randn(TOKENS, EXPERTS, generator=torch.Generator().manual_seed(1)) - 2
+    _, weights, *_ = topkgating(logits, 4, 1.0, 4, drop_policy="position")
+    found: list[float] = weights.flatten().tolist()
+    return found
+
+
+def observe() -> dict[str, Any]:
+    found: dict[str, Any] = {"positions": positions()}
+    for case, settings in CASES.items():
+        try:
+            found[case] = step(**settings)
+        except UnboundLocalError as error:  # 0.15 with nothing dropped, as released
+            found[case] = {"off": 0.0, "gradient off": 0.0, "error": str(error)}
+    return found
+
+
+def main() -> None:
+    options = states.parser().parse_args()
+    deepspeed_on_cpu.start()
+    states.report(NAME, observe, options.out)

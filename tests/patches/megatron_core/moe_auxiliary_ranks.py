@@ -1,0 +1,186 @@
+"""Gradients of a mixture's auxiliary losses alone, of a GPT on one rank or two: ``--out FOLDER --patch NAME CASE...``.
+
+Megatron's own schedule, of a language model's loss times 0. Each case before apply() of the patch, after it, and after
+revert(). On one rank, as ``reference``: the same gradients in float64, by formulas of our own from the router's logits.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.harness import megatron_on_cpu, states
+
+torch.set_num_threads(1)
+megatron_on_cpu.install()
+
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+from hunt import megatron_gpt
+from tests.harness import small_gpt
+
+ROWS, LENGTH, EXPERTS, TOPK, COEFFICIENT = 4, 8, 4, 2, 0.5
+Case = dict[str, Any]
+LOSSES: dict[str, Case] = {
+    "aux": {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": COEFFICIENT},
+    "seq": {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": COEFFICIENT},
+    "z": {"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0, "moe_z_loss_coeff": COEFFICIENT},
+}
+
+
+class OwnPart(DotProductAttention):
+    """Attention within this rank's part of a sequence: what other ranks have of it only TransformerEngine can see."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        divided, config.context_parallel_size = config.context_parallel_size, 1
+        super().__init__(config, *args, **kwargs)
+        config.context_parallel_size = divided
+
+    def forward(self, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        own = torch.arange(query.shape[0]) // (
+            LENGTH // 2 if parallel_state.get_context_parallel_world_size() == 1 else LENGTH
+        )
+        hidden = (own[:, None] != own) | torch.ones(len(own), len(own), dtype=torch.bool).triu(1)
+        return super().forward(query, key, value, hidden[None, None], attn_mask_type=small_gpt.AttnMaskType.padding)
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(small_gpt.VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(3))
+
+
+def model_of(loss: str, per_token: bool) -> Any:
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    layout = megatron_gpt.Layout(
+        tensor=tensor, context=parallel_state.get_context_parallel_world_size(), sequence=tensor > 1
+    )
+    settings = {**layout.settings, **LOSSES[loss], "num_moe_experts": EXPERTS, "moe_router_topk": TOPK}
+    model = small_gpt.make_model(
+        False,
+        attention=OwnPart,
+        position="none",
+        calculate_per_token_loss=per_token,
+        moe_token_dispatcher_type="alltoall",
+        add_bias_linear=False,
+        **settings,
+    )
+    for name, parameter in megatron_gpt.named([model]):
+        megatron_gpt.fill(name, parameter)
+    model.config.finalize_model_grads_func = finalize_model_grads
+    return model
+
+
+def part() -> torch.Tensor:
+    """Of each row, what this rank has."""
+    ranks, rank = (getattr(parallel_state, f"get_context_parallel_{of}")() for of in ("world_size", "rank"))
+    return tokens().chunk(ranks, 1)[rank]
+
+
+def gradient(loss: str, per_token: bool, micro_batch: int, masked: bool) -> dict[str, list[float]]:
+    """Of the routers and the norms, as the optimizer gets them; masked is with a mask that hides nothing."""
+    model = model_of(loss, per_token)
+    batches = part().split(micro_batch)
+
+    def forward_step(iterator: Iterator[Any], model: Any) -> Any:
+        chosen = next(iterator)
+        masks = {"padding_mask": torch.zeros_like(chosen, dtype=torch.bool)} if masked else {}
+        losses = model(chosen, None, None, labels=chosen, **masks)
+
+        def loss_of(output: Any) -> Any:
+            number = torch.tensor(output.numel(), dtype=torch.int)
+            return (output.sum() * 0, number, {}) if per_token else (output.mean() * 0, {})
+
+        return losses, loss_of
+
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(batches),
+        model=model,
+        num_microbatches=len(batches),
+        seq_length=LENGTH,
+        micro_batch_size=micro_batch,
+        forward_only=False,
+    )
+    return {name: one.main_grad.flatten().tolist() for name, one in megatron_gpt.named([model]) if looked_at(name)}
+
+
+def noted(gating: Any, logits: list[torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+    logits.append(gating(hidden))
+    return logits[-1]
+
+
+def looked_at(name: str) -> bool:
+    return "router" in name or "norm.weight" in name
+
+
+def reference(loss: str, micro_batch: int) -> dict[str, list[float]]:
+    """In float64, the whole model on one rank: the mean over micro-batches of our own formulas."""
+    model = model_of(loss, False).module.double()
+    routers = [layer.mlp.router for layer in model.decoder.layers]
+    logits: list[torch.Tensor] = []
+    for router in routers:
+        router.config.moe_aux_loss_coeff, router.config.moe_z_loss_coeff = 0.0, None
+        router.gating = functools.partial(noted, router.gating, logits)
+    batches = tokens().split(micro_batch)
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in batches:
+        logits.clear()
+        model(batch, None, None)
+        assert all(one.dtype is torch.float64 for one in logits)
+        total = total + sum(FORMULAS[loss](one.view(LENGTH, len(batch), EXPERTS)) for one in logits) / len(batches)
+    named = {name: one for name, one in model.named_parameters() if looked_at(name)}
+    found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    return {
+        name: (torch.zeros_like(one) if of is None else of).flatten().tolist()
+        for (name, one), of in zip(named.items(), found, strict=True)
+    }
+
+
+def balance(logits: torch.Tensor) -> torch.Tensor:
+    """The Switch Transformer's: experts times the sum over them of share of tokens and mean probability."""
+    logits = logits.reshape(-1, EXPERTS)
+    chosen = torch.zeros_like(logits).scatter(-1, logits.topk(TOPK).indices, 1.0)
+    return COEFFICIENT * EXPERTS * (chosen.mean(0) / TOPK * logits.softmax(-1).mean(0)).sum()
+
+
+FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "aux": balance,
+    "seq": lambda logits: torch.stack([balance(row) for row in logits.unbind(1)]).mean(),
+    "z": lambda logits: COEFFICIENT * (logits.logsumexp(-1) ** 2).mean(),
+}
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("--patch")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--cp", type=int, default=1)
+    parser.add_argument(
+        "cases", nargs="+", help="LOSS/token or mean/MICRO_BATCH[/mask]; LOSS/MICRO_BATCH of the reference"
+    )
+    options = parser.parse_args()
+    torch.compiler.set_stance("force_eager")
+    torch.distributed.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=options.tp, context_parallel_size=options.cp)
+    model_parallel_cuda_manual_seed(1)
+    megatron_gpt.let_experts_run()
+    if options.patch is None:
+        cases = [case.split("/") for case in options.cases]
+        found = {f"{loss}/{size}": reference(loss, int(size)) for loss, size in cases}
+        (options.out / "rank0.json").write_text(json.dumps(found))
+        return
+
+    def observe() -> Case:
+        cases = [case.split("/") for case in options.cases]
+        return {
+            "/".join(case): gradient(case[0], case[1] == "token", int(case[2]), case[3:] == ["mask"]) for case in cases
+        }
+
+    states.report(options.patch, observe, options.out)

@@ -1,0 +1,60 @@
+"""megatron-core-duplicated-norm on megatron-core's optimizer and TransformerEngine's real layers, two ranks.
+
+The norm is held against float64 over the whole model. Tolerance: float32, some 200 squares.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness import look_alikes
+from tests.harness.warm import megatron_with_transformer_engine
+
+WORKER = "tests.patches.megatron_core.transformer_engine_norms_ranks"
+PATCH = "megatron-core-duplicated-norm"
+FLOAT32 = 1e-6
+HELD = {
+    "least reach": "test_each_weight_counts_once",  # data parallelism alone
+    "hands off": "because it marks a parameter while its layer is made, as Megatron does two lines before",
+    "whatever worked": "test_each_weight_counts_once",
+    "no new wait": "because it sets an attribute; no lock, no collective",
+    "stay as they are": "test_each_weight_counts_once",
+    "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",
+}
+
+
+@pytest.fixture(scope="module")
+def reports(run_ranks):
+    return run_ranks(WORKER, "--patch", PATCH, levels=megatron_with_transformer_engine("2.13"), ranks=2)
+
+
+@pytest.mark.parametrize("layout", ["TP 2", "DP 2"])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_each_weight_counts_once(reports, layout, distributed):
+    for report in reports:
+        assert report["status"] == "applied"
+        name = f"{layout}{', distributed' * distributed}"
+        before, after, reverted = (report[state][name] for state in ("before", "after", "reverted"))
+        assert after["norm"] == pytest.approx(after["exact"], rel=FLOAT32)
+        assert after.get("off", 0.0) < FLOAT32  # the weights after a step that was clipped
+        if layout == "TP 2":
+            assert before["norm"] > 1.1 * before["exact"]
+            assert distributed or before["off"] > 1e-3
+        else:
+            assert before == after
+        assert reverted == before
+
+
+@pytest.mark.parametrize(("version", "status"), [(None, "refused"), ("0.17.0", "unaffected")])
+def test_it_keeps_away(tmp_path, version, status):
+    """From what 0.17.0 has made of it."""
+
+    def edit(text: str) -> str:
+        assert text.count('setattr(param, "sequence_parallel", self.config.sequence_parallel)') == 1
+        return text.replace(
+            'setattr(param, "sequence_parallel", self.config.sequence_parallel)',
+            "param.sequence_parallel = self.config.sequence_parallel; param.tensor_model_parallel = False",
+        )
+
+    row = look_alikes.doctor_row(tmp_path, PATCH, version=version, edit=edit)
+    assert row["status"] == status, row

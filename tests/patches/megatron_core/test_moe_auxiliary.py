@@ -1,0 +1,170 @@
+"""``megatron-core-moe-auxiliary-per-token`` and ``-context`` on Megatron's own GPT (moe_auxiliary_ranks.py)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.harness.side_by_side import folder
+from tests.harness.warm import MEGATRON, TORCH, Level
+
+WORKER = "tests.patches.megatron_core.moe_auxiliary_ranks"
+PER_TOKEN, CONTEXT = "megatron-core-moe-auxiliary-per-token", "megatron-core-moe-auxiliary-context"
+HELD = {
+    "least reach": "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
+    "hands off": "because one factor more is in an expression",
+    "whatever worked": (
+        "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
+        "test_one_rank",
+        "test_a_padding_mask",
+    ),
+    "no new wait": "because a group's size is asked, which is known on each rank; no lock, no collective",
+    "and that without": "test_per_token",
+    "that of all ranks as released": "test_a_padding_mask",
+    "bit for bit as before": (
+        "test_one_rank",
+        "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
+        "test_per_token_gradients_are_added_up",
+        "test_without_context_parallelism",
+    ),
+}
+ALL = ("aux/token/2", "seq/token/2", "z/token/2", "aux/mean/2", "seq/mean/2", "z/mean/2")
+DIVIDED = tuple(case for case in ALL if not case.startswith("seq"))
+"""A sequence's own balance is another one where the attention is of each part by itself."""
+ROUNDING = 2e-6
+"""Of a gradient's norm: float32 sums of 32 tokens through two layers showed 3e-7."""
+exhaustive = pytest.mark.exhaustive
+
+
+@pytest.fixture(scope="module")
+def reference(run_ranks):
+    """Gradients in float64, of the whole model on one rank."""
+    (found,) = run_ranks(WORKER, "aux/2", "seq/2", "z/2", levels=MEGATRON, ranks=1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(run_ranks):
+    def run(patch, *cases, ranks=2, tp=1, cp=1, release=None):
+        older = (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else MEGATRON
+        sizes = ("--tp", str(tp), "--cp", str(cp))
+        reports = run_ranks(WORKER, "--patch", patch, *sizes, *cases, levels=older, ranks=ranks)
+        for report in reports:
+            assert report["reverted"] == report["before"]
+        return reports
+
+    return run
+
+
+def factors(reference, found, case):
+    """Of each parameter whose gradient is not 0: how much of it there is, and what else there is, in its norm."""
+    loss, _, size, *_ = case.split("/")
+    wanted = reference[f"{loss}/{size}"]
+    assert set(found[case]) == set(wanted)
+    assert sum(map(any, wanted.values())) == 6, "two routers and four norms; the last one is behind them"
+    for name, right in wanted.items():
+        got = found[case][name]
+        if not any(right):
+            assert not any(got), name
+            continue
+        square = math.fsum(one * one for one in right)
+        part = math.fsum(one * other for one, other in zip(right, got, strict=True)) / square
+        rest = math.fsum((other - part * one) ** 2 for one, other in zip(right, got, strict=True))
+        yield part, math.sqrt(rest / square)
+
+
+def assert_factor(reference, found, case, wanted):
+    for part, rest in factors(reference, found, case):
+        assert part == pytest.approx(wanted, rel=ROUNDING), case
+        assert rest < ROUNDING, case
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cases", "release"),
+    [
+        pytest.param({"tp": 2}, ALL, None, id="tensor parallel"),
+        pytest.param({"cp": 2}, DIVIDED, None, marks=exhaustive, id="context parallel"),
+        pytest.param({"tp": 2}, ALL, "megatron-0.15", marks=exhaustive, id="0.15"),
+    ],
+)
+def test_per_token(run, reference, sizes, cases, release):
+    """Half on two ranks; since 0.16 a quarter of the sequences' with two in a micro-batch. With it, all."""
+    for report in run(PER_TOKEN, *cases, **sizes, release=release):
+        assert report["status"] == "applied"
+        for case in (case for case in cases if "token" in case):
+            assert_factor(reference, report["before"], case, 0.25 if case.startswith("seq") and not release else 0.5)
+            assert_factor(reference, report["after"], case, 1.0)
+
+
+@pytest.mark.parametrize(("sizes", "cases"), [({"tp": 2}, ALL), pytest.param({"cp": 2}, DIVIDED, marks=exhaustive)])
+def test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit(run, reference, sizes, cases):
+    for report in run(PER_TOKEN, *cases, **sizes):
+        for case in (case for case in cases if "mean" in case):
+            assert report["after"][case] == report["before"][case]
+            assert_factor(reference, report["after"], case, 1.0)
+
+
+def test_a_padding_mask(run, reference):
+    """Its tokens are counted on all ranks as released: load balancing is right before. The others are not."""
+    cases = ("aux/token/2/mask", "seq/token/2/mask", "z/token/2/mask")
+    for report in run(PER_TOKEN, *cases, tp=2):
+        assert report["after"]["aux/token/2/mask"] == report["before"]["aux/token/2/mask"]
+        assert_factor(reference, report["before"], "seq/token/2/mask", 0.5)
+        assert_factor(reference, report["before"], "z/token/2/mask", 0.5)
+        for case in cases:
+            assert_factor(reference, report["after"], case, 1.0)
+
+
+def test_one_rank(run, reference):
+    """Bit for bit the same, but for the sequences', with two in a micro-batch."""
+    (report,) = run(PER_TOKEN, *ALL, "seq/token/1", ranks=1)
+    for case in (*ALL, "seq/token/1"):
+        if case != "seq/token/2":
+            assert report["after"][case] == report["before"][case], case
+    assert_factor(reference, report["before"], "seq/token/2", 0.5)
+    for case in ALL:
+        assert_factor(reference, report["after"], case, 1.0)
+
+
+@exhaustive
+def test_the_repaired_release_is_right_by_itself(run, reference):
+    for report in run(PER_TOKEN, *ALL, tp=2, release="megatron-0.19"):
+        assert report["status"] == "unaffected"
+        for case in ALL:
+            assert_factor(reference, report["before"], case, 1.0)
+
+
+# ------------------------------------------------------------------------------------- a mean over each micro-batch
+
+
+def test_context(run, reference):
+    """0.15.3: half on two ranks. With the patch all of it."""
+    for report in run(CONTEXT, *DIVIDED, cp=2, release="megatron-0.15"):
+        assert (report["version"], report["status"]) == ("0.15.3", "applied")
+        for case in (case for case in DIVIDED if "mean" in case):
+            assert_factor(reference, report["before"], case, 0.5)
+            assert_factor(reference, report["after"], case, 1.0)
+
+
+def test_per_token_gradients_are_added_up(run):
+    for report in run(CONTEXT, *DIVIDED, cp=2, release="megatron-0.15"):
+        for case in (case for case in DIVIDED if "token" in case):
+            assert report["after"][case] == report["before"][case]
+
+
+@exhaustive
+def test_without_context_parallelism(run, reference):
+    for report in run(CONTEXT, *ALL, tp=2, release="megatron-0.15"):
+        assert report["after"] == report["before"]
+        for case in (case for case in ALL if "mean" in case):
+            assert_factor(reference, report["after"], case, 1.0)
+
+
+@exhaustive
+def test_the_next_release_is_right_by_itself(run, reference):
+    """0.16.1."""
+    for report in run(CONTEXT, *DIVIDED, cp=2):
+        assert report["status"] == "unaffected"
+        for case in (case for case in DIVIDED if "mean" in case):
+            assert_factor(reference, report["before"], case, 1.0)

@@ -1,0 +1,137 @@
+"""``megatron-core-resume-groups`` on megatron-core's own optimizers, two ranks (resume_groups_ranks.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_patches.patches.megatron_core.resume_groups import saved_group
+from tests.harness.side_by_side import folder
+from tests.harness.warm import MEGATRON, TORCH, Level
+
+HELD = {
+    "least reach": "test_where_each_group_has_its_own_key_all_is_the_same",
+    "hands off": "because it chooses among the groups that were loaded, and writes to none",
+    "whatever worked": (
+        "test_rates_that_were_changed_for_the_resume",
+        "test_what_else_may_have_been_saved",
+    ),
+    "no new wait": "because a rank compares its own dictionaries; no lock, no collective",
+    "as before": ("test_where_each_group_has_its_own_key_all_is_the_same", "test_what_else_may_have_been_saved"),
+    "those of before the patch are read": "test_a_checkpoint_is_what_it_was",
+}
+WORKER = "tests.patches.megatron_core.resume_groups_ranks"
+RATES = [[1e-4, 1e-5], [1e-2, 1e-3], [1e-4, 1e-5]]
+"""``max_lr`` and ``min_lr`` of all else, embedding and output layer, and what does not decay."""
+
+
+@pytest.fixture(scope="module")
+def reports(run_ranks):
+    """Each case without the patch, with it, and after it was reverted."""
+    reports = run_ranks(WORKER, levels=MEGATRON)
+    assert [(one["version"], one["status"]) for one in reports] == [("0.16.1", "applied")] * 2
+    return reports
+
+
+def rates(groups):
+    return [group[:2] for group in groups]
+
+
+def test_without_it_all_else_is_trained_at_the_rate_of_the_embedding(reports):
+    """A hundred times the rate; what has one of its own is right."""
+    for report in reports:
+        found = report["before"]["distributed"]
+        assert rates(found["saved"]) == RATES
+        assert rates(found["loaded"]) == [RATES[1], RATES[1], RATES[2]]
+        assert found["wrong"]
+
+
+@pytest.mark.parametrize("case", ["bf16", "fp32"])
+def test_without_it_the_other_optimizers_load_nothing(reports, case):
+    for report in reports:
+        assert "doesn't match the size of optimizer's group" in report["before"][case]["raised"]
+
+
+@pytest.mark.parametrize("case", ["distributed", "bf16", "fp32"])
+def test_with_it_a_resumed_run_is_the_one_that_was_not_interrupted(reports, case):
+    """Bit for bit, after two steps."""
+    for report in reports:
+        found = report["after"][case]
+        assert rates(found["loaded"]) == RATES
+        assert found["loaded"] == found["saved"]
+        assert found["wrong"] == []
+
+
+@pytest.mark.parametrize("case", ["distributed, one rate", "bf16, one rate"])
+def test_where_each_group_has_its_own_key_all_is_the_same(reports, case):
+    for report in reports:
+        assert report["before"][case] == report["after"][case]
+        assert report["after"][case]["wrong"] == []
+
+
+@pytest.mark.parametrize("case", ["distributed, both changed", "distributed, one changed"])
+def test_rates_that_were_changed_for_the_resume(reports, case):
+    """The saved ones count, as they do for a single rate."""
+    for report in reports:
+        assert rates(report["after"][case]["loaded"]) == RATES
+
+
+def test_a_checkpoint_is_what_it_was(reports):
+    """It is written as before: what either state has saved is the same, and each is read above."""
+    for report in reports:
+        for case, found in report["after"].items():
+            assert found["file"] == report["before"][case]["file"]
+
+
+def test_reverted_it_is_megatron_s_own_again(reports):
+    for report in reports:
+        assert report["reverted"] == report["before"]
+
+
+@pytest.mark.exhaustive
+def test_the_repaired_release_is_right_by_itself(run_ranks):
+    """0.19 looks groups up by their rates; it refuses those that were changed for the resume."""
+    reports = run_ranks(WORKER, levels=(*TORCH, Level("tests.harness.loading:megatron", str(folder("megatron-0.19")))))
+    for report in reports:
+        assert report["status"] == "unaffected"
+        for case in ("distributed", "bf16", "fp32", "distributed, one rate", "bf16, one rate"):
+            assert report["before"][case] == report["after"][case]
+            assert report["before"][case]["wrong"] == []
+        for case in ("distributed, both changed", "distributed, one changed"):
+            assert report["before"][case]["raised"] == report["after"][case]["raised"]
+
+
+# ------------------------------------------------------------------------------------- what a checkpoint may hold
+
+
+def group(name, key="a", **rates):
+    return {"name": name, "key": key, **rates}
+
+
+def chosen(current, saved):
+    """The names of what each current group gets."""
+    saved = [dict(one) for one in saved]  # other objects, as a checkpoint's are
+    by_key = {one["key"]: one for one in saved}
+    return [saved_group(one, current, saved, by_key[one["key"]], ("key",))["name"] for one in current]
+
+
+def test_what_else_may_have_been_saved():
+    three = [group(name, max_lr=rate, min_lr=0.0) for name, rate in (("x", 1.0), ("y", 2.0), ("z", 3.0))]
+    assert chosen(three, three) == ["x", "y", "z"]
+    assert chosen(three, three[::-1]) == ["x", "y", "z"], "whatever the order"
+    assert chosen(three, three[:1]) == ["x", "x", "x"], "of one key there is one: Megatron's own answer"
+    assert chosen(three, three[:2]) == ["x", "y", "y"], "what was not saved: Megatron's own answer"
+    assert chosen(three[1:], three) == ["y", "z"]
+    assert chosen([group("", max_lr=5.0), *three[1:]], three) == ["x", "y", "z"], "the only one that is left"
+    same = [group(name, max_lr=1.0) for name in "xyz"]
+    assert chosen(same, same) == ["x", "y", "z"], "with the same rates, too: in order"
+    other = [group("x", "b", max_lr=1.0), *three]
+    assert chosen(other, other) == ["x", "x", "y", "z"], "another key is another group"
+    assert chosen([group("x"), group("y")], [group("v"), group("w")]) == ["v", "w"], "without rates"
+    decays = [group("x", start_wd=0.1), group("y", start_wd=0.2), group("z", end_wd=0.2)]
+    assert chosen(decays, decays[::-1]) == ["x", "y", "z"]
+
+
+def test_names_that_nemo_gives():
+    saved = [{"pre_key": "a", "name": "x", "max_lr": 1.0}, {"pre_key": "a", "name": "y", "max_lr": 2.0}]
+    current = [group("", max_lr=1.0), group("", max_lr=2.0)]
+    assert [saved_group(one, current, saved, saved[-1], ("key",))["name"] for one in current] == ["x", "y"]

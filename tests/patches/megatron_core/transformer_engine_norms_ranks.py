@@ -1,0 +1,135 @@
+"""The norm of the gradient of TransformerEngine's layers, by megatron-core's optimizer: ``--out FOLDER --patch NAME``.
+
+Two ranks. TransformerEngine's layers are real, but cannot be called here: gradients are set, to numbers that any rank
+can make. Each reports the norm, that of the whole model in float64, and how far a clipped step is from what it should
+have been.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.extensions import transformer_engine
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from tests.harness import states
+
+HIDDEN, EXPERTS, RATE, CLIP = 8, 4, 0.1, 1.0
+#: Tensor, expert and expert-tensor parallel sizes, on two ranks.
+LAYOUTS = {
+    "TP 2": (2, 1, 2),
+    "TP 2, EP 2": (2, 2, 1),
+    "TP 2, experts whole": (2, 1, 1),
+    "EP 2": (1, 2, 1),
+    "DP 2": (1, 1, 1),
+}
+NAMES = {"megatron-core-duplicated-norm": "duplicated", "megatron-core-grouped-experts-norm": "experts"}
+
+
+def layers(kind: str, config: Any, experts: int) -> torch.nn.ModuleDict:
+    """A native layer that is divided, and TransformerEngine's of this kind, with biases."""
+    initial: Any = {"init_method": torch.nn.init.normal_, "config": config, "skip_bias_add": False}
+    divided = ColumnParallelLinear(HIDDEN, HIDDEN, bias=True, **initial)
+    initial["bias"] = config.add_bias_linear
+    if kind == "duplicated":
+        more: Any = {"skip_weight_param_allocation": False}
+        whole = transformer_engine.TELinear(HIDDEN, 4, parallel_mode="duplicated", **more, **initial)
+        return torch.nn.ModuleDict({"divided": divided, "whole": whole})
+    first = transformer_engine.TEColumnParallelGroupedLinear(experts, HIDDEN, 16, is_expert=True, **initial)
+    second = transformer_engine.TERowParallelGroupedLinear(experts, 16, HIDDEN, is_expert=True, **initial)
+    return torch.nn.ModuleDict({"divided": divided, "first": first, "second": second})
+
+
+def place(name: str, layout: str) -> str:
+    """What tells a parameter of this rank from all others of the whole model; equal where ranks have the same one."""
+    tensor, expert, expert_tensor = LAYOUTS[layout]
+    rank = torch.distributed.get_rank()
+    if name.startswith("divided"):
+        return f"{name} of {rank if tensor > 1 else 0}"
+    if name.startswith("whole"):
+        return name
+    return f"{name} of {rank if expert * expert_tensor > 1 else 0}"  # experts of others, or another part of the same
+
+
+def gradient(where: str, shape: torch.Size) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(zlib.crc32(where.encode()))
+    return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+
+def step(kind: str, layout: str, distributed: bool) -> dict[str, Any]:
+    """One step of SGD; the numbers of the whole model come from all ranks, by hand."""
+    tensor, expert, expert_tensor = LAYOUTS[layout]
+    sizes = {
+        "tensor_model_parallel_size": tensor,
+        "expert_model_parallel_size": expert,
+        "expert_tensor_parallel_size": expert_tensor,
+    }
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(**sizes)
+    model_parallel_cuda_manual_seed(1)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=HIDDEN,
+        num_attention_heads=2,
+        num_moe_experts=EXPERTS if kind == "experts" else None,
+        moe_ffn_hidden_size=16 if kind == "experts" else None,
+        sequence_parallel=tensor > 1,
+        use_cpu_initialization=True,
+        add_bias_linear=expert_tensor == 1,  # with divided experts Megatron refuses biases
+        **sizes,
+    )
+    model = layers(kind, config, EXPERTS // expert)
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed)
+    chunk = DistributedDataParallel(config, ddp, model)
+    settings: dict[str, Any] = {
+        "lr": RATE,
+        "weight_decay": 0.0,
+        "clip_grad": CLIP,
+        "use_distributed_optimizer": distributed,
+    }
+    # The distributed one takes no other than Adam, whose steps do not show how the gradient was scaled.
+    settings["optimizer"] = "adam" if distributed else "sgd"
+    optimizer = get_megatron_optimizer(OptimizerConfig(**settings), [chunk])
+    chunk.zero_grad_buffer()
+    parameters = dict(model.named_parameters())
+    before = {name: parameter.detach().double().clone() for name, parameter in parameters.items()}
+    places = {name: place(name, layout) for name in parameters}
+    gradients = {name: gradient(places[name], parameter.shape) for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        parameter.main_grad.copy_(gradients[name])
+    _, norm, _ = optimizer.step()
+    everywhere: list[Any] = [None] * torch.distributed.get_world_size()
+    squares = {places[name]: float(one.double().square().sum()) for name, one in gradients.items()}
+    torch.distributed.all_gather_object(everywhere, squares)
+    exact = sum({place: square for rank in everywhere for place, square in rank.items()}.values()) ** 0.5
+    found = {"norm": float(norm), "exact": exact}
+    if not distributed:
+        scale = RATE * min(1.0, CLIP / exact)
+        moved = {name: before[name] - scale * gradients[name].double() for name in parameters}
+        found["off"] = max(float((parameters[name].double() - moved[name]).abs().max()) for name in parameters)
+    return found
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("--patch", choices=NAMES, required=True)
+    options = parser.parse_args()
+    torch.distributed.init_process_group("gloo")
+    kind = NAMES[options.patch]
+
+    def observe() -> dict[str, Any]:
+        return {
+            f"{layout}{', distributed' * distributed}": step(kind, layout, distributed)
+            for layout, sizes in LAYOUTS.items()
+            if kind == "experts" or sizes[1:] == (1, sizes[0])
+            for distributed in (False, True)
+        }
+
+    states.report(options.patch, observe, options.out)

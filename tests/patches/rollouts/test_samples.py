@@ -1,0 +1,95 @@
+"""What completions say by themselves: chances are computed here from the probabilities of each token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rlhf_patches.patches.rollouts import figures, samples
+
+HALF, NEVER = math.log(0.5), -1000.0
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("groups", "completions", "of_tokens", "chance"),
+    [
+        ("aaa", [[1, 2]] * 3, [[HALF, HALF]] * 3, 0.25**2),  # two further ones, each by 1/4
+        ("aa", [[1, 2], [1, 3]], [[NEVER] * 2] * 2, 1.0),  # not equal
+        ("aabb", [[1], [1], [2], [2]], [[HALF]] * 4, 0.5**2),  # one in each of two groups
+        ("abab", [[1], [2], [1], [3]], [[HALF]] * 4, 0.5),  # groups need not stand together
+        ("abc", [[1]] * 3, [[NEVER]] * 3, 1.0),  # groups of one
+        ("aa", [[7, 7]] * 2, [[0.0, 0.0]] * 2, 1.0),  # a policy that has become certain
+        ("aa", [[1, 2]] * 2, [[HALF, None]] * 2, 0.5),  # of a token without one nothing is known
+        ("aa", [[1, 2]] * 2, [[HALF, -math.inf]] * 2, 0.5),
+        ("aa", [[], []], [[], []], 1.0),
+    ],
+)
+def test_how_likely_equal_completions_are(groups, completions, of_tokens, chance):
+    found = samples.surprise_of_equals(list(groups), completions, of_tokens)
+    assert found == pytest.approx(-math.log(chance))
+
+
+@pytest.mark.parametrize(
+    ("completions", "share"),
+    [
+        ([[5], [6], [7], [8]], 1.0),
+        ([[5], [6], [7], [1]], 1.0),  # an end among lists that were taken apart
+        ([[1], [1], [1], [1]], 0.0),  # a policy that ends at once
+        ([[5], [6, 7], [8, 1], [9]], 0.5),
+        ([[5], [6], [7]], 0.0),  # so few can be alike by chance
+        ([[], [], [], []], 0.0),
+    ],
+)
+def test_completions_of_one_token(completions, share):
+    assert samples.share_of_single_tokens(completions, {1, None}) == share
+
+
+@pytest.mark.parametrize(("limit", "beyond"), [(4, 0), (3, 0), (2, 1), (0, 3)])
+def test_tokens_beyond_the_limit(limit, beyond):
+    assert samples.beyond([[1], [1, 2, 3], []], limit) == beyond
+    assert samples.beyond([], limit) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "plain"),
+    [
+        ({}, True),
+        ({"top_k": -1, "top_p": None}, True),
+        ({"temperature": 0.9}, False),
+        ({"temperature": None}, False),
+        ({"top_p": 0.95}, False),
+        ({"top_k": 50}, False),
+        ({"min_p": 0.05}, False),
+        ({"repetition_penalty": 1.1}, False),
+    ],
+)
+def test_what_is_sampled_from_the_model_s_own_distribution(change, plain):
+    assert samples.is_plain({**PLAIN, **change}) is plain
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "are"),
+    [
+        ([[1], [2]], int, True),
+        ([[], [2]], int, True),
+        ([[0.5], []], float, True),
+        ([[None, 1]], int, False),
+        ([[], []], int, False),
+        ([1, 2], int, False),
+        ("text", int, False),
+        (None, int, False),
+    ],
+)
+def test_lists_of_rows(value, kind, are):
+    assert samples.of_rows(value, kind) is are
+
+
+def test_the_limits_are_those_that_the_pages_say():
+    for make in (figures.log_probabilities, figures.equal_completions, figures.short_completions):
+        figure = make("a-watch", ())
+        assert f"`{figure.what}`" in figures.LOG_PROBABILITIES + figures.SAMPLES
+        assert f"above {figure.limit:g}" in " ".join((figures.LOG_PROBABILITIES + figures.SAMPLES).split()) or (
+            f"above\n{figure.limit:g}" in figures.LOG_PROBABILITIES
+        )

@@ -1,0 +1,168 @@
+"""slime's own fully asynchronous rollout of one tag: before, after, and reverted.
+
+``--out FOLDER`` on one rank, with slime's files on sys.path. The worker, its thread, its loop and the rollout are
+slime's; what stands for the engines answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import time
+import types
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from tests.harness import slime_clone, states
+
+slime_clone.install()
+
+NAME = "slime-async-dropped-groups"
+AT_ONCE, A_STEP, STEPS, PROMPTS = 8, 3, 5, 60
+MANY = 1100
+"""More than the released queue has room for."""
+PATIENCE = 20.0
+
+slime: Any = importlib.import_module("slime.rollout.fully_async_rollout")
+Sample: Any = importlib.import_module("slime.utils.types").Sample
+
+
+class Prompts:
+    """A data source: each prompt once."""
+
+    def __init__(self, count: int):
+        self.left = list(range(count))
+        self.taken: list[int] = []
+        self.given_back: list[int] = []
+
+    def get_samples(self, number: int) -> list[list[Any]]:
+        taken, self.left = self.left[:number], self.left[number:]
+        self.taken += taken
+        return [[Sample(index=2 * one), Sample(index=2 * one + 1)] for one in taken]
+
+    def add_samples(self, groups: list[list[Any]]) -> None:
+        self.given_back += [prompt_of(group) for group in groups]
+
+
+def prompt_of(group: list[Any]) -> int:
+    return int(group[0].index) // 2
+
+
+class Engines:
+    """In place of ``generate_and_rm_group``: who is sampled, of whom some are aborted, and some fail."""
+
+    def __init__(self, aborted: tuple[int, ...] = (), failing: tuple[int, ...] = (), reverse: bool = False):
+        self.aborted, self.failing, self.reverse = aborted, failing, reverse
+
+    async def __call__(self, args: Any, group: list[Any], sampling_params: Any, evaluation: bool) -> list[Any]:
+        prompt = prompt_of(group)
+        if self.reverse:  # the last of those that are sampled at once is finished first
+            await asyncio.sleep(0.02 * (AT_ONCE - prompt % AT_ONCE))
+        if prompt in self.failing:
+            raise RuntimeError("of the engine")
+        status = Sample.Status.ABORTED if prompt in self.aborted else Sample.Status.COMPLETED
+        for sample in group:
+            sample.status = status
+        return group
+
+
+def until(true: Callable[[], bool], limit: float = PATIENCE) -> bool:
+    end = time.monotonic() + limit
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
+class Run:
+    """A worker of slime's with its thread, as its ``_get_global_worker`` starts it."""
+
+    def __init__(self, at_once: int, prompts: int, **engines: Any):
+        quick = types.ModuleType("asyncio")
+        quick.__dict__.update(vars(asyncio))
+        quick.sleep = lambda delay: asyncio.sleep(delay / 50)  # type: ignore[attr-defined]
+        slime.asyncio, slime.generate_and_rm_group = quick, Engines(**engines)
+        slime.GenerateState = lambda args: SimpleNamespace(sampling_params={})
+        slime.get_rollout_num_engines = lambda args: 1
+        slime._global_worker = None
+        self.args = SimpleNamespace(
+            rollout_global_dataset=True,
+            rollout_batch_size=A_STEP,
+            sglang_server_concurrency=at_once,
+            rollout_num_gpus=1,
+            rollout_num_gpus_per_engine=1,
+        )
+        self.source = Prompts(prompts)
+        self.worker = slime._get_global_worker(self.args, self.source)
+
+    def step(self, number: int) -> list[int]:
+        groups = slime.generate_rollout_fully_async(self.args, number, self.source)
+        assert all(sample.status == Sample.Status.COMPLETED for group in groups for sample in group)
+        return [prompt_of(group) for group in groups]
+
+    def end(self) -> list[int]:
+        """What waits when all that was taken is finished."""
+        self.worker.running = False
+        left: list[int] = []
+        while self.worker.worker_thread.is_alive():
+            left += [prompt_of(group) for _, group in self.worker.get_completed_groups()]
+            time.sleep(0.01)
+        return left + [prompt_of(group) for _, group in self.worker.get_completed_groups()]
+
+
+def steps(**engines: Any) -> dict[str, Any]:
+    """Training that takes long: before each step, as many groups wait as are sampled at once."""
+    run = Run(AT_ONCE, PROMPTS, **engines)
+    trained = []
+    for number in range(STEPS):
+        assert until(lambda: run.worker.queue_size() >= AT_ONCE or not run.source.left)
+        trained.append(run.step(number))
+    waiting = run.end()
+    kept = [*itertools.chain(*trained), *waiting, *run.source.given_back]
+    return {
+        "trained": trained,
+        "waiting": waiting,
+        "given back": run.source.given_back,
+        "lost": sorted(set(run.source.taken) - set(kept)),
+        "twice": len(kept) - len(set(kept)),
+    }
+
+
+def unasked() -> dict[str, Any]:
+    """Nobody takes anything."""
+    run = Run(AT_ONCE, PROMPTS)
+    until(lambda: run.worker.queue_size() > 2 * AT_ONCE, limit=1)
+    waiting = run.worker.queue_size()
+    return {"waiting": waiting, "all the same": sorted(run.end()) == run.source.taken}
+
+
+def many() -> dict[str, Any]:
+    """More are finished at once than the released queue holds: does the loop of the worker's thread go on?"""
+    run = Run(MANY, MANY)
+    full = until(lambda: run.worker.queue_size() >= 1000)
+    goes_on = until(lambda: run.worker.queue_size() == MANY, limit=1)
+    return {"full": full, "goes on": goes_on, "in all": len(run.end())}
+
+
+def few() -> list[int]:
+    """As many as a step takes."""
+    run = Run(A_STEP, A_STEP)
+    found = run.step(0)
+    assert run.end() == []
+    return found
+
+
+def observe() -> dict[str, Any]:
+    return {
+        "steps": steps(),
+        "others": steps(aborted=(1, 4, 9), failing=(2,)),
+        "reversed": steps(reverse=True),
+        "unasked": unasked(),
+        "many": many(),
+        "few": few(),
+    }
+
+
+def main() -> None:
+    states.report(NAME, observe, states.parser().parse_args().out)

@@ -1,0 +1,96 @@
+"""slime-async-dropped-groups: which prompts slime's own worker samples, and which of them its rollout returns."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from types import SimpleNamespace
+
+import pytest
+
+from rlhf_patches.patches.slime.async_groups import at_most
+from tests.harness import slime_clone
+from tests.harness.slime_clone import with_clone
+from tests.harness.warm import TORCH, Level
+
+HELD = {
+    "least reach": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
+    "hands off": "because it takes groups from the worker's queue, as slime does, and writes nothing",
+    "whatever worked": "test_groups_that_are_aborted_or_fail_are_slimes_affair",
+    "no new wait": "test_the_loop_that_samples_is_never_blocked",
+    "at most twice that many wait": "test_the_worker_stops_where_nobody_takes",
+    "each prompt of the data source is trained on": "test_every_group_is_trained_on_once",
+    "once": "test_every_group_is_trained_on_once",
+    "nothing changes": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
+    "Left alone": "because no module of slime's is in the folder of examples",
+}
+WORKER = "tests.patches.slime.async_groups_ranks"
+FILES = tuple(f"slime/{name}.py" for name in ("rollout/fully_async_rollout", "utils/async_utils", "utils/types"))
+AT_ONCE, A_STEP, STEPS = 8, 3, 5
+
+
+@pytest.fixture(scope="module", params=["v0.3.1", pytest.param("v0.3.0", marks=pytest.mark.exhaustive)])
+def report(request, run_ranks, tmp_path_factory):
+    tag = request.param
+    more = ("slime/utils/misc.py",) if tag == "v0.3.1" else ()
+    folder = slime_clone.write(tmp_path_factory.mktemp("slime"), tag, tag[1:], (*FILES, *more))
+    levels = (*TORCH, Level("tests.harness.loading:torch", str(folder)))
+    (found,) = run_ranks(WORKER, levels=levels, ranks=1)
+    assert found["status"] == "applied"
+    return found
+
+
+@with_clone
+@pytest.mark.parametrize("case", ["steps", "reversed", "others"])
+def test_every_group_is_trained_on_once(report, case):
+    failing = [2] if case == "others" else []
+    assert report["after"][case]["lost"] == failing
+    for state in ("before", "reverted"):
+        found = report[state][case]
+        assert len(found["lost"]) >= STEPS * (AT_ONCE - A_STEP)
+        assert all(step == sorted(step) for step in found["trained"])
+    for found in (report["before"][case], report["after"][case]):
+        assert found["twice"] == 0
+        assert [len(step) for step in found["trained"]] == [A_STEP] * STEPS
+
+
+@with_clone
+def test_those_that_were_finished_first(report):
+    trained = report["after"]["steps"]["trained"]
+    assert list(itertools.chain(*trained)) == list(range(STEPS * A_STEP))
+    reverse = report["after"]["reversed"]["trained"]
+    assert reverse[:2] == [[5, 6, 7], [2, 3, 4]], "a step's groups are in the order of their prompts, as released"
+
+
+@with_clone
+def test_groups_that_are_aborted_or_fail_are_slimes_affair(report):
+    for state in ("before", "after", "reverted"):
+        assert sorted(report[state]["others"]["given back"]) == [1, 4, 9]
+        assert not {1, 2, 4, 9} & set(itertools.chain(*report[state]["others"]["trained"]))
+
+
+@with_clone
+def test_the_worker_stops_where_nobody_takes(report):
+    assert 0 < report["after"]["unasked"]["waiting"] <= 2 * AT_ONCE < report["before"]["unasked"]["waiting"]
+    assert report["after"]["unasked"]["all the same"]
+
+
+@with_clone
+def test_the_loop_that_samples_is_never_blocked(report):
+    assert report["before"]["many"] == {"full": True, "goes on": False, "in all": 1100}
+    assert report["after"]["many"] == {"full": True, "goes on": True, "in all": 1100}
+
+
+@with_clone
+def test_where_no_more_are_finished_than_asked_for_nothing_changes(report):
+    assert report["before"]["few"] == report["after"]["few"] == report["reverted"]["few"] == [0, 1, 2]
+
+
+def test_what_a_step_takes():
+    """In one process, without slime."""
+    worker = SimpleNamespace(output_queue=queue.Queue())
+    for number in range(5):
+        worker.output_queue.put((number, [f"group {number}"]))
+    assert at_most(worker, 2) == [(0, ["group 0"]), (1, ["group 1"])]
+    assert at_most(worker, 7) == [(2, ["group 2"]), (3, ["group 3"]), (4, ["group 4"])]
+    assert at_most(worker, 1) == at_most(worker, 0) == []

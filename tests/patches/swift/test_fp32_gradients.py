@@ -1,0 +1,83 @@
+"""``swift-fp32-gradients``: what the gradients of 64 micro-batches on two ranks add up to, against their exact sum."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.harness import side_by_side, unpacked
+from tests.harness.warm import PACKAGES, Level, swift
+
+WORKER = "tests.patches.swift.fp32_gradients_ranks"
+HELD = {
+    "least reach": "test_where_float32_is_not_asked_for_nothing_changes",
+    "hands off": "because it hands one more field to a configuration that ms-swift makes anew",
+    "whatever worked": "test_where_float32_is_not_asked_for_nothing_changes",
+    # Without the patch: it is asked for, and not done.
+    "changes nothing": "test_gradients_add_up_in_float32_as_asked_for_by_default",
+    "go on as before": "test_where_float32_is_not_asked_for_nothing_changes",
+    "no new wait": "because the same collectives reduce the same buffers, of another type",
+}
+# float32 keeps 24 bits of sums of bfloat16's 8: exact, but for the last additions. Seen: 4e-9.
+ROUNDING = 1e-7
+REPAIRED = ("by default", "all-reduce")
+SAME = ("bfloat16 asked for", "float16", "float32", "under the field's name")
+
+
+def levels(release):
+    if not release.startswith("swift-"):
+        # 4.0.0 imports what TRL had up to 0.24, which lies beside 3.12.
+        trl = [str(side_by_side.folder("swift-3.12"))] if release == "4.0.0" else []
+        folders = os.pathsep.join([unpacked.folders(f"ms-swift=={release}"), *trl])
+        return (*PACKAGES, Level("tests.harness.loading:swift_megatron", folders))
+    return swift(release, "swift_megatron")
+
+
+@pytest.fixture(scope="module")
+def observe(run_ranks):
+    return lambda release: run_ranks(WORKER, levels=levels(release))
+
+
+@pytest.fixture(
+    scope="module",
+    params=["swift-4.3.1", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("4.0.0", "4.1.3", "4.2.3"))],
+)
+def reports(request, observe):
+    found = observe(request.param)
+    assert all(report["status"] == "applied" for report in found)
+    return found
+
+
+@pytest.mark.parametrize("case", REPAIRED)
+def test_gradients_add_up_in_float32_as_asked_for_by_default(reports, case):
+    for report in reports:
+        for state in ("before", "reverted"):
+            found = report[state][case]
+            assert (found["asked for"], found["dtype"], found["bytes"]) == (True, "bfloat16", 2)
+            assert found["off"] > 0.005
+        found = report["after"][case]
+        assert (found["dtype"], found["bytes"]) == ("float32", 4)
+        assert found["off"] <= ROUNDING
+
+
+def test_few_micro_batches_and_float16_that_asks(reports):
+    for report in reports:
+        for case in ("few", "float16, float32 asked for"):
+            assert report["before"][case]["off"] > 1e-4
+            assert report["after"][case]["off"] <= ROUNDING
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_where_float32_is_not_asked_for_nothing_changes(reports, case):
+    """Bit for bit."""
+    for report in reports:
+        assert report["before"][case] == report["after"][case] == report["reverted"][case]
+
+
+@pytest.mark.parametrize("release", ["swift-4.3", pytest.param("4.6.0", marks=pytest.mark.exhaustive)])
+def test_releases_that_have_the_repair_agree_and_are_left_alone(observe, release):
+    for report in observe(release):
+        assert report["status"] == "unaffected"
+        assert all(report["before"][case]["off"] <= ROUNDING for case in REPAIRED)
+        assert report["after"] == report["before"]

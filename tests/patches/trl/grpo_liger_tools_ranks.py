@@ -1,0 +1,108 @@
+"""Gradients of GRPO with Liger's own loss, and the same from the formula, both in float64: ``--out FOLDER``.
+
+Some tokens of the completions are said to be a tool's. Before apply() of trl-grpo-liger-tools, after it, and after
+revert().
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.harness import states, trl_on_cpu
+from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE
+
+NAME = "trl-grpo-liger-tools"
+CASES: dict[str, dict[str, Any]] = {
+    "tools": {},
+    "tools, bnpo": {"loss_type": "bnpo"},
+    "no tools": {"tools": False},
+    "tools, without Liger": {"use_liger_kernel": False},
+}
+
+
+def tool_mask(completion_mask: torch.Tensor) -> torch.Tensor:
+    """Of each completion the second and the third token are a tool's."""
+    made = torch.ones_like(completion_mask)
+    made[:, 1:3] = 0
+    return made
+
+
+def by_the_formula(model: Any, batch: dict[str, torch.Tensor], loss_type: str) -> list[torch.Tensor]:
+    """GRPO's gradient where the policy is the one that has generated: a mean over each sequence's tokens, or over all.
+
+    bnpo's is over all. In float64; only tokens that the model has written count.
+    """
+    model = copy.deepcopy(model).double()
+    model.zero_grad()
+    prompt, completion = batch["prompt_ids"], batch["completion_ids"]
+    mask = (batch["completion_mask"] * batch.get("tool_mask", 1)).double()
+    logits = model(
+        input_ids=torch.cat([prompt, completion], dim=1),
+        attention_mask=torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+    ).logits[:, prompt.shape[1] - 1 : -1]
+    logprobs = logits.log_softmax(-1).gather(-1, completion.unsqueeze(-1)).squeeze(-1)
+    terms = -logprobs * batch["advantages"].double().unsqueeze(-1) * mask
+    loss = terms.sum() / mask.sum() if loss_type == "bnpo" else (terms.sum(-1) / mask.sum(-1)).mean()
+    loss.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def trained(case: str, out: Path) -> dict[str, Any]:
+    """How far the gradient is from the formula's, by its norm."""
+    settings = {"use_liger_kernel": True, "loss_type": "grpo", **CASES[case]}
+    tools = settings.pop("tools", True)
+
+    def rewards(completions: list[str], **_: Any) -> list[float]:
+        return [float(at) for at, _ in enumerate(completions)]
+
+    trainer = trl_on_cpu.rollouts(
+        "GRPO", out, [rewards], liger_kernel_config=LOSS_ALONE, generation_kwargs={"min_new_tokens": 4}, **settings
+    )
+    if settings["use_liger_kernel"]:
+        trainer.liger_grpo_loss.compiled = False
+    model = trainer.model.double()
+    trainer.current_gradient_accumulation_steps = 1
+    model.train()
+    torch.manual_seed(0)
+    batch = trainer._generate_and_score_completions([{"prompt": trl_on_cpu.PROMPTS[0]}] * 2)
+    if tools:
+        batch["tool_mask"] = tool_mask(batch["completion_mask"])
+        trainer.tools = [len]  # 0.26 and 0.27 ask for these, and not for the mask
+    batch["advantages"] = batch["advantages"].double()
+    expected = torch.cat([one.flatten() for one in by_the_formula(model, batch, settings["loss_type"])])
+    model.zero_grad()
+    loss = trainer.compute_loss(model, batch)
+    loss.backward()
+    found = torch.cat([one.grad.flatten() for one in model.parameters()])
+    return {
+        "error": float((found - expected).norm() / expected.norm()),
+        "loss": float(loss).hex(),
+        "gradient": [float(value).hex() for value in found[:50]],
+    }
+
+
+def without_optional_packages() -> None:
+    """Transformers 5 answers with a pair, which these releases take for yes (trl-optional-packages)."""
+    from trl import import_utils
+
+    theirs = import_utils._is_package_available
+
+    def is_there(*args: Any, **kwargs: Any) -> Any:
+        found = theirs(*args, **kwargs)
+        return found[0] if isinstance(found, tuple) and not kwargs.get("return_version") else found
+
+    import_utils._is_package_available = is_there
+
+
+def main() -> None:
+    options = states.parser().parse_args()
+    without_optional_packages()
+    states.report(NAME, lambda: {case: trained(case, options.out) for case in CASES}, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""TRL beside the real vLLM, in the environment of tests/environments/vllm.txt."""

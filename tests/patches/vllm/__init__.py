@@ -1,0 +1,1 @@
+"""The real vLLM by itself, in the environment of tests/environments/vllm.txt."""
