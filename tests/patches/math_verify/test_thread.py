@@ -65,7 +65,7 @@ def test_with_it_verl_s_reward_loop_has_the_rewards(report):
 
 
 def test_timeouts_hold_in_a_thread(report):
-    """Without one this parse takes minutes: each pair of brackets doubles it."""
+    """Without one this parse takes half a minute."""
     found = report["after"]["endless"]
     assert found["thread"]["parsed"] == found["main"]["parsed"] == []
     assert 0.9 < found["thread"]["seconds"] < 8, "one second, and what a machine with other work needs"

