@@ -31,6 +31,7 @@ WATCHED = (
     "peft",
     "skyrl",
     "slime",
+    "slime_plugins",
     "swift",
     "transformer_engine",
     "transformers",

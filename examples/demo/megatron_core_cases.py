@@ -52,6 +52,12 @@ BALANCE = Case(
     "experts, per token, TP 2",
     "load balancing loss per token, tensor parallel 2: its gradient",
 )
+BALANCE_OF_MASK = Case(
+    "megatron-core",
+    "megatron-core-moe-auxiliary-padding",
+    "experts, per token, a mask",
+    "the same with a padding mask",
+)
 BALANCE_OF_PARTS = Case(
     "megatron-core",
     "megatron-core-moe-auxiliary-context",
@@ -137,17 +143,21 @@ def resumed(runner: Runner) -> Iterator[Row]:
 
 def balance(runner: Runner) -> Iterator[Row]:
     """How much of the gradient in float64 on one rank each router has."""
-    (right,) = runner.forked(MOE, "aux/2", levels=MEGATRON, ranks=1)
-    older = (*TORCH, Level("tests.harness.loading:megatron", str(folder("megatron-0.15"))))
-    for case, sizes, kind, levels in (
-        (BALANCE, ("--tp", "2"), "token", MEGATRON),
-        (BALANCE_OF_PARTS, ("--cp", "2"), "mean", older),
+    (right,) = runner.forked(MOE, "aux/2", "aux/2/pad", levels=MEGATRON, ranks=1)
+    older, newer = (
+        (*TORCH, Level("tests.harness.loading:megatron", str(folder(f"megatron-{release}"))))
+        for release in ("0.15", "0.19")
+    )
+    for case, sizes, kind, wrong, levels in (
+        (BALANCE, ("--tp", "2"), "aux/token/2", 0.5, MEGATRON),
+        (BALANCE_OF_MASK, ("--tp", "2"), "aux/token/2/pad", 2.0, newer),
+        (BALANCE_OF_PARTS, ("--cp", "2"), "aux/mean/2", 0.5, older),
     ):
-        reports = runner.forked(MOE, "--patch", case.patch, *sizes, f"aux/{kind}/2", levels=levels)
-        found = [reports[0][state][f"aux/{kind}/2"] for state in ("before", "after")]
-        parts = [part(right["aux/2"], one) for one in found]
+        reports = runner.forked(MOE, "--patch", case.patch, *sizes, kind, levels=levels)
+        found = [reports[0][state][kind] for state in ("before", "after")]
+        parts = [part(right["aux/2/pad" if kind.endswith("pad") else "aux/2"], one) for one in found]
         said = [f"{one:.3f} x" for one in parts]
-        repaired = abs(parts[0] - 0.5) < 1e-5 and abs(parts[1] - 1) < 1e-5
+        repaired = abs(parts[0] - wrong) < 1e-5 and abs(parts[1] - 1) < 1e-5
         yield Row(case, reports[0]["version"], *said, "float64", repaired, (*said, "float64 on one rank"))
 
 
@@ -163,6 +173,6 @@ GROUPS = (
     Group((EXPERTS,), norm(EXPERTS, "TP 2, EP 2")),
     Group((DUPLICATED,), norm(DUPLICATED, "TP 2")),
     Group((GROUPS_RESUMED,), resumed),
-    Group((BALANCE, BALANCE_OF_PARTS), balance),
+    Group((BALANCE, BALANCE_OF_MASK, BALANCE_OF_PARTS), balance),
     Group((DELTA_NET,), delta_net),
 )

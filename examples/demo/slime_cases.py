@@ -1,4 +1,4 @@
-"""slime's whitened advantages: the worker of the tests, on a function of ours with slime's statements."""
+"""slime's advantages and linear attention: the tests' workers, on code of ours with slime's statements."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ WHITENING = Case(
     "--normalize-advantages",
     "--normalize-advantages on two context-parallel and two data-parallel ranks",
 )
-STANDIN = Path(__file__).parents[2] / "tests" / "harness" / "standins" / "slime_loss"
+LINEAR = Case(
+    "slime",
+    "slime-linear-attention-gradient",
+    "linear attention, CP 2",
+    "what goes back through linear attention on two context-parallel ranks",
+)
+STANDINS = Path(__file__).parents[2] / "tests" / "harness" / "standins"
 
 
 def whitening(runner: Runner) -> Iterator[Row]:
     """compute_advantages_and_returns on four ranks."""
-    levels = (*MEGATRON, Level("tests.harness.loading:torch", str(STANDIN)))
+    levels = (*MEGATRON, Level("tests.harness.loading:torch", str(STANDINS / "slime_loss")))
     reports = runner.forked("tests.patches.slime.context_parallel_whitening_ranks", levels=levels, ranks=4)
     before, after = ([report[state]["long"] for report in reports] for state in ("before", "after"))
     off, repaired = (max(each["off"] for each in found) for found in (before, after))
@@ -40,4 +46,15 @@ def whitening(runner: Runner) -> Iterator[Row]:
     )
 
 
-GROUPS = (Group((WHITENING,), whitening),)
+def linear_attention(runner: Runner) -> Iterator[Row]:
+    """HuggingfaceAttention on two ranks."""
+    levels = (*MEGATRON, Level("tests.harness.loading:torch", str(STANDINS / "slime_linear_attention")))
+    worker = "tests.patches.slime.linear_attention_gradient_ranks"
+    reports = runner.forked(worker, "1", "2", levels=levels)
+    off = [max(report[state]["states"] for report in reports) for state in ("before", "after")]
+    said = (f"off by {off[0]:.0%}", f"off by {off[1]:.0e}")
+    repaired = off[0] > 0.3 and off[1] < 1e-5
+    yield Row(LINEAR, "stand-in", *said, "float64", repaired, (*said, "the whole layer in float64"))
+
+
+GROUPS = (Group((WHITENING,), whitening), Group((LINEAR,), linear_attention))

@@ -91,8 +91,12 @@ def affected() -> Iterator[Case]:
         if patch.name == "megatron-lm-no-sync-reentry":
             for name in ("megatron_lm", "megatron_lm_newer"):
                 yield at_hand(patch, patch.variants[0], UNKNOWN, STANDINS / name, None)
-        if patch.name == "slime-context-parallel-whitening":
-            yield at_hand(patch, patch.variants[0], UNKNOWN, STANDINS / "slime_loss", None)
+        for name, standin in {
+            "slime-context-parallel-whitening": "slime_loss",
+            "slime-linear-attention-gradient": "slime_linear_attention",
+        }.items():
+            if patch.name == name:
+                yield at_hand(patch, patch.variants[0], UNKNOWN, STANDINS / standin, None)
 
 
 def fixed() -> Iterator[Case]:

@@ -28,10 +28,13 @@ from hunt import megatron_gpt
 from tests.harness import small_gpt
 
 ROWS, LENGTH, EXPERTS, TOPK, COEFFICIENT = 4, 8, 4, 2, 0.5
+HIDDEN = 2
+"""Of each row, tokens at its end that a mask hides: of the halves that two ranks have, one is all valid."""
 Case = dict[str, Any]
 LOSSES: dict[str, Case] = {
     "aux": {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": COEFFICIENT},
     "seq": {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": COEFFICIENT},
+    "global": {"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": COEFFICIENT},
     "z": {"moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0, "moe_z_loss_coeff": COEFFICIENT},
 }
 
@@ -77,33 +80,38 @@ def model_of(loss: str, per_token: bool) -> Any:
     return model
 
 
-def part() -> torch.Tensor:
-    """Of each row, what this rank has."""
+def part(whole: torch.Tensor) -> torch.Tensor:
+    """Of the rows every second one with two data-parallel ranks, and of each row what this rank has."""
     ranks, rank = (getattr(parallel_state, f"get_context_parallel_{of}")() for of in ("world_size", "rank"))
-    return tokens().chunk(ranks, 1)[rank]
+    replicas, replica = (getattr(parallel_state, f"get_data_parallel_{of}")() for of in ("world_size", "rank"))
+    return whole[replica::replicas].chunk(ranks, 1)[rank]
 
 
-def gradient(loss: str, per_token: bool, micro_batch: int, masked: bool) -> dict[str, list[float]]:
-    """Of the routers and the norms, as the optimizer gets them; masked is with a mask that hides nothing."""
+def mask(kind: str) -> torch.Tensor:
+    """True where a token is hidden: none, or each row's end."""
+    return torch.arange(LENGTH).expand(ROWS, LENGTH) >= LENGTH - (HIDDEN if kind == "pad" else 0)
+
+
+def gradient(loss: str, per_token: bool, micro_batch: int, masked: str = "") -> dict[str, list[float]]:
+    """Of the routers and the norms, as the optimizer gets them."""
     model = model_of(loss, per_token)
-    batches = part().split(micro_batch)
+    batches = zip(*(part(of).split(micro_batch) for of in (tokens(), mask(masked))), strict=True)
 
     def forward_step(iterator: Iterator[Any], model: Any) -> Any:
-        chosen = next(iterator)
-        masks = {"padding_mask": torch.zeros_like(chosen, dtype=torch.bool)} if masked else {}
-        losses = model(chosen, None, None, labels=chosen, **masks)
+        chosen, hidden = next(iterator)
+        losses = model(chosen, None, None, labels=chosen, **({"padding_mask": hidden} if masked else {}))
 
         def loss_of(output: Any) -> Any:
-            number = torch.tensor(output.numel(), dtype=torch.int)
+            number = (~hidden).sum().int()
             return (output.sum() * 0, number, {}) if per_token else (output.mean() * 0, {})
 
         return losses, loss_of
 
     get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(batches),
+        data_iterator=batches,
         model=model,
-        num_microbatches=len(batches),
+        num_microbatches=len(part(tokens())) // micro_batch,
         seq_length=LENGTH,
         micro_batch_size=micro_batch,
         forward_only=False,
@@ -120,7 +128,7 @@ def looked_at(name: str) -> bool:
     return "router" in name or "norm.weight" in name
 
 
-def reference(loss: str, micro_batch: int) -> dict[str, list[float]]:
+def reference(loss: str, micro_batch: int, masked: str = "") -> dict[str, list[float]]:
     """In float64, the whole model on one rank: the mean over micro-batches of our own formulas."""
     model = model_of(loss, False).module.double()
     routers = [layer.mlp.router for layer in model.decoder.layers]
@@ -129,12 +137,20 @@ def reference(loss: str, micro_batch: int) -> dict[str, list[float]]:
         router.config.moe_aux_loss_coeff, router.config.moe_z_loss_coeff = 0.0, None
         router.gating = functools.partial(noted, router.gating, logits)
     batches = tokens().split(micro_batch)
+    valid = LENGTH - (HIDDEN if masked == "pad" else 0)
     total = torch.zeros((), dtype=torch.float64)
-    for batch in batches:
+    before: list[torch.Tensor] = [torch.zeros(EXPERTS)] * len(routers)
+    for number, batch in enumerate(batches, 1):
         logits.clear()
         model(batch, None, None)
         assert all(one.dtype is torch.float64 for one in logits)
-        total = total + sum(FORMULAS[loss](one.view(LENGTH, len(batch), EXPERTS)) for one in logits) / len(batches)
+        seen = [one.view(LENGTH, len(batch), EXPERTS)[:valid] for one in logits]
+        if loss == "global":  # the shares of tokens are the mean over the micro-batches so far
+            before = [sum_of + shares(one) for sum_of, one in zip(before, seen, strict=True)]
+            losses = [balance(one, sum_of / number) for sum_of, one in zip(before, seen, strict=True)]
+        else:
+            losses = [FORMULAS[loss](one) for one in seen]
+        total = total + torch.stack(losses).sum() / len(batches)
     named = {name: one for name, one in model.named_parameters() if looked_at(name)}
     found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
     return {
@@ -143,11 +159,16 @@ def reference(loss: str, micro_batch: int) -> dict[str, list[float]]:
     }
 
 
-def balance(logits: torch.Tensor) -> torch.Tensor:
-    """The Switch Transformer's: experts times the sum over them of share of tokens and mean probability."""
+def shares(logits: torch.Tensor) -> torch.Tensor:
+    """Of each expert, its share of all choices."""
     logits = logits.reshape(-1, EXPERTS)
-    chosen = torch.zeros_like(logits).scatter(-1, logits.topk(TOPK).indices, 1.0)
-    return COEFFICIENT * EXPERTS * (chosen.mean(0) / TOPK * logits.softmax(-1).mean(0)).sum()
+    return torch.zeros_like(logits).scatter(-1, logits.topk(TOPK).indices, 1.0).mean(0) / TOPK
+
+
+def balance(logits: torch.Tensor, of_tokens: torch.Tensor | None = None) -> torch.Tensor:
+    """The Switch Transformer's: experts times the sum over them of share of tokens and mean probability."""
+    of_tokens = shares(logits) if of_tokens is None else of_tokens
+    return COEFFICIENT * EXPERTS * (of_tokens * logits.reshape(-1, EXPERTS).softmax(-1).mean(0)).sum()
 
 
 FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -163,7 +184,9 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--cp", type=int, default=1)
     parser.add_argument(
-        "cases", nargs="+", help="LOSS/token or mean/MICRO_BATCH[/mask]; LOSS/MICRO_BATCH of the reference"
+        "cases",
+        nargs="+",
+        help="LOSS/token or mean/MICRO_BATCH[/mask or /pad]; LOSS/MICRO_BATCH[/pad] of the reference",
     )
     options = parser.parse_args()
     torch.compiler.set_stance("force_eager")
@@ -173,14 +196,12 @@ def main() -> None:
     megatron_gpt.let_experts_run()
     if options.patch is None:
         cases = [case.split("/") for case in options.cases]
-        found = {f"{loss}/{size}": reference(loss, int(size)) for loss, size in cases}
+        found = {"/".join(case): reference(case[0], int(case[1]), *case[2:]) for case in cases}
         (options.out / "rank0.json").write_text(json.dumps(found))
         return
 
     def observe() -> Case:
         cases = [case.split("/") for case in options.cases]
-        return {
-            "/".join(case): gradient(case[0], case[1] == "token", int(case[2]), case[3:] == ["mask"]) for case in cases
-        }
+        return {"/".join(case): gradient(case[0], case[1] == "token", int(case[2]), *case[3:]) for case in cases}
 
     states.report(options.patch, observe, options.out)

@@ -1,4 +1,4 @@
-"""``megatron-core-moe-auxiliary-per-token`` and ``-context`` on Megatron's own GPT (moe_auxiliary_ranks.py)."""
+"""``megatron-core-moe-auxiliary-per-token``, ``-padding`` and ``-context`` on Megatron's own GPT (moe_auxiliary_ranks.py)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.harness.warm import MEGATRON, TORCH, Level
 
 WORKER = "tests.patches.megatron_core.moe_auxiliary_ranks"
 PER_TOKEN, CONTEXT = "megatron-core-moe-auxiliary-per-token", "megatron-core-moe-auxiliary-context"
+PADDING = "megatron-core-moe-auxiliary-padding"
 HELD = {
     "least reach": "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
     "hands off": "because one factor more is in an expression",
@@ -40,7 +41,8 @@ exhaustive = pytest.mark.exhaustive
 @pytest.fixture(scope="module")
 def reference(run_ranks):
     """Gradients in float64, of the whole model on one rank."""
-    (found,) = run_ranks(WORKER, "aux/2", "seq/2", "z/2", levels=MEGATRON, ranks=1)
+    cases = ("aux/2", "seq/2", "z/2", "aux/2/pad", "seq/2/pad", "z/2/pad", "global/2", "global/2/pad")
+    (found,) = run_ranks(WORKER, *cases, levels=MEGATRON, ranks=1)
     return found
 
 
@@ -58,9 +60,13 @@ def run(run_ranks):
 
 
 def factors(reference, found, case):
-    """Of each parameter whose gradient is not 0: how much of it there is, and what else there is, in its norm."""
-    loss, _, size, *_ = case.split("/")
-    wanted = reference[f"{loss}/{size}"]
+    """Of each parameter whose gradient is not 0: how much of it there is, and what else there is, in its norm.
+
+    A loss over all data-parallel ranks sees micro-batches of them all.
+    """
+    loss, _, size, *mask = case.split("/")
+    of = f"{loss}/{2 if loss == 'global' else size}" + ("/pad" if mask == ["pad"] else "")
+    wanted = reference[of]
     assert set(found[case]) == set(wanted)
     assert sum(map(any, wanted.values())) == 6, "two routers and four norms; the last one is behind them"
     for name, right in wanted.items():
@@ -133,6 +139,50 @@ def test_the_repaired_release_is_right_by_itself(run, reference):
         assert report["status"] == "unaffected"
         for case in ALL:
             assert_factor(reference, report["before"], case, 1.0)
+
+
+# ------------------------------------------------------------------------------------- a padding mask, from 0.19 on
+
+
+def test_padding(run, reference):
+    """Twice on two ranks, of which one has twice the other's valid tokens. With it, once; and nothing else changes."""
+    masked = ("aux/token/2/pad", "seq/token/2/pad", "global/token/2/pad", "aux/token/2/mask")
+    others = ("aux/token/2", "z/token/2/pad", "aux/mean/2/pad", "seq/mean/2/pad")
+    for report in run(PADDING, *masked, *others, tp=2, release="megatron-0.19"):
+        assert report["status"] == "applied"
+        for case in masked:
+            assert_factor(reference, report["before"], case, 2.0)
+            assert_factor(reference, report["after"], case, 1.0)
+        for case in others:
+            assert report["after"][case] == report["before"][case]
+            assert_factor(reference, report["after"], case, 1.0)
+
+
+@exhaustive
+def test_padding_and_context_parallelism(run, reference):
+    for report in run(PADDING, "aux/token/2/pad", "aux/token/2", cp=2, release="megatron-0.19"):
+        assert_factor(reference, report["before"], "aux/token/2/pad", 2.0)
+        for case in ("aux/token/2/pad", "aux/token/2"):
+            assert_factor(reference, report["after"], case, 1.0)
+
+
+@exhaustive
+def test_padding_and_a_loss_over_all_ranks(run, reference):
+    """On two data-parallel ranks it is right with a mask, and half without, as it is for a mean over micro-batches."""
+    cases = ("global/token/1/pad", "global/token/1", "global/mean/1")
+    for report in run(PADDING, *cases, release="megatron-0.19"):
+        assert report["after"] == report["before"]
+        assert_factor(reference, report["after"], "global/token/1/pad", 1.0)
+        for case in cases[1:]:
+            assert_factor(reference, report["after"], case, 0.5)
+
+
+def test_padding_on_one_rank(run, reference):
+    cases = ("aux/token/2/pad", "seq/token/2/pad", "aux/token/2")
+    (report,) = run(PADDING, *cases, ranks=1, release="megatron-0.19")
+    assert report["after"] == report["before"]
+    for case in cases:
+        assert_factor(reference, report["after"], case, 1.0)
 
 
 # ------------------------------------------------------------------------------------- a mean over each micro-batch

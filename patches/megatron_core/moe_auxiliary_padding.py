@@ -1,0 +1,54 @@
+"""megatron-core: a mixture's load balancing under ``calculate_per_token_loss``, with a padding mask."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+PATCH = Patch(
+    name="megatron-core-moe-auxiliary-padding",
+    summary="a mixture's load balancing has the weight that was set with a padding mask, too",
+    harm="wrong gradient",
+    bug="with a padding mask load balancing is too strong, by TP x CP",
+    when="--calculate-per-token-loss, a mixture of experts, a padding mask, and TP or CP",
+    never_with=("calculate_per_token_loss=false",),
+    symptom="""\
+With `--calculate-per-token-loss` and a `padding_mask` that the model is called with, a mixture's load balancing losses
+(`aux_loss`, `seq_aux_loss`, `global_aux_loss`) count TP x CP times too much: with TP 4 and CP 2 eight times the
+coefficient that was set. Experts are used evenly, and the language model's loss suffers. No error; the losses that are
+logged are right.""",
+    cause="""\
+Under that option each gradient is divided by the number of all tokens at the end of a step, so the router multiplies
+its losses by the number of tokens: since 0.19.0 by those of this rank, times the ranks that share a sequence. With a
+mask `get_tokens_per_expert_and_token_count` counts this rank's tokens too late. The all-reduce that adds up the tokens
+of each expert has written into the tensor that they are counted from, so the number is that of all ranks. To 0.18.2 it
+was not multiplied by the ranks, and was right with a mask alone (`megatron-core-moe-auxiliary-per-token`).""",
+    repair="""\
+With a mask the number is not multiplied by the ranks once more. The gradient is then that of one rank, also where ranks
+have unequal numbers of valid tokens.
+
+Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, all is bit for bit as before. So is the
+z-loss, which is right with a mask. `global_aux_loss` has, without a mask, 1 / DP of its coefficient in every release, by
+its definition as a mean over all data-parallel ranks; it is left alone.""",
+    references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
+    variants=(
+        Variant(
+            Guard("megatron-core", ">=0.19.0,<=0.19.2"),
+            (
+                Rewrite(
+                    target="megatron.core.transformer.moe.router:TopKRouter.attach_and_log_load_balancing_loss",
+                    pattern="MoEAuxLossAutoScaler.apply("
+                    "activation, aux_loss * num_local_tokens * self.tp_cp_group.size())",
+                    # A tensor is a mask's number, and one of all the loss's ranks already: the all-reduce that adds up
+                    # the tokens of each expert has written into what it is counted from.
+                    replacement="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_local_tokens * "
+                    "(1 if isinstance(num_local_tokens, torch.Tensor) else self.tp_cp_group.size()))",
+                ),
+            ),
+        ),
+    ),
+    retire="when a release of megatron-core counts a rank's tokens before it adds them up",
+    changes_numbers="""\
+In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP times
+the weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it had
+with coefficients multiplied by that number.""",
+)

@@ -1,0 +1,91 @@
+"""slime's linear attention (Qwen3-Next, Qwen3.5), of which every rank computes the whole: what goes back to its part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+
+def gathered_sequence(hidden_states: Any, tensor_parallel_output_grad: bool = False, group: Any = None) -> Any:
+    """``[tokens, batch, hidden]`` of all tensor-parallel ranks; backward takes this rank's piece of the gradient.
+
+    Source: ``megatron.core.tensor_parallel``, whose default adds up the ranks' gradients.
+    """
+    from megatron.core import tensor_parallel
+
+    return tensor_parallel.gather_from_sequence_parallel_region(
+        hidden_states, tensor_parallel_output_grad=False, group=group
+    )
+
+
+def gathered(hidden_states: Any, group: Any) -> Any:
+    """Of each context-parallel rank its part, ``[tokens, batch, hidden]``; backward adds up all ranks' gradients of it.
+
+    Source: ``megatron.core.tensor_parallel``; ``torch.distributed.nn.functional`` does it on a world's ranks alone
+    where the backend is not NCCL.
+    """
+    from megatron.core import tensor_parallel
+
+    whole = tensor_parallel.gather_from_sequence_parallel_region(
+        hidden_states, tensor_parallel_output_grad=True, group=group
+    )
+    return whole.chunk(group.size())
+
+
+_FORWARD = "slime_plugins.models.hf_attention:HuggingfaceAttention.forward"
+
+PATCH = Patch(
+    name="slime-linear-attention-gradient",
+    summary="what goes back through a layer of linear attention is the whole model's, under TP and under CP",
+    harm="wrong gradient",
+    bug="what goes back through linear attention is multiplied by TP, or, since v0.2.4, a part of it under CP is lost",
+    when="Qwen3-Next or Qwen3.5, sequence parallelism before v0.2.4 or context parallelism since",
+    symptom="""\
+A model with linear attention (Qwen3-Next, Qwen3.5, by `slime_plugins`) trains otherwise than on one rank. The gradient
+norm grows with the tensor parallel size and the number of layers (v0.2.0 to v0.2.3), or there is nothing to see at all
+(v0.2.4 and later, context parallelism). No error.""",
+    cause="""\
+Each rank gathers the whole sequences, computes the layer on all of them, and keeps its part of the output. With
+sequence parallelism the gathering's backward added up what the ranks had, which is the same on each: TP times the
+gradient went back to all layers before this one, in each layer of linear attention. v0.2.4 took that out, and took
+out the sum over context-parallel ranks with it. But a context-parallel rank's loss is of its own part of the output
+alone: what the others' parts owe to this rank's tokens, through the recurrence, is on the other ranks, and is lost.
+Gradients of the layer's own weights were right.""",
+    repair="""\
+The sequence-parallel gathering's backward takes this rank's piece, the context-parallel one's adds up what all ranks
+have. The gradient is then that of one rank. Without sequence and context parallelism nothing changes. In v0.2.0 to
+v0.2.3 without sequence parallelism, and in later ones without context parallelism, all is bit for bit as before.
+
+Left alone: `--allgather-cp`, whose ranks have other pieces of a sequence than this layer puts together
+([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",
+    changes_numbers="""\
+In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part
+that was TP times too large, and products of it over the layers. From v0.2.4 to 0.3.1, with context parallelism, it
+lacks what goes back to other ranks' tokens: in a test it was 0.45 of its norm off on one of two ranks, and 0.26 on the other. With the patch it is
+that of one rank. A learning rate that was tuned with it should be looked at again; checkpoints can be trained on.""",
+    references=("https://github.com/THUDM/slime/pull/1748",),
+    variants=(
+        Variant(
+            Guard("slime", ">=0.2.0,<=0.3.1"),
+            (
+                # v0.2.4 calls itself 0.2.3: either way of gathering is recognised in each release.
+                Rewrite(
+                    target=_FORWARD,
+                    pattern="tensor_parallel.gather_from_sequence_parallel_region",
+                    alongside=("output = tensor_parallel.scatter_to_sequence_parallel_region($OUTPUT, group=$GROUP)",),
+                    replacement="$GATHER",
+                    uses={"GATHER": f"{__name__}:{gathered_sequence.__name__}"},
+                ),
+                Rewrite(
+                    target=_FORWARD,
+                    pattern="hidden_states_list = $GATHERED",
+                    alongside=("output_list.append(chunks[2 * cp_size - 1 - cp_rank])",),
+                    replacement="hidden_states_list = $GATHER(hidden_states, mpu.get_context_parallel_group())",
+                    uses={"GATHER": f"{__name__}:{gathered.__name__}"},
+                ),
+            ),
+        ),
+    ),
+    retire="when the oldest slime in use adds up over context-parallel ranks, and not over tensor-parallel ones",
+)
