@@ -79,7 +79,7 @@ LISTED = (
     ), "Since megatron-core 0.8.0, with context parallelism, a mixture's auxiliary losses had 1 / CP of the weight that was set.\nWith the patch they have all of it. A run that was tuned with it has the balance that it had with coefficients divided\nby CP."),
     Listed('megatron-core-moe-auxiliary-padding', 'rlhf_patches.patches.megatron_core.moe_auxiliary_padding:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.19.0,<=0.19.2', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
-    ), 'In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP times\nthe weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it had\nwith coefficients multiplied by that number.'),
+    ), 'In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP\ntimes the weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it\nhad with coefficients multiplied by that number.'),
     Listed('megatron-core-moe-auxiliary-per-token', 'rlhf_patches.patches.megatron_core.moe_auxiliary_per_token:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.12.0rc2,<=0.12.3', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='megatron-core', versions='>=0.13.0rc0,<=0.13.1', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -194,7 +194,7 @@ LISTED = (
     ), "Every release up to 0.3.1 has ignored --eps-clip-c. A run that was started with it has been trained on PPO's loss\nwithout that bound, and with the patch is trained on the one it asked for; to go on as before, leave the option out.\nCheckpoints can be trained on."),
     Listed('slime-linear-attention-gradient', 'rlhf_patches.patches.slime.linear_attention_gradient:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.2.0,<=0.3.1', modules=('slime_plugins.models.hf_attention',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
-    ), "In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part\nthat was TP times too large, and products of it over the layers. From v0.2.4 to 0.3.1, with context parallelism, it\nlacks what goes back to other ranks' tokens: in a test it was 0.45 of its norm off on one of two ranks, and 0.26 on the other. With the patch it is\nthat of one rank. A learning rate that was tuned with it should be looked at again; checkpoints can be trained on."),
+    ), "In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part\nthat was TP times too large, and products of it over the layers. From v0.2.4 to 0.3.1, with context parallelism, it\nlacks what goes back to other ranks' tokens: in a test it was 0.45 of its norm off on one of two ranks, and 0.26 on the\nother. With the patch it is that of one rank. A learning rate that was tuned with it should be looked at again;\ncheckpoints can be trained on."),
     Listed('slime-logprob-entropy', 'rlhf_patches.patches.slime.logprob_entropy:PATCH', (
         ListedVariant(distribution='slime', versions='==0.0.1', modules=('slime.utils.ppo_utils', 'slime.backends.megatron_utils.loss'), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='slime', versions='>=0.2.0,<=0.2.1', modules=('slime.utils.ppo_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
@@ -227,6 +227,11 @@ LISTED = (
     Listed('swift-kto-sequence-parallel', 'rlhf_patches.patches.swift.kto_sequence_parallel:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=3.9.0,<3.12.3', modules=('swift.megatron.trainers.kto_trainer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('swift-linear-attention-gradient', 'rlhf_patches.patches.swift.linear_attention_gradient:PATCH', (
+        ListedVariant(distribution='ms-swift', versions='>=3.9.0,<3.12.4', modules=('swift.megatron.model.gpt.qwen3_next',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=3.12.4,<4.0.0', modules=('swift.megatron.model.gpt.qwen3_next',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<4.1.0', modules=('swift.megatron.model.gpts.qwen3_next', 'swift.megatron.model.mm_gpts.qwen3_5'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+    ), "From 3.9.0 to 3.12.3 everything before a layer of linear attention had a part of its gradient multiplied by TP, which\nadds up over the layers; from 3.12.4 to 4.0.4 these layers' own weights had 1 / TP of theirs. With the patch all is as\nwith TP of 1. A learning rate, or a clipping, that was tuned with it should be looked at again."),
     Listed('swift-logprob-entropy', 'rlhf_patches.patches.swift.logprob_entropy:PATCH', (
         ListedVariant(distribution='ms-swift', versions='>=4.5.3,<=4.6.0', modules=('swift.megatron.trainers.vocab_parallel_utils',), independent=False, rewrites=False, may_be_missing=None, is_advice=False, beside=None),
     ), None),

@@ -27,8 +27,8 @@ With a mask the number is not multiplied by the ranks once more. The gradient is
 have unequal numbers of valid tokens.
 
 Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, all is bit for bit as before. So is the
-z-loss, which is right with a mask. `global_aux_loss` has, without a mask, 1 / DP of its coefficient in every release, by
-its definition as a mean over all data-parallel ranks; it is left alone.""",
+z-loss, which is right with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its coefficient, since
+its sum over data-parallel ranks is averaged; with one it has all of it.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
         Variant(
@@ -48,7 +48,7 @@ its definition as a mean over all data-parallel ranks; it is left alone.""",
     ),
     retire="when a release of megatron-core counts a rank's tokens before it adds them up",
     changes_numbers="""\
-In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP times
-the weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it had
-with coefficients multiplied by that number.""",
+In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP
+times the weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it
+had with coefficients multiplied by that number.""",
 )

@@ -1,4 +1,7 @@
-"""slime's linear attention (Qwen3-Next, Qwen3.5), of which every rank computes the whole: what goes back to its part."""
+"""slime's linear attention (Qwen3-Next, Qwen3.5), of which every rank computes the whole: what goes back to its part.
+
+Source: https://github.com/THUDM/slime, ``slime_plugins/models/hf_attention.py``.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,9 @@ Left alone: `--allgather-cp`, whose ranks have other pieces of a sequence than t
     changes_numbers="""\
 In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part
 that was TP times too large, and products of it over the layers. From v0.2.4 to 0.3.1, with context parallelism, it
-lacks what goes back to other ranks' tokens: in a test it was 0.45 of its norm off on one of two ranks, and 0.26 on the other. With the patch it is
-that of one rank. A learning rate that was tuned with it should be looked at again; checkpoints can be trained on.""",
+lacks what goes back to other ranks' tokens: in a test it was 0.45 of its norm off on one of two ranks, and 0.26 on the
+other. With the patch it is that of one rank. A learning rate that was tuned with it should be looked at again;
+checkpoints can be trained on.""",
     references=("https://github.com/THUDM/slime/pull/1748",),
     variants=(
         Variant(

@@ -1,4 +1,4 @@
-"""``megatron-core-moe-auxiliary-per-token``, ``-padding`` and ``-context`` on Megatron's own GPT (moe_auxiliary_ranks.py)."""
+"""``megatron-core-moe-auxiliary-per-token``, ``-padding``, ``-context``: Megatron's GPT (moe_auxiliary_ranks.py)."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ each end.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class HuggingfaceAttention(torch.nn.Module):
                 hidden_states, group=mpu.get_tensor_model_parallel_group()
             )
         cp_size, cp_rank = mpu.get_context_parallel_world_size(), mpu.get_context_parallel_rank()
-        sequences = list(zip(bounds[:-1], bounds[1:], strict=True))
+        sequences = list(itertools.pairwise(bounds))
         if cp_size > 1:
             hidden_states_list = _OwnPartBackward.apply(hidden_states, mpu.get_context_parallel_group())
             whole = []

@@ -1,0 +1,86 @@
+"""ms-swift's linear attention (Qwen3-Next, Qwen3.5), of which every tensor-parallel rank computes the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+
+def own_part(output: Any) -> Any:
+    """Of the layer's output, ``[tokens, batch, hidden]``, this rank's tokens; backward gathers all ranks' gradients.
+
+    Source: ``megatron.core.tensor_parallel``.
+    """
+    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+
+    return scatter_to_sequence_parallel_region(output)
+
+
+_V3 = "swift.megatron.model.gpt.qwen3_next:Qwen3NextGatedDeltaNet.forward"
+_V4 = (
+    "swift.megatron.model.gpts.qwen3_next:Qwen3NextGatedDeltaNet.forward",
+    "swift.megatron.model.mm_gpts.qwen3_5:Qwen3_5MoeGatedDeltaNet.forward",
+)
+
+
+def _gathered(target: str) -> Rewrite:
+    """What is gathered is computed by every rank alike: each has the whole gradient, and takes its piece."""
+    return Rewrite(
+        target=target,
+        pattern="gather_from_sequence_parallel_region(hidden_states)",
+        replacement="gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)",
+    )
+
+
+def _scattered(target: str) -> Rewrite:
+    return Rewrite(
+        target=target,
+        pattern="reduce_scatter_to_sequence_parallel_region(res) / args.tensor_model_parallel_size",
+        replacement="$OWN_PART(res)",
+        uses={"OWN_PART": f"{__name__}:{own_part.__name__}"},
+    )
+
+
+PATCH = Patch(
+    name="swift-linear-attention-gradient",
+    summary="under sequence parallelism linear attention has the gradients of one rank",
+    harm="wrong gradient",
+    bug="what goes back through linear attention is multiplied by TP, or the layer's own gradient is divided by it",
+    when="Megatron, Qwen3-Next or Qwen3.5 by transformers' layers, tensor and sequence parallelism",
+    never_with=("tensor_model_parallel_size=1", "sequence_parallel=false"),
+    symptom="""\
+Qwen3-Next on Megatron with `--tensor_model_parallel_size` above 1 and `--sequence_parallel true`. To 3.12.3 the
+gradient norm is very high, and the higher the more layers and ranks there are; the loss hardly falls. From 3.12.4 to
+4.0.4, Qwen3.5 too, the norm looks right, and linear attention learns too slowly beside the rest. No error.""",
+    cause="""\
+Each tensor-parallel rank gathers the sequence, computes the layer on all of it, and keeps its part of the output.
+Backward of the gathering adds up what the ranks have, which is the same on each: TP times the gradient goes back to all
+layers before. 3.12.4 divides the output's gradient by TP to make up for it. Then what goes back is right, but the
+layer's own weights have 1 / TP of their gradient on each rank, and nothing adds those up.""",
+    repair="""\
+Backward of the gathering takes this rank's piece, and the output is a piece of what the rank has computed. All
+gradients are then those of one rank. The output is bit for bit what it was, where TP is a power of two (from 3.12.4 on
+it was the mean of what the ranks have). Without sequence parallelism, and with TP of 1, nothing changes.
+
+Left alone: `SWIFT_USE_MCORE_GDN=1`, megatron-core's own layer (`megatron-core-gdn-norm-gradient`), and ms-swift 4.1 and
+later, whose models are in mcore-bridge.""",
+    changes_numbers="""\
+From 3.9.0 to 3.12.3 everything before a layer of linear attention had a part of its gradient multiplied by TP, which
+adds up over the layers; from 3.12.4 to 4.0.4 these layers' own weights had 1 / TP of theirs. With the patch all is as
+with TP of 1. A learning rate, or a clipping, that was tuned with it should be looked at again.""",
+    references=(
+        "https://github.com/modelscope/ms-swift/issues/6836",
+        "https://github.com/modelscope/ms-swift/pull/7941",
+    ),
+    variants=(
+        Variant(Guard("ms-swift", ">=3.9.0,<3.12.4"), (_gathered(_V3),)),
+        Variant(Guard("ms-swift", ">=3.12.4,<4.0.0"), (_gathered(_V3), _scattered(_V3))),
+        Variant(
+            Guard("ms-swift", ">=4.0.0,<4.1.0"),
+            tuple(rewrite(target) for target in _V4 for rewrite in (_gathered, _scattered)),
+            independent=True,
+        ),
+    ),
+    retire="when the oldest ms-swift in use is 4.1",
+)

@@ -1,0 +1,103 @@
+"""Gradients of ms-swift's Gated DeltaNet on tensor-parallel ranks, against transformers' own on one, in float64.
+
+``--out FOLDER [SP]``; each rank has a part of the sequence with SP, and all of it without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.harness import states
+from tests.patches.swift import null_ref_context_ranks
+
+torch.set_num_threads(1)
+NAME = "swift-linear-attention-gradient"
+TOKENS, ROWS, HIDDEN = 12, 2, 16
+
+
+def class_of_release() -> type:
+    try:
+        module = importlib.import_module("swift.megatron.model.gpts.qwen3_next")
+    except ModuleNotFoundError:
+        module = importlib.import_module("swift.megatron.model.gpt.qwen3_next")
+    found: type = module.Qwen3NextGatedDeltaNet
+    return found
+
+
+def config(arguments: SimpleNamespace) -> Any:
+    from megatron.core.transformer import TransformerConfig
+
+    found: Any = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=2)
+    sizes = {"num_value_heads": 4, "num_key_heads": 2, "key_head_dim": 4, "value_head_dim": 4, "conv_kernel_dim": 3}
+    more = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "dtype": torch.float32, "args": arguments}
+    for name, value in {**{f"linear_{name}": size for name, size in sizes.items()}, **more}.items():
+        setattr(found, name, value)  # writes: a configuration of this test's own
+    return found
+
+
+def fill(layer: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.5
+            parameter.copy_(values + (1 if parameter.dim() == 1 else 0))
+
+
+def numbers() -> list[torch.Tensor]:
+    """The hidden states ``[tokens, rows, hidden]``, and what each output weighs in the loss."""
+    generator = torch.Generator().manual_seed(8)
+    return [torch.randn(TOKENS, ROWS, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def exact() -> dict[str, torch.Tensor]:
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+    layer = Qwen3NextGatedDeltaNet(config(SimpleNamespace()), 0).double()
+    fill(layer)
+    given, weights = numbers()
+    given.requires_grad_()
+    (layer(given.transpose(0, 1)).transpose(0, 1) * weights).sum().backward()
+    return {"states": given.grad, **{name: one.grad for name, one in layer.named_parameters()}}
+
+
+def observe(sequence_parallel: bool) -> dict[str, Any]:
+    from megatron.core import parallel_state
+
+    ranks, rank = (getattr(parallel_state, f"get_tensor_model_parallel_{of}")() for of in ("world_size", "rank"))
+    arguments = SimpleNamespace(sequence_parallel=sequence_parallel, tensor_model_parallel_size=ranks, packing=False)
+    null_ref_context_ranks.Args.current = arguments  # which ms-swift 3 asks, and 4 its configuration
+    layer = class_of_release()(config(arguments), None, 0).float()
+    fill(layer)
+    own = slice(None)
+    if sequence_parallel:
+        own = slice(rank * TOKENS // ranks, (rank + 1) * TOKENS // ranks)
+    given, weights = (one[own].float() for one in numbers())
+    given.requires_grad_()
+    output, _ = layer(given)
+    (output * weights).sum().backward()
+    right = exact()
+    off: dict[str, float] = {}
+    for name, of in right.items():
+        found = given.grad if name == "states" else dict(layer.named_parameters())[name].grad
+        of = of[own] if name == "states" else of
+        off[name] = ((found.double() - of).norm() / of.norm()).item()
+    return {"off": off, "output": output.flatten().tolist(), "bits": given.grad.flatten().tolist()}
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("sequence", nargs="?")
+    options = parser.parse_args()
+    null_ref_context_ranks.load_megatron()
+    # What ms-swift 3 reads while groups are made.
+    null_ref_context_ranks.Args.current = SimpleNamespace(distributed_timeout_minutes=2, context_parallel_size=1)
+    torch.distributed.init_process_group("gloo")
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(torch.distributed.get_world_size())
+    class_of_release()
+    states.report(NAME, lambda: observe(options.sequence == "SP"), options.out)

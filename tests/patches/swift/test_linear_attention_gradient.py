@@ -1,0 +1,63 @@
+"""swift-linear-attention-gradient: ms-swift's own layer on ranks, against transformers' on one in float64.
+
+transformers computes the delta rule in float32, also in a layer of float64: some 1e-6 of a gradient's norm, and 20
+times that is allowed. Qwen3.5's layer is not run: it wants transformers 5.2, and ms-swift 4.0's environment has 4.57.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import swift
+
+WORKER = "tests.patches.swift.linear_attention_gradient_ranks"
+OWN_WEIGHTS, ROUNDING = 7, 2e-5
+HELD = {
+    "least reach": "test_without_sequence_parallelism_nothing_changes",
+    "hands off": "because it gathers and scatters the tensors that ms-swift gathers and scatters",
+    "whatever worked": "test_without_sequence_parallelism_nothing_changes",
+    "no new wait": "because all ranks of the group gather where they did",
+    "bit for bit what it was": ("test_what_goes_back", "test_the_layers_own_weights"),
+    "with TP of 1, nothing changes": "test_without_sequence_parallelism_nothing_changes",
+    "Left alone": "because nothing of these is looked at",
+}
+exhaustive = pytest.mark.exhaustive
+
+
+@pytest.fixture(scope="module")
+def start(run_ranks):
+    def run(release, ranks, *sequence):
+        found = run_ranks(WORKER, *sequence, levels=swift(release, "swift_megatron"), ranks=ranks)
+        for report in found:
+            assert report["status"] == "applied"
+            assert report["before"] == report["reverted"]
+            assert len(report["after"]["off"]) == 1 + OWN_WEIGHTS
+            assert max(report["after"]["off"].values()) <= ROUNDING
+            assert report["after"]["output"] == report["before"]["output"]
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("release", ["swift-3.12", pytest.param("swift-3.9", marks=exhaustive)])
+def test_what_goes_back(start, release):
+    """To 3.12.3: twice on two ranks. The weights are right."""
+    for report in start(release, 2, "SP"):
+        off = report["before"]["off"]
+        assert off.pop("states") == pytest.approx(1.0, abs=ROUNDING)
+        assert max(off.values()) <= ROUNDING
+
+
+def test_the_layers_own_weights(start):
+    """4.0.4: half of their gradient on two ranks. What goes back is right."""
+    for report in start("swift-4.0", 2, "SP"):
+        off = report["before"]["off"]
+        assert off.pop("states") <= ROUNDING
+        assert all(one == pytest.approx(0.5, abs=ROUNDING) for one in off.values())
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=exhaustive)])
+@pytest.mark.parametrize("release", ["swift-3.12", pytest.param("swift-4.0", marks=exhaustive)])
+def test_without_sequence_parallelism_nothing_changes(start, release, ranks):
+    for report in start(release, ranks):
+        assert report["after"] == report["before"]
