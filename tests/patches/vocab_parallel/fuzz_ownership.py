@@ -130,8 +130,9 @@ def body(x):
 {body}    return sum(loss.to(single) for loss in losses)
 with {around}:
     loss = {call}
+known = list(later)  # recomputing adds more, as many as it comes to before it has what it wants
 {backward}
-for other in later:
+for other in known:
     other.backward()
 """
 
