@@ -23,7 +23,7 @@ def keep_counts(router: Any) -> bool:
     Returns:
         True.
     """
-    counts = getattr(router, "local_tokens_per_expert", None)
+    counts: Any = getattr(router, "local_tokens_per_expert", None)
     if torch.is_grad_enabled() and (exact := in_float32(counts)) is not counts:
         counts.data = exact  # writes: the precision that the router made them in
     return True

@@ -24,7 +24,7 @@ from tests.harness import small_gpt
 
 NAME = "megatron-core-expert-bias-counts"
 EXPERTS, RATE, SMALL = 4, 1e-3, 300
-EXPERT_BIAS = {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": RATE}
+EXPERT_BIAS: dict[str, Any] = {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": RATE}
 # Tokens of each expert in a micro-batch of each rank, and how many micro-batches there are.
 COUNTS: dict[str, tuple[list[list[int]], int]] = {
     "thousands": ([[1003, 997, 1001, 999], [1002, 998, 999, 1001]], 3),

@@ -153,7 +153,7 @@ def loaded(settings: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     out = states.parser().parse_args().out
-    torch.cuda.current_stream = torch.cuda.Stream = _stream  # type: ignore[assignment,misc]
+    torch.cuda.current_stream = torch.cuda.Stream = _stream
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
