@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import tempfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from cases import Case, Group, Row, Runner
@@ -43,6 +45,25 @@ GROUPS_RESUMED = Case(
     "megatron-core-resume-groups",
     "a resume with --decoupled-lr",
     "a resume with `--decoupled-lr`, max_lr",
+)
+
+OFFLOADED = Case(
+    "megatron-core",
+    "megatron-core-offloaded-weights",
+    "CPU offload, late weights",
+    "CPU offload, weights that were loaded after the optimizer was built: the first step",
+)
+RESHARDED = Case(
+    "megatron-core",
+    "megatron-core-reshardable-buckets",
+    "fully_reshardable, 2 ranks to 1",
+    "a `fully_reshardable` checkpoint of two ranks, several buckets, loaded on one: the optimizer's state",
+)
+COUNTED = Case(
+    "megatron-core",
+    "megatron-core-expert-bias-counts",
+    "expert bias, bf16",
+    "expert bias in bf16, two ranks, 24000 tokens: how many biases move as the counts say",
 )
 
 MOE = "tests.patches.megatron_core.moe_auxiliary_ranks"
@@ -141,6 +162,49 @@ def resumed(runner: Runner) -> Iterator[Row]:
     yield Row(GROUPS_RESUMED, reports[0]["version"], *said, "bit for bit" if same else "NO", repaired, words)
 
 
+def offloaded(runner: Runner) -> Iterator[Row]:
+    """How many tensors of the model are wrong after the first step."""
+    reports = runner.forked("tests.patches.megatron_core.offloaded_weights_ranks", levels=MEGATRON)
+    found = [reports[0][state]["bf16"] for state in ("before", "after")]
+    said = [f"{len(one['wrong'])} of {len(one['weights'])} lost" for one in found]
+    same = not any(report["after"]["bf16"]["wrong"] for report in reports)
+    words = (*said, f"an optimizer built afterwards, {'bit for bit' if same else 'NO'}")
+    yield Row(
+        OFFLOADED,
+        reports[0]["version"],
+        *said,
+        "bit for bit" if same else "NO",
+        same and len(found[0]["wrong"]) == len(found[0]["weights"]),
+        words,
+    )
+
+
+def resharded(runner: Runner) -> Iterator[Row]:
+    """How many parameters have another state in the checkpoint, and after a load on one rank."""
+    worker = "tests.patches.megatron_core.reshardable_buckets_ranks"
+    with tempfile.TemporaryDirectory() as at:
+        runner.forked(worker, "--folder", at, "save", levels=MEGATRON)
+        (report,) = runner.forked(worker, "--folder", at, "load", levels=MEGATRON, ranks=1)
+    found = [report[state][state]["buckets"] for state in ("before", "after")]
+    wrong = [len(one["loaded"]["exp_avg"]) for one in found]
+    said = [f"{count} of {len(one['sums'])} wrong" for count, one in zip(wrong, found, strict=True)]
+    same = not any(found[1]["later"].values())
+    words = (*said, f"two steps later without a break {'bit for bit' if same else 'NO'}")
+    repaired = wrong[1] == 0 < wrong[0] and same
+    yield Row(RESHARDED, report["version"], *said, "bit for bit" if same else "NO", repaired, words)
+
+
+def counted(runner: Runner) -> Iterator[Row]:
+    """How many expert biases move as integers say."""
+    report = runner.forked("tests.patches.megatron_core.expert_bias_counts_ranks", levels=MEGATRON)[0]
+    said = []
+    for state in ("before", "after"):
+        found = report[state]["thousands, bf16"]
+        pairs = list(zip(chain(*found["directions"]), chain(*found["wanted"]), strict=True))
+        said.append(f"{sum(one == other for one, other in pairs)} of {len(pairs)}")
+    yield Row(COUNTED, report["version"], *said, "integers", said[0] != said[1] == "8 of 8", (*said, "integers"))
+
+
 def balance(runner: Runner) -> Iterator[Row]:
     """How much of the gradient in float64 on one rank each router has."""
     (right,) = runner.forked(MOE, "aux/2", "aux/2/pad", levels=MEGATRON, ranks=1)
@@ -173,6 +237,9 @@ GROUPS = (
     Group((EXPERTS,), norm(EXPERTS, "TP 2, EP 2")),
     Group((DUPLICATED,), norm(DUPLICATED, "TP 2")),
     Group((GROUPS_RESUMED,), resumed),
+    Group((OFFLOADED,), offloaded),
+    Group((RESHARDED,), resharded),
+    Group((COUNTED,), counted),
     Group((BALANCE, BALANCE_OF_MASK, BALANCE_OF_PARTS), balance),
     Group((DELTA_NET,), delta_net),
 )

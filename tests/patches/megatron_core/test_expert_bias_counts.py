@@ -1,0 +1,98 @@
+"""``megatron-core-expert-bias-counts``: real routers within Float16Module, two ranks (expert_bias_counts_ranks.py)."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlhf_patches.patches.megatron_core.expert_counts import in_float32, keep_counts
+from tests.harness.side_by_side import folder
+from tests.harness.warm import MEGATRON, TORCH, Level
+
+HELD = {
+    "least reach": "test_all_else_is_as_before",
+    "hands off": "test_only_counters_in_half_precision_are_touched",
+    "whatever worked": ("test_all_else_is_as_before", "test_only_counters_in_half_precision_are_touched"),
+    "no new wait": "test_ranks_add_up_one_precision",  # the all-reduce is Megatron's own
+    "as before, bit for bit": "test_all_else_is_as_before",
+    "moves by the rate": "test_what_bf16_can_count_moves_the_same",
+    "is what was counted": "test_only_counters_in_half_precision_are_touched",
+}
+WORKER = "tests.patches.megatron_core.expert_bias_counts_ranks"
+RELEASES = pytest.mark.parametrize(
+    "release",
+    [None, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("megatron-0.15", "megatron-0.19"))],
+)
+WRONG = ["thousands, bf16", "many small micro-batches, bf16"]
+
+
+@pytest.fixture(scope="module")
+def run(run_ranks):
+    @functools.cache
+    def run(release=None):
+        other = (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else None
+        reports = run_ranks(WORKER, levels=other or MEGATRON)
+        assert [one["status"] for one in reports] == ["applied"] * 2
+        return reports
+
+    return run
+
+
+@RELEASES
+@pytest.mark.parametrize("case", WRONG)
+def test_each_bias_moves_as_its_count_says(run, release, case):
+    """By counts in integers: exactly, in every router."""
+    for report in run(release):
+        before, after = report["before"][case], report["after"][case]
+        assert before["directions"] != before["wanted"]
+        assert after["moved"] == after["wanted"]
+        assert any(abs(4 * one - sum(after["counted"])) > 0 for one in after["counted"])
+        assert after["probabilities"] == before["probabilities"]
+        assert report["reverted"][case] == before
+
+
+@RELEASES
+@pytest.mark.parametrize("case", ["few, fp32", "thousands, fp32", "many small micro-batches, fp32", "no expert bias"])
+def test_all_else_is_as_before(run, release, case):
+    for report in run(release):
+        assert report["after"][case] == report["before"][case]
+        if case != "no expert bias":
+            assert report["after"][case]["moved"] == report["after"][case]["wanted"]
+
+
+@RELEASES
+def test_what_bf16_can_count_moves_the_same(run, release):
+    """In the same direction; by the rate, which was rounded to bf16 as well."""
+    for report in run(release):
+        before, after = (report[state]["few, bf16"] for state in ("before", "after"))
+        assert before["directions"] == before["wanted"] == after["moved"]
+        assert {abs(one) for several in before["moved"] for one in several} == {0.999451}
+
+
+@RELEASES
+def test_ranks_add_up_one_precision(run, release):
+    """Where no router of one of them has run in this step."""
+    reports = run(release)
+    assert [one["after"]["skipped"]["counters"][0] for one in reports] == ["torch.bfloat16", "torch.float32"]
+    for report in reports:
+        assert report["after"]["skipped"]["moved"] == report["after"]["skipped"]["wanted"]
+
+
+def test_only_counters_in_half_precision_are_touched():
+    for dtype in (torch.bfloat16, torch.float16):
+        counts = torch.tensor([3.0, 200.0], dtype=dtype)
+        router = SimpleNamespace(local_tokens_per_expert=counts)
+        with torch.no_grad():
+            assert keep_counts(router) is True
+            assert counts.dtype == dtype, "it counts with gradients only"
+        assert keep_counts(router) is True
+        assert router.local_tokens_per_expert is counts
+        assert counts.dtype == torch.float32
+        assert counts.tolist() == [3.0, 200.0]
+    for other in (None, torch.ones(2), torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int64)):
+        assert in_float32(other) is other
+        assert keep_counts(SimpleNamespace(local_tokens_per_expert=other)) is True
+    assert keep_counts(SimpleNamespace()) is True

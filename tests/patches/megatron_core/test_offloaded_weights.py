@@ -1,0 +1,64 @@
+"""``megatron-core-offloaded-weights`` on megatron-core's own optimizers, two ranks (offloaded_weights_ranks.py)."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.harness.side_by_side import folder
+from tests.harness.warm import MEGATRON, TORCH, Level
+
+HELD = {
+    "least reach": "test_where_nothing_was_lost_all_is_the_same",
+    "hands off": "because it writes where Megatron does: to the optimizer's own copies of what was loaded",
+    "whatever worked": "test_where_nothing_was_lost_all_is_the_same",
+    "no new wait": "because a rank copies its own tensors; no lock, no collective",
+    "as before": "test_where_nothing_was_lost_all_is_the_same",
+    "bit for bit": "test_where_nothing_was_lost_all_is_the_same",
+    "nothing is changed": "because FP32Optimizer and Float16OptimizerWithFloat16Params have a function of their own",
+    "nothing is done before": "because each of its changes is in a function that reload_model_params alone calls",
+}
+WORKER = "tests.patches.megatron_core.offloaded_weights_ranks"
+# One rounding of a weight to bf16 is 2**-9 of it at most; the rest is float32's.
+EXACT = 2**-8
+LOST = ["bf16", "bf16, half of it", "bf16, overlapped"]
+
+
+@pytest.fixture(scope="module")
+def run(run_ranks):
+    @functools.cache
+    def run(release=None):
+        other = (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else None
+        reports = run_ranks(WORKER, levels=other or MEGATRON)
+        assert [one["status"] for one in reports] == ["applied"] * 2
+        return reports
+
+    return run
+
+
+RELEASES = pytest.mark.parametrize(
+    "release",
+    [None, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("megatron-0.15", "megatron-0.19"))],
+)
+
+
+@RELEASES
+@pytest.mark.parametrize("case", LOST)
+def test_the_first_step_begins_at_the_loaded_weights(run, release, case):
+    """Each weight against float64, and bit for bit that of an optimizer which was built after the loading."""
+    for report in run(release):
+        before, after = report["before"][case], report["after"][case]
+        assert sorted(before["wrong"]) == sorted(before["weights"]), "all were lost"
+        assert min(before["errors"].values()) > 0.1
+        assert after["wrong"] == []
+        assert max(after["errors"].values()) < EXACT
+        assert report["reverted"][case] == before
+
+
+@RELEASES
+@pytest.mark.parametrize("case", ["precision-aware", "bf16, not offloaded", "fp32, not offloaded"])
+def test_where_nothing_was_lost_all_is_the_same(run, release, case):
+    for report in run(release):
+        assert report["before"][case]["wrong"] == []
+        assert report["after"][case] == report["before"][case]

@@ -1,0 +1,117 @@
+"""``megatron-core-reshardable-buckets``: checkpoints of two ranks, loaded by others (reshardable_buckets_ranks.py)."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlhf_patches.patches.megatron_core.reshardable_buckets import padding_before
+from tests.harness.side_by_side import folder
+from tests.harness.warm import MEGATRON, TORCH, Level
+
+HELD = {
+    "least reach": "test_one_bucket_is_as_before",
+    "hands off": "because it chooses which part of gathered tensors is saved, and writes to none",
+    "whatever worked": ("test_one_bucket_is_as_before", "test_what_was_saved_before_is_loaded_as_before"),
+    "no new wait": "because a rank looks at its own buckets; no lock, no collective",
+    "loading is as before": "test_what_was_saved_before_is_loaded_as_before",
+    "as before": "test_one_bucket_is_as_before",
+    "bit for bit": "test_one_bucket_is_as_before",
+    "stays wrong": "test_what_was_saved_before_is_loaded_as_before",
+    "the format is the same": "test_a_resumed_run_is_the_one_that_was_not_interrupted",  # released code loads it
+}
+WORKER = "tests.patches.megatron_core.reshardable_buckets_ranks"
+SHIFTED = ["buckets", "buckets, on one rank"]
+exhaustive = pytest.mark.exhaustive
+
+
+def levels(release):
+    return (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else MEGATRON
+
+
+@pytest.fixture(scope="module")
+def saved(run_ranks, tmp_path_factory):
+    """A folder with what a release has saved on two ranks, and the first rank's report."""
+
+    @functools.cache
+    def saved(release=None):
+        at = tmp_path_factory.mktemp("checkpoints")
+        reports = run_ranks(WORKER, "--folder", str(at), "save", levels=levels(release))
+        assert [one["status"] for one in reports] == ["applied"] * 2
+        return at, reports[0]
+
+    return saved
+
+
+@pytest.fixture(scope="module")
+def loaded(run_ranks, saved):
+    @functools.cache
+    def loaded(release=None, ranks=1):
+        at, _ = saved(release)
+        return run_ranks(WORKER, "--folder", str(at), "load", levels=levels(release), ranks=ranks)
+
+    return loaded
+
+
+RELEASES = pytest.mark.parametrize(
+    "release", [None, *(pytest.param(name, marks=exhaustive) for name in ("megatron-0.15", "megatron-0.19"))]
+)
+RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=exhaustive), pytest.param(4, marks=exhaustive)])
+
+
+@RELEASES
+@pytest.mark.parametrize("case", SHIFTED)
+def test_each_parameter_has_its_own_state(saved, release, case):
+    """Element by element, against what each rank's optimizer has of a parameter by its own ranges."""
+    _, report = saved(release)
+    for state in ("before", "reverted"):
+        found = report[state][case]
+        assert found["padding"][0] > 0
+        for names in found["wrong"].values():
+            assert len(names) > 8, "all in the buckets after the first that is padded"
+        assert found == report["before"][case]
+    assert report["after"][case]["wrong"] == {"param": [], "exp_avg": [], "exp_avg_sq": []}
+
+
+@RELEASES
+def test_one_bucket_is_as_before(saved, loaded, release):
+    _, report = saved(release)
+    assert not any(report["before"]["one bucket"]["wrong"].values())
+    assert report["after"]["one bucket"] == report["before"]["one bucket"]
+    for one in loaded(release):
+        assert one["after"]["before"]["one bucket"] == one["after"]["after"]["one bucket"]
+
+
+@RELEASES
+@RANKS
+@pytest.mark.parametrize("case", [*SHIFTED, "one bucket"])
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(loaded, release, ranks, case):
+    """Saved on two ranks with the patch, loaded without it and with it: bit for bit, and so two steps later."""
+    for report in loaded(release, ranks):
+        for state in ("before", "after"):
+            for when in ("loaded", "later"):
+                assert not any(report[state]["after"][case][when].values())
+        if case in SHIFTED:
+            assert all(report["before"]["before"][case]["later"].values())
+
+
+@RELEASES
+@RANKS
+def test_what_was_saved_before_is_loaded_as_before(loaded, release, ranks):
+    for report in loaded(release, ranks):
+        assert report["after"]["before"] == report["before"]["before"]
+        for case in SHIFTED:
+            assert all(report["after"]["before"][case]["loaded"].values()), "what was never saved cannot be loaded"
+
+
+def test_the_padding_of_the_buckets_before_a_parameter():
+    buckets = [
+        SimpleNamespace(grad_data=torch.empty(size), numel_unpadded=size - padding)
+        for size, padding in ((128, 3), (256, 0), (128, 5))
+    ]
+    places = {name: (0, 0, bucket) for bucket, name in enumerate("abc")}
+    buffer = SimpleNamespace(buckets=buckets, param_index_map=places)
+    assert [padding_before(buffer, name) for name in "abc"] == [0, 3, 3]
