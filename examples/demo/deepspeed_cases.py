@@ -23,6 +23,21 @@ TOPK = Case(
 )
 
 
+PIPELINE = Case(
+    "deepspeed",
+    "deepspeed-pipeline-accumulation",
+    "two stages, 4 micro-batches",
+    "a pipeline of two stages, 4 micro-batches a step: how much of its gradient each stage trains on",
+)
+
+UNSCALED = Case(
+    "deepspeed",
+    "deepspeed-unscaled-accumulation",
+    "two stages, 4 micro-batches",
+    "a pipeline of two stages, 4 micro-batches a step: how much of its gradient each stage trains on",
+)
+
+
 def topk(runner: Runner) -> Iterator[Row]:
     """The MoE layer's forward pass."""
     levels = beside("deepspeed-0.18.9", "deepspeed")
@@ -65,4 +80,37 @@ def offload(runner: Runner) -> Iterator[Row]:
     )
 
 
-GROUPS = (Group((OFFLOAD,), offload), Group((TOPK,), topk))
+def accumulation(case: Case, release: str, runner: Runner) -> Iterator[Row]:
+    """The first step of a pipeline."""
+    worker = "tests.patches.deepspeed.accumulation_scale_ranks"
+    reports = runner.forked(worker, case.patch, "pipeline", levels=beside(release, "deepspeed"))
+    before, after = ([report[state]["pipeline"] for report in reports] for state in ("before", "after"))
+    without, with_it = (", ".join(f"{each['times']:.2f}" for each in found) for found in (before, after))
+    off = max(each["error"] for each in after)
+    yield Row(
+        case,
+        reports[0]["version"],
+        f"{without} of it",
+        with_it,
+        f"float64 {off:.0e}",
+        off < 1e-5 < 0.5 < max(each["error"] for each in before),
+        (without, with_it, f"{off:.0e} from float64"),
+    )
+
+
+def pipeline(runner: Runner) -> Iterator[Row]:
+    """Divided once for each stage."""
+    yield from accumulation(PIPELINE, "deepspeed-0.18.9", runner)
+
+
+def unscaled(runner: Runner) -> Iterator[Row]:
+    """Not divided."""
+    yield from accumulation(UNSCALED, "deepspeed-0.18.2", runner)
+
+
+GROUPS = (
+    Group((OFFLOAD,), offload),
+    Group((TOPK,), topk),
+    Group((PIPELINE,), pipeline),
+    Group((UNSCALED,), unscaled),
+)

@@ -1,0 +1,81 @@
+"""DeepSpeed's gradient accumulation without a reduction in `backward`: pipelines, and `no_sync()`."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_PROLOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_prologue"
+_REDUCES = "self.enable_backward_allreduce and not self.inside_no_sync_ctxt"
+_SCALES = "loss = self._scale_loss_by_gas(loss.float())"
+
+
+def _with_deepcompile(versions: str, asked: str) -> Variant:
+    """What DeepCompile's gradients are divided by is left as it is."""
+    return Variant(
+        Guard("deepspeed", versions),
+        (
+            Rewrite(
+                target=_PROLOGUE,
+                pattern=f"{_REDUCES} and not self.{asked}()",
+                replacement=f"not self.{asked}()",
+                alongside=(_SCALES,),
+            ),
+        ),
+    )
+
+
+PATCH = Patch(
+    name="deepspeed-unscaled-accumulation",
+    summary="pipelines and no_sync() divide each loss by gradient_accumulation_steps too",
+    harm="wrong gradient",
+    bug="a gradient is the sum over micro-batches, not the mean",
+    when="a PipelineModule, or engine.no_sync(), and gradient_accumulation_steps above 1",
+    never_with=("gradient_accumulation_steps=1",),
+    symptom="""\
+DeepSpeed 0.16.0 to 0.18.2, with a `gradient_accumulation_steps` of N above 1. A `PipelineModule` trains on N times its
+gradient: 4.000 times with 4 micro-batches, in every stage. Outside pipelines the micro-batches inside
+`engine.no_sync()` count N times as much as those outside it. Accelerate's `accumulate()` enters it for ZeRO-0 and
+ZeRO-1. The loss that is reported is right. Gradient norms are N times too high, and clipping hides it. No error.""",
+    cause="""\
+0.16.0 added `no_sync()`, and `backward` then divides the loss by the accumulation steps only where it also reduces
+gradients. Pipelines reduce them later by themselves and tell `backward` not to (`enable_backward_allreduce`).""",
+    repair="""\
+The loss is divided by the accumulation steps whether `backward` reduces or not, as before 0.16.0 and again from 0.18.3.
+
+Left alone: `scale_wrt_gas=False`, with which the caller divides (transformers' Trainer does where it counts tokens);
+and DeepCompile, whose losses are as released.""",
+    changes_numbers="""\
+From 0.16.0 to 0.18.2 gradients of pipelines, and of micro-batches in `no_sync()`, were `gradient_accumulation_steps`
+times too large. With the patch their norms fall by that factor. Adam's steps hardly change where nothing is clipped;
+a run whose learning rate or clipping threshold was tuned without it (SGD, or clipping that was always active) should
+have both looked at again. Where only some micro-batches are in `no_sync()`, all weigh the same now. Code that divides
+by the steps itself inside `no_sync()`, to make up for it, has to stop. Checkpoints can be trained on.""",
+    references=("https://github.com/deepspeedai/DeepSpeed/pull/6675",),
+    variants=(
+        Variant(
+            Guard("deepspeed", ">=0.16.0,<0.16.5"),
+            (
+                Rewrite(
+                    target="deepspeed.runtime.engine:DeepSpeedEngine.backward",
+                    pattern="do_gradient_reduction and self.gradient_accumulation_steps() > 1 and scale_wrt_gas",
+                    replacement="self.gradient_accumulation_steps() > 1 and scale_wrt_gas",
+                    alongside=(_SCALES,),
+                ),
+            ),
+        ),
+        Variant(
+            Guard("deepspeed", ">=0.16.5,<0.16.6"),
+            (
+                Rewrite(
+                    target=_PROLOGUE,
+                    pattern=f"do_gradient_reduction = {_REDUCES}",
+                    replacement="do_gradient_reduction = True",
+                    alongside=(_SCALES,),
+                ),
+            ),
+        ),
+        _with_deepcompile(">=0.16.6,<0.18.0", "is_deepcompile_enabled"),
+        _with_deepcompile(">=0.18.0,<0.18.3", "is_deepcompile_active"),
+    ),
+    retire="when the oldest DeepSpeed in use is 0.18.3",
+)

@@ -1,0 +1,95 @@
+"""``deepspeed-pipeline-accumulation`` on gloo ranks, a stage each, against float64 (accumulation_scale_ranks.py).
+
+float32 through four or six layers: 1e-5 of the gradient's norm. bfloat16 rounds parameters by 2**-9 of their own size,
+and activations too: seen up to 0.025. A quarter of a gradient is off by 0.75.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.warm import beside
+from tests.patches.deepspeed import accumulation_scale_ranks
+
+WORKER = accumulation_scale_ranks.__name__
+NAME = "deepspeed-pipeline-accumulation"
+FLOAT32, BFLOAT16 = 1e-5, 0.05
+QUARTERED = ("pipeline", "pipeline, ZeRO-1", "pipeline, bfloat16")
+WRONG = (*QUARTERED, "pipeline, clipped", "pipeline, tied", "pipeline, tied, ZeRO-1")
+RIGHT = ("pipeline, one micro-batch", "pipeline, one stage", "no_sync", "engine", "engine, ZeRO-1", "engine, caller's")
+WITH_ZERO1 = ("pipeline, ZeRO-1", "pipeline, bfloat16")
+HELD = {
+    "least reach": "test_without_stages_nothing_changes",
+    "hands off": "test_earlier_stages_have_their_whole_gradient",  # the engine's attributes
+    "whatever worked": "test_without_stages_nothing_changes",
+    "no new wait": "because each stage asks itself whether it is the last; no lock, no collective",
+    "Engines without stages, and pipelines of one stage, are as released": "test_without_stages_nothing_changes",
+}
+
+
+def tolerance(case):
+    return BFLOAT16 if "bfloat16" in case else FLOAT32
+
+
+@pytest.fixture(scope="module")
+def reports(run_ranks):
+    """Of both ranks: each case without the patch, with it, and after it was reverted."""
+    found = run_ranks(WORKER, NAME, *WRONG, *RIGHT, levels=beside("deepspeed-0.18.9", "deepspeed"))
+    assert all(report["status"] == "applied" for report in found)
+    return found
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_earlier_stages_have_their_whole_gradient(reports, case):
+    assert reports[0]["before"][case]["error"] > 0.5
+    for report in reports:
+        before, after = report["before"][case], report["after"][case]
+        assert after["error"] <= tolerance(case)
+        assert after["norm"] is None or abs(after["norm"] - 1) <= tolerance(case)
+        assert after["losses off"] <= (0.01 if "bfloat16" in case else FLOAT32)
+        assert after["attributes"] == before["attributes"]
+        assert report["reverted"][case]["error"] == pytest.approx(before["error"])
+
+
+@pytest.mark.parametrize("case", QUARTERED)
+def test_without_it_the_first_of_two_stages_has_a_quarter(reports, case):
+    first, last = (report["before"][case] for report in reports)
+    assert first["times"] == pytest.approx(0.25, rel=tolerance(case))
+    assert last["times"] == pytest.approx(1, rel=tolerance(case))
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_without_stages_nothing_changes(reports, case):
+    for report in reports:
+        assert report["before"][case] == report["after"][case] == report["reverted"][case]
+        assert report["after"][case]["error"] <= FLOAT32
+
+
+@pytest.mark.exhaustive
+def test_of_three_stages_the_first_has_a_sixteenth(run_ranks):
+    cases = ("pipeline", "pipeline, tied, ZeRO-1")
+    found = run_ranks(WORKER, NAME, *cases, levels=beside("deepspeed-0.18.9", "deepspeed"), ranks=3)
+    assert [report["before"]["pipeline"]["times"] for report in found] == pytest.approx([1 / 16, 1 / 4, 1])
+    for report in found:
+        for case in cases:
+            assert report["after"][case]["error"] <= FLOAT32
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("release", ["trl-1.5", "deepspeed-0.18.5"])
+def test_other_releases_that_have_it(run_ranks, release):
+    """0.18.4 beside TRL 1.5, and 0.18.5."""
+    found = run_ranks(WORKER, NAME, *WITH_ZERO1, levels=beside(release, "deepspeed"))
+    for case in WITH_ZERO1:
+        assert found[0]["before"][case]["error"] > 0.5
+        for report in found:
+            assert (report["status"], report["after"][case]["error"] <= tolerance(case)) == ("applied", True)
+
+
+@pytest.mark.exhaustive
+def test_the_newest_release_is_right_and_left_alone(run_ranks):
+    found = run_ranks(WORKER, NAME, *WRONG, levels=beside(None, "deepspeed"))
+    for report in found:
+        assert report["status"] == "unaffected"
+        for case in WRONG:
+            assert report["before"][case]["error"] <= tolerance(case)
