@@ -91,7 +91,7 @@ LISTED = (
         ListedVariant(distribution='megatron-core', versions='>=0.14.0,<0.16.0', modules=('megatron.core.pipeline_parallel.schedules',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "Since megatron-core 0.8.0, with context parallelism, a mixture's auxiliary losses had 1 / CP of the weight that was set.\nWith the patch they have all of it. A run that was tuned with it has the balance that it had with coefficients divided\nby CP."),
     Listed('megatron-core-moe-auxiliary-padding', 'rlhf_patches.patches.megatron_core.moe_auxiliary_padding:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.19.0,<=0.19.2', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.19.0,<=0.20.0', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP\ntimes the weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it\nhad with coefficients multiplied by that number.'),
     Listed('megatron-core-moe-auxiliary-per-token', 'rlhf_patches.patches.megatron_core.moe_auxiliary_per_token:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.12.0rc2,<=0.12.3', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
@@ -103,7 +103,7 @@ LISTED = (
         ListedVariant(distribution='megatron-core', versions='>=0.13.0rc0,<=0.20.0', modules=('megatron.core.optimizer.cpu_offloading.hybrid_optimizer', 'megatron.core.optimizer.distrib_optimizer'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since megatron-core 0.13.0, the first with `HybridDeviceOptimizer.update_fp32_param_by_new_param`, such a run went on\nfrom the weights that the optimizer was built with. With the patch it goes on from those that were loaded. A run that\nwas trained without the patch was not a fine-tuning of its checkpoint: begin it again.'),
     Listed('megatron-core-reshardable-buckets', 'rlhf_patches.patches.megatron_core.reshardable_buckets:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.15.0,<0.20.0', modules=('megatron.core.optimizer.distrib_optimizer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.15.0rc0,<0.20.0', modules=('megatron.core.optimizer.distrib_optimizer',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since megatron-core 0.15.0, the first with this format, each resume from such a checkpoint went on from shifted master\nweights and moments. With the patch a resumed run is the one that was not interrupted. What was trained after such a\nresume was trained from wrong weights.'),
     Listed('megatron-core-resume-groups', 'rlhf_patches.patches.megatron_core.resume_groups:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.16.0,<0.19.0', modules=('megatron.core.optimizer.optimizer', 'megatron.core.optimizer.distrib_optimizer'), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),

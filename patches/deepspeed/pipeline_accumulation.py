@@ -47,7 +47,6 @@ trained on; Adam's moments in them are those of the smaller gradients for some s
             ),
         ),
         Variant(
-            # 0.19.3 repairs it in the pipeline's own engine and leaves this as it is.
             Guard("deepspeed", ">=0.18.4,<0.19.3"),
             (
                 Rewrite(
@@ -56,6 +55,8 @@ trained on; Adam's moments in them are those of the smaller gradients for some s
                     replacement=f"grad is not None and self._scale_wrt_gas and {_LAST_STAGE}",
                 ),
             ),
+            # 0.19.3 repairs it in the pipeline's own engine and leaves this as it is; a method that is new tells it.
+            unless_defined=("deepspeed.runtime.engine:DeepSpeedEngine._validate_zero3_moe_compatibility",),
         ),
     ),
     retire="when the oldest DeepSpeed in use is 0.19.3",

@@ -31,8 +31,9 @@ z-loss, which is right with a mask. Left alone: `global_aux_loss` has, without a
 its sum over data-parallel ranks is averaged; with one it has all of it.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
+        # main called itself 0.20.0 when it was read (2026-08-22) and had the defect.
         Variant(
-            Guard("megatron-core", ">=0.19.0,<=0.19.2"),
+            Guard("megatron-core", ">=0.19.0,<=0.20.0"),
             (
                 Rewrite(
                     target="megatron.core.transformer.moe.router:TopKRouter.attach_and_log_load_balancing_loss",
