@@ -7,6 +7,8 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 _SCALE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_prologue_per_tensor"
 # Of the class, since the engine answers for names of the user's model too. Other engines have no stages.
 _LAST_STAGE = "(not hasattr(type(self), 'is_last_stage') or self.is_last_stage())"
+# 0.19.3 repairs it in the pipeline's own engine and leaves this as it is; a method that is new tells it.
+_REPAIRED = ("deepspeed.runtime.engine:DeepSpeedEngine._validate_zero3_moe_compatibility",)
 
 PATCH = Patch(
     name="deepspeed-pipeline-accumulation",
@@ -45,6 +47,7 @@ trained on; Adam's moments in them are those of the smaller gradients for some s
                     unless=("self._scale_wrt_gas",),
                 ),
             ),
+            unless_defined=_REPAIRED,
         ),
         Variant(
             Guard("deepspeed", ">=0.18.4,<0.19.3"),
@@ -55,8 +58,7 @@ trained on; Adam's moments in them are those of the smaller gradients for some s
                     replacement=f"grad is not None and self._scale_wrt_gas and {_LAST_STAGE}",
                 ),
             ),
-            # 0.19.3 repairs it in the pipeline's own engine and leaves this as it is; a method that is new tells it.
-            unless_defined=("deepspeed.runtime.engine:DeepSpeedEngine._validate_zero3_moe_compatibility",),
+            unless_defined=_REPAIRED,
         ),
     ),
     retire="when the oldest DeepSpeed in use is 0.19.3",
