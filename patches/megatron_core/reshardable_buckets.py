@@ -63,6 +63,6 @@ weights and moments. With the patch a resumed run is the one that was not interr
 resume was trained from wrong weights.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/5077",),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the repair; the newest release had not.
-    variants=(Variant(Guard("megatron-core", ">=0.15.0rc0,<0.20.0"), REWRITES),),
+    variants=(Variant(Guard("megatron-core", ">=0.15.0rc0,<=0.19.2"), REWRITES),),
     retire="when the oldest megatron-core in use is 0.20",
 )

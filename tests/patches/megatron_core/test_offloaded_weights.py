@@ -17,7 +17,7 @@ HELD = {
     "as before": "test_where_nothing_was_lost_all_is_the_same",
     "bit for bit": "test_where_nothing_was_lost_all_is_the_same",
     "nothing is changed": "because FP32Optimizer and Float16OptimizerWithFloat16Params have a function of their own",
-    "nothing is done before": "because each of its changes is in a function that reload_model_params alone calls",
+    "Nothing is done before": "because each of its changes is in a function that reload_model_params alone calls",
 }
 WORKER = "tests.patches.megatron_core.offloaded_weights_ranks"
 # One rounding of a weight to bf16 is 2**-9 of it at most; the rest is float32's.

@@ -17,11 +17,11 @@ HELD = {
     "hands off": "because it chooses which part of gathered tensors is saved, and writes to none",
     "whatever worked": ("test_one_bucket_is_as_before", "test_what_was_saved_before_is_loaded_as_before"),
     "no new wait": "because a rank looks at its own buckets; no lock, no collective",
-    "loading is as before": "test_what_was_saved_before_is_loaded_as_before",
+    "Loading is as before": "test_what_was_saved_before_is_loaded_as_before",
     "as before": "test_one_bucket_is_as_before",
     "bit for bit": "test_one_bucket_is_as_before",
     "stays wrong": "test_what_was_saved_before_is_loaded_as_before",
-    "the format is the same": "test_a_resumed_run_is_the_one_that_was_not_interrupted",  # released code loads it
+    "The format is the same": "test_a_resumed_run_is_the_one_that_was_not_interrupted",  # released code loads it
 }
 WORKER = "tests.patches.megatron_core.reshardable_buckets_ranks"
 SHIFTED = ["buckets", "buckets, on one rank"]

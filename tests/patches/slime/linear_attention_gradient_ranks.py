@@ -73,7 +73,7 @@ def places(tensor: int, sequence_parallel: bool) -> torch.Tensor:
 def observe(tensor: int, sequence_parallel: bool, folder: Path) -> dict[str, Any]:
     module = importlib.import_module("slime_plugins.models.hf_attention")
 
-    class Layer(module.HuggingfaceAttention):  # type: ignore[name-defined, misc]
+    class Layer(module.HuggingfaceAttention):  # type: ignore[name-defined]
         def hf_forward(self, hidden_states: torch.Tensor, packed_seq_params: Any) -> torch.Tensor:
             return attention(hidden_states, weights["in"], weights["out"])
 
