@@ -216,7 +216,11 @@ def levels(case: Case) -> Levels:
     if module.startswith("swift.megatron.") and folder is not None:
         trainers = {"kto_trainer": "swift_kto", "grpo_trainer": "swift_megatron_rollouts"}
         return warm.swift(case.beside, trainers.get(module.rpartition(".")[2], "swift_megatron"))
-    if module.startswith("swift.") and module.endswith((".vllm_engine", ".rollout", ".rollout_mixin")):
+    of_rollouts = (".vllm_engine", ".rollout", ".rollout_mixin")
+    # 4.0's GRPO trainer cannot be imported without vLLM, Megatron's or not.
+    if module.startswith("swift.") and module.endswith(
+        (*of_rollouts, *[".grpo_trainer"] * (case.beside == "swift-4.0"))
+    ):
         return warm.swift(case.beside, "swift_engine")
     if module.startswith("swift.") and not module.endswith("trainers.base"):
         return warm.swift(case.beside, "swift_megatron" if ".megatron." in module else "swift_transformers")
