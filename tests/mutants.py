@@ -14,7 +14,7 @@ and further keys where they are needed: ``environment`` ("engine" unless given, 
 ``seconds`` (its time limit), ``hangs = true`` (the test does not end: the time limit is how it is noticed), and
 ``survives`` in place of ``test``: why no test can notice it.
 
-``--tenth`` runs the same few each time, of every folder that is mutated a tenth, and one at least: `make test-rest`.
+``--few`` runs the same few each time, of every folder that is mutated a twentieth, and one at least: `make test-rest`.
 
 Each runs in a copy of the tree, with environments in which that copy is what is imported: the working tree is never
 touched. The named tests are run in the copy without any mutation first: one that fails there proves nothing.
@@ -107,8 +107,8 @@ def load() -> list[Mutation]:
     return found
 
 
-def tenth(mutations: Iterable[Mutation]) -> list[Mutation]:
-    """Of each folder a tenth, and one at least, by digests of the names: a new mutation moves one other at most."""
+def few(mutations: Iterable[Mutation]) -> list[Mutation]:
+    """Of each folder a twentieth, and one at least, by digests of the names: a new mutation moves one other at most."""
 
     def drawn(mutation: Mutation) -> tuple[bool, str]:
         return mutation.hangs, hashlib.sha256(mutation.name.encode()).hexdigest()  # what hangs takes its time limit
@@ -117,7 +117,7 @@ def tenth(mutations: Iterable[Mutation]) -> list[Mutation]:
     for mutation in mutations:
         if mutation.survives is None:
             by_folder.setdefault(mutation.folder, []).append(mutation)
-    return [one for found in by_folder.values() for one in sorted(found, key=drawn)[: max(1, len(found) // 10)]]
+    return [one for found in by_folder.values() for one in sorted(found, key=drawn)[: max(1, len(found) // 20)]]
 
 
 @functools.cache
@@ -316,12 +316,12 @@ def main() -> int:
     for environment in ENVIRONMENTS:
         parser.add_argument(f"--{environment}", metavar="PYTHON", help=f"the interpreter of the {environment}")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tenth", action="store_true", help="the same few each time, of every mutated folder some")
+    parser.add_argument("--few", action="store_true", help="the same few each time, of every mutated folder some")
     parser.add_argument("--anyway", action="store_true", help="run also what is said to survive, if it names a test")
     options = parser.parse_args()
     chosen = [
         mutation
-        for mutation in (tenth(load()) if options.tenth else load())
+        for mutation in (few(load()) if options.few else load())
         if not options.names
         or any(part in f"{mutation.area}/{mutation.name} {mutation.file}" for part in options.names)
     ]
@@ -362,7 +362,7 @@ def main() -> int:
         for mutation in due:
             for test in map(node_id, mutation.tests):
                 # A few of each are run as one: frameworks are loaded once.
-                file = "all of these" if options.tenth else test.partition("::")[0]
+                file = "all of these" if options.few else test.partition("::")[0]
                 together.setdefault((mutation.environment, file), set()).add(test)
         print(f"{len(due)} mutations; first, their tests without any", flush=True)
         failing: dict[tuple[str, str], str] = {}
