@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cases import Case, Group, Row, Runner
 
 from tests.harness.warm import Levels
 
 
-def group(case: Case, worker: str, levels: Levels) -> Group:
-    """A case of a worker that reports what tests/harness/summed_gradients.py finds."""
+def group(case: Case, worker: str, levels: Callable[[], Levels]) -> Group:
+    """A case of a worker that reports what tests/harness/summed_gradients.py finds.
+
+    The levels are asked for when it runs: not every session has their releases.
+    """
 
     def row(runner: Runner) -> Iterator[Row]:
-        reports = runner.forked(worker, levels=levels)
+        reports = runner.forked(worker, levels=levels())
         before, after = (max(report[state]["by default"]["off"] for report in reports) for state in ("before", "after"))
         yield Row(
             case,

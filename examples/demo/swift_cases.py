@@ -145,7 +145,9 @@ def kto(runner: Runner) -> Iterator[Row]:
 
 
 GROUPS = (
-    fp32_gradients.group(FP32, "tests.patches.swift.fp32_gradients_ranks", swift("swift-4.3.1", "swift_megatron")),
+    fp32_gradients.group(
+        FP32, "tests.patches.swift.fp32_gradients_ranks", lambda: swift("swift-4.3.1", "swift_megatron")
+    ),
     Group((GRPO,), grpo),
     Group(REFERENCE_PASS, reference_pass),
     Group(tuple(KTO.values()), kto),

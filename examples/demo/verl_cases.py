@@ -72,5 +72,5 @@ def separator(runner: Runner) -> Iterator[Row]:
 GROUPS = (
     Group((CRITIC,), critic),
     Group((SEPARATOR,), separator),
-    fp32_gradients.group(FP32, "tests.patches.verl.fp32_gradients_ranks", verl("0.7")),
+    fp32_gradients.group(FP32, "tests.patches.verl.fp32_gradients_ranks", lambda: verl("0.7")),
 )

@@ -33,3 +33,10 @@ def test_the_readme_shows_what_audit_prints(tmp_path):
     shown = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).splitlines()
     assert LINES[start + 1 : LINES.index("```", start)] == shown
     assert done.returncode == 1
+
+
+def test_make_demo_knows_its_sessions_where_no_framework_is():
+    """What `make demo` asks first, by a Python that has none of their environments."""
+    command = [sys.executable, str(ROOT / "examples" / "demo" / "run.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("demo-megatron demo-trl demo-vllm\n", "", 0)
