@@ -104,8 +104,11 @@ def records_of(patch: KnownBug, records: Iterable[Record]) -> list[Record]:
 
 
 def digest(patch: KnownBug) -> str:
-    """Changes when the changes of any variant do, or their order; notes on fingerprints do not count."""
-    changes = [[_without_notes(change) for change in variant.changes] for variant in patch.variants]
+    """Changes when what recognises any variant does, or their order; notes on fingerprints do not count."""
+    changes: list[Any] = [[_without_notes(change) for change in variant.changes] for variant in patch.variants]
+    defined = [(variant.where_defined, variant.unless_defined) for variant in patch.variants]
+    if any(names for both in defined for names in both):
+        changes.append(defined)
     return hashlib.sha256(repr(changes).encode()).hexdigest()[:16]
 
 

@@ -225,6 +225,11 @@ def test_a_note_does_not_change_the_digest_and_a_fingerprint_does():
     assert record.digest(CHUNKED) != record.digest(with_texts({"0" * 16: "other words"}))
 
 
+def test_what_has_to_be_defined_beside_a_change_is_of_the_digest():
+    variant = dataclasses.replace(CHUNKED.variants[0], unless_defined=(f"{CHUNKED.variants[0].modules[0]}:repaired",))
+    assert record.digest(dataclasses.replace(CHUNKED, variants=(variant,))) != record.digest(CHUNKED)
+
+
 def test_a_function_that_was_not_reviewed_and_a_note_about_nothing_are_noticed():
     notes = record.reviewed()
     without = dataclasses.replace(notes, harmless={})
