@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import rlhf_patches
 from rlhf_patches.watching import Figure
+from tests.harness import states
 
 
 class _Heard(logging.Handler):
@@ -69,3 +72,20 @@ def observe(
         "status": row.status.value,
         "reason": row.reason,
     }
+
+
+def report(
+    watch: str, figures: Iterable[Figure], run: Callable[[dict[str, Any]], dict[str, Any]], cases: Mapping[str, Any]
+) -> None:
+    """A worker's ``main``: `observe` each case's run, and write all to this rank's file in ``--out``.
+
+    Args:
+        run: of a case's settings.
+        cases: by name the settings: ``watched`` (False: nothing is on), ``limits``, and what `run` takes.
+    """
+    options = states.parser().parse_args()
+    found = {}
+    for name, case in cases.items():
+        patches = None if case.get("watched", True) else ()
+        found[name] = observe(watch, figures, functools.partial(run, case), patches, case.get("limits", ""))
+    (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

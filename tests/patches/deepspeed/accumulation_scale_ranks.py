@@ -82,21 +82,25 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
+def ranks() -> int:
+    return dist.get_world_size()
+
+
+def stages(case: Case) -> int:
+    return case.stages or ranks()
+
+
 def numbers(case: Case) -> list[int]:
     """Of the layers, the same number for the same weights."""
-    found = list(range(2 * (case.stages or dist.get_world_size())))
+    found = list(range(2 * stages(case)))
     return [*found[:-1], 0] if case.tied else found
 
 
 def data(case: Case) -> torch.Tensor:
     """Inputs and targets of every micro-batch of every replica."""
-    replicas = dist.get_world_size() // (case.stages or dist.get_world_size()) if case.pipeline else ranks()
+    replicas = ranks() // stages(case) if case.pipeline else ranks()
     shape = (replicas, case.micro_batches, 2, ROWS, WIDTH)
     return torch.randn(shape, generator=torch.Generator().manual_seed(5)).to(case.dtype)
-
-
-def ranks() -> int:
-    return dist.get_world_size()
 
 
 def exactly(case: Case) -> tuple[dict[int, list[torch.Tensor]], float, float]:
@@ -138,7 +142,7 @@ def pipeline(case: Case) -> tuple[Any, dict[int, Any]]:
         else LayerSpec(Layer, number)
         for number in numbers(case)
     ]
-    module = PipelineModule(specs, num_stages=case.stages or ranks(), loss_fn=loss_of, partition_method="uniform")
+    module = PipelineModule(specs, num_stages=stages(case), loss_fn=loss_of, partition_method="uniform")
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     engine = deepspeed_on_cpu.engine(module, {"stage": case.stage}, optimizer, **configuration(case))
     layers = {int(name): layer for name, layer in module.named_children() if name.isdigit()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import typing
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ import typing_extensions
 from pydantic_core import core_schema
 
 from rlhf_patches.patches.nemo_rl import watched_rollouts
-from tests.harness import slime_clone, states, watched
+from tests.harness import slime_clone, watched
 from tests.harness.two_policies import Trained
 from tests.patches.nemo_rl.watch_rollouts_cases import CASES
 
@@ -71,15 +70,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {"kept": json.loads(json.dumps(kept)), "differences": differences}
 
 
-def observe(case: dict[str, Any]) -> dict[str, Any]:
-    patches = None if case.get("watched", True) else ()
-    return watched.observe(NAME, watched_rollouts.FIGURES, lambda: run(case), patches, case.get("limits", ""))
-
-
 def main() -> None:
-    options = states.parser().parse_args()
-    found = {name: observe(case) for name, case in CASES.items()}
-    (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
+    watched.report(NAME, watched_rollouts.FIGURES, run, CASES)
 
 
 if __name__ == "__main__":

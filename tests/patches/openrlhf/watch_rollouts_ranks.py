@@ -7,15 +7,13 @@ answers `forward` with the trainer's log-probabilities.
 from __future__ import annotations
 
 import importlib
-import json
-import os
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from rlhf_patches.patches.openrlhf import watched_rollouts
-from tests.harness import absent_packages, slime_clone, states, watched
+from tests.harness import absent_packages, slime_clone, watched
 from tests.harness.two_policies import Trained
 from tests.patches.openrlhf.watch_rollouts_cases import CASES
 
@@ -109,15 +107,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {"kept": kept, "differences": differences}
 
 
-def observe(case: dict[str, Any]) -> dict[str, Any]:
-    patches = None if case.get("watched", True) else ()
-    return watched.observe(NAME, watched_rollouts.FIGURES, lambda: run(case), patches, case.get("limits", ""))
-
-
 def main() -> None:
-    options = states.parser().parse_args()
-    found = {name: observe(case) for name, case in CASES.items()}
-    (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
+    watched.report(NAME, watched_rollouts.FIGURES, run, CASES)
 
 
 if __name__ == "__main__":
