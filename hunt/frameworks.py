@@ -83,10 +83,6 @@ def _training(name: str, release: str | None) -> Levels:
     return warm.trainer(name)
 
 
-def _megatron(release: str | None) -> Levels:
-    return (*TORCH, Level("tests.harness.loading:megatron", release and str(side_by_side.folder(release))))
-
-
 FRAMEWORKS = {
     "transformers": Framework(
         "trl",
@@ -140,8 +136,8 @@ FRAMEWORKS = {
     "swift_kto": Framework(
         "megatron", levels=lambda name: warm.swift(name, "swift_kto"), releases="swift-3", newest="swift-3.12"
     ),
-    "megatron_core": Framework("megatron", levels=_megatron, releases="megatron-"),
-    "slime": Framework("megatron", levels=_megatron, releases="none"),  # from a clone; on megatron-core
+    "megatron_core": Framework("megatron", levels=warm.megatron, releases="megatron-"),
+    "slime": Framework("megatron", levels=warm.megatron, releases="none"),  # from a clone; on megatron-core
     # Their entries into training, each loaded on the one before; no other release of them.
     **{
         f"{name}_training": Framework("megatron", levels=functools.partial(_training, name), releases="none")

@@ -10,8 +10,7 @@ from typing import Any
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.side_by_side import folder
-from tests.harness.warm import MEGATRON, TORCH, Level, megatron_with_transformer_engine
+from tests.harness.warm import MEGATRON, megatron, megatron_with_transformer_engine
 
 WORKER = "tests.patches.megatron_core.cross_entropy_in_place_ranks"
 PATCH = "megatron-core-cross-entropy-in-place"
@@ -208,10 +207,7 @@ def counted(runner: Runner) -> Iterator[Row]:
 def balance(runner: Runner) -> Iterator[Row]:
     """How much of the gradient in float64 on one rank each router has."""
     (right,) = runner.forked(MOE, "aux/2", "aux/2/pad", levels=MEGATRON, ranks=1)
-    older, newer = (
-        (*TORCH, Level("tests.harness.loading:megatron", str(folder(f"megatron-{release}"))))
-        for release in ("0.15", "0.19")
-    )
+    older, newer = megatron("megatron-0.15"), megatron("megatron-0.19")
     for case, sizes, kind, wrong, levels in (
         (BALANCE, ("--tp", "2"), "aux/token/2", 0.5, MEGATRON),
         (BALANCE_OF_MASK, ("--tp", "2"), "aux/token/2/pad", 2.0, newer),

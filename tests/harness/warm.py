@@ -95,6 +95,11 @@ def skyrl_inference(release: str) -> Levels:
     return (*PACKAGES, Level("tests.harness.loading:skyrl_inference", os.pathsep.join(dict.fromkeys(folders))))
 
 
+def megatron(release: str | None) -> Levels:
+    """A release of megatron-core, such as ``megatron-0.15``; None for the environment's own."""
+    return (*TORCH, Level("tests.harness.loading:megatron", str(side_by_side.folder(release)))) if release else MEGATRON
+
+
 def verl(release: str | None = None) -> Levels:
     """A release of verl beside the environment's own frameworks, ``0.4`` say; None for the environment's own."""
     folder = str(side_by_side.folder(f"verl-{release}")) if release else None

@@ -6,8 +6,7 @@ import functools
 
 import pytest
 
-from tests.harness.side_by_side import folder
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.warm import TORCH, megatron
 
 WORKER = "tests.patches.megatron_core.cross_entropy_in_place_ranks"
 # Float32 arithmetic on logits up to 16 and sums of 64 to 256 terms; gradients are rounded to the logits' dtype once.
@@ -25,16 +24,11 @@ HELD = {
 exhaustive = pytest.mark.exhaustive
 
 
-def older(release):
-    return (*TORCH, Level("tests.harness.loading:megatron", str(folder(release))))
-
-
 @pytest.fixture(scope="module")
 def run(run_ranks):
     @functools.cache
     def run(*parts, ranks=2, tp=2, release=None):
-        levels = older(release) if release else MEGATRON
-        return run_ranks(WORKER, "--tp", str(tp), *parts, levels=levels, ranks=ranks)
+        return run_ranks(WORKER, "--tp", str(tp), *parts, levels=megatron(release), ranks=ranks)
 
     return run
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rlhf_patches.patches.megatron_core.expert_counts import in_float32, keep_counts
-from tests.harness.side_by_side import folder
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.warm import megatron
 
 HELD = {
     "least reach": "test_all_else_is_as_before",
@@ -33,8 +32,7 @@ WRONG = ["thousands, bf16", "many small micro-batches, bf16"]
 def run(run_ranks):
     @functools.cache
     def run(release=None):
-        other = (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else None
-        reports = run_ranks(WORKER, levels=other or MEGATRON)
+        reports = run_ranks(WORKER, levels=megatron(release))
         assert [one["status"] for one in reports] == ["applied"] * 2
         return reports
 

@@ -6,8 +6,7 @@ import functools
 
 import pytest
 
-from tests.harness.side_by_side import folder
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.warm import megatron
 
 WORKER = "tests.patches.megatron_core.gdn_norm_gradient_ranks"
 # Float32 against float64, sums over 24 tokens of products through a recurrence of 12; the worst seen is 4e-6.
@@ -28,9 +27,8 @@ exhaustive = pytest.mark.exhaustive
 def run(run_ranks):
     @functools.cache
     def run(*arguments, ranks=2, tp=2, release=None):
-        newer = (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else None
         return run_ranks(
-            WORKER, "--tp", str(tp), *arguments, levels=newer or MEGATRON, ranks=ranks, TORCHDYNAMO_DISABLE="1"
+            WORKER, "--tp", str(tp), *arguments, levels=megatron(release), ranks=ranks, TORCHDYNAMO_DISABLE="1"
         )
 
     return run

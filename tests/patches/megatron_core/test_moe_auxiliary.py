@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from tests.harness.side_by_side import folder
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.warm import MEGATRON, megatron
 
 WORKER = "tests.patches.megatron_core.moe_auxiliary_ranks"
 PER_TOKEN, CONTEXT = "megatron-core-moe-auxiliary-per-token", "megatron-core-moe-auxiliary-context"
@@ -49,9 +48,8 @@ def reference(run_ranks):
 @pytest.fixture(scope="module")
 def run(run_ranks):
     def run(patch, *cases, ranks=2, tp=1, cp=1, release=None):
-        older = (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else MEGATRON
         sizes = ("--tp", str(tp), "--cp", str(cp))
-        reports = run_ranks(WORKER, "--patch", patch, *sizes, *cases, levels=older, ranks=ranks)
+        reports = run_ranks(WORKER, "--patch", patch, *sizes, *cases, levels=megatron(release), ranks=ranks)
         for report in reports:
             assert report["reverted"] == report["before"]
         return reports

@@ -6,8 +6,7 @@ import functools
 
 import pytest
 
-from tests.harness.side_by_side import folder
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.warm import megatron
 
 HELD = {
     "least reach": "test_where_nothing_was_lost_all_is_the_same",
@@ -29,8 +28,7 @@ LOST = ["bf16", "bf16, half of it", "bf16, overlapped"]
 def run(run_ranks):
     @functools.cache
     def run(release=None):
-        other = (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else None
-        reports = run_ranks(WORKER, levels=other or MEGATRON)
+        reports = run_ranks(WORKER, levels=megatron(release))
         assert [one["status"] for one in reports] == ["applied"] * 2
         return reports
 

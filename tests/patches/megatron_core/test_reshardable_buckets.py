@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rlhf_patches.patches.megatron_core.reshardable_buckets import padding_before
-from tests.harness.side_by_side import folder
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.warm import megatron
 
 HELD = {
     "least reach": "test_one_bucket_is_as_before",
@@ -28,10 +27,6 @@ SHIFTED = ["buckets", "buckets, on one rank"]
 exhaustive = pytest.mark.exhaustive
 
 
-def levels(release):
-    return (*TORCH, Level("tests.harness.loading:megatron", str(folder(release)))) if release else MEGATRON
-
-
 @pytest.fixture(scope="module")
 def saved(run_ranks, tmp_path_factory):
     """A folder with what a release has saved on two ranks, and the first rank's report."""
@@ -39,7 +34,7 @@ def saved(run_ranks, tmp_path_factory):
     @functools.cache
     def saved(release=None):
         at = tmp_path_factory.mktemp("checkpoints")
-        reports = run_ranks(WORKER, "--folder", str(at), "save", levels=levels(release))
+        reports = run_ranks(WORKER, "--folder", str(at), "save", levels=megatron(release))
         assert [one["status"] for one in reports] == ["applied"] * 2
         return at, reports[0]
 
@@ -51,7 +46,7 @@ def loaded(run_ranks, saved):
     @functools.cache
     def loaded(release=None, ranks=1):
         at, _ = saved(release)
-        return run_ranks(WORKER, "--folder", str(at), "load", levels=levels(release), ranks=ranks)
+        return run_ranks(WORKER, "--folder", str(at), "load", levels=megatron(release), ranks=ranks)
 
     return loaded
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_patches.patches.megatron_core.resume_groups import saved_group
-from tests.harness.side_by_side import folder
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.warm import MEGATRON, megatron
 
 HELD = {
     "least reach": "test_where_each_group_has_its_own_key_all_is_the_same",
@@ -90,7 +89,7 @@ def test_reverted_it_is_megatron_s_own_again(reports):
 @pytest.mark.exhaustive
 def test_the_repaired_release_is_right_by_itself(run_ranks):
     """0.19 looks groups up by their rates; it refuses those that were changed for the resume."""
-    reports = run_ranks(WORKER, levels=(*TORCH, Level("tests.harness.loading:megatron", str(folder("megatron-0.19")))))
+    reports = run_ranks(WORKER, levels=megatron("megatron-0.19"))
     for report in reports:
         assert report["status"] == "unaffected"
         for case in ("distributed", "bf16", "fp32", "distributed, one rate", "bf16, one rate"):
