@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="optional",
         help="required: a test whose framework is not installed fails instead of being skipped",
     )
+    parser.addoption("--part", metavar="K/N", help="of the files' exhaustive tests one part in N, the same each time")
     parser.addoption("--effort", action="store_true", help="say at the end where the CPU seconds went; use -n 0")
 
 
@@ -109,6 +110,24 @@ def pytest_configure(config: pytest.Config) -> None:
         warm = serving()
         os.environ[WARM] = warm.__enter__().address
         config.add_cleanup(lambda: warm.__exit__(None, None, None))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What ``--part`` asks for."""
+    part = config.getoption("--part")
+    if part is None:
+        return
+    try:
+        left_out = {
+            item
+            for item in items
+            if not effort.in_part(item.path.relative_to(HERE).as_posix(), part)
+            and item.get_closest_marker("exhaustive")
+        }
+    except ValueError as error:
+        raise pytest.UsageError(f"--part: {error}") from None
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

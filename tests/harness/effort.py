@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
 
 SHARE = 1 if sys.version_info[:2] == (3, 11) else 4
 """Run one in so many cases of an exhaustive test: all on one Python, a share on the others, which differ little."""
+
+
+def in_part(file: str, part: str) -> bool:
+    """Whether the tests of a file belong to a part of all, ``1/3`` say; each file is in one part of as many.
+
+    Raises:
+        ValueError: it is no such part.
+    """
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
+    if not found or not 0 < int(found[1]) <= int(found[2]):
+        raise ValueError(f"{part!r} is no part: expected K/N, such as 1/3")
+    number, of = map(int, found.groups())
+    return zlib.crc32(file.encode()) % of == number - 1
+
 
 FILE = "TESTS_EFFORT"
 """The environment variable that names the file to which the processes of a session add what they have spent."""

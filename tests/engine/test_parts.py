@@ -1,0 +1,22 @@
+"""``--part K/N``: of the exhaustive tests one part in N, by their files, for CI."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.harness.effort import in_part
+
+FILES = [f"patches/{name}.py" for name in "abcdefghijklmnopqrstuvwxyz"]
+
+
+def test_each_file_is_in_one_part():
+    assert all(sum(in_part(file, f"{number}/4") for number in range(1, 5)) == 1 for file in FILES)
+    assert Counter(in_part(file, "1/1") for file in FILES) == {True: len(FILES)}
+
+
+@pytest.mark.parametrize("part", ["0/4", "5/4", "1", "1/0", "a/b", ""])
+def test_what_is_no_part(part):
+    with pytest.raises(ValueError, match="expected K/N"):
+        in_part(FILES[0], part)
