@@ -29,6 +29,7 @@ _MODULES = {
     "check": "judge",
     "audit": "audit",
     "diagnose": "diagnose",
+    "prove": "prove",
     "run": "run",
     "report": "run",
     "autoload": "environment",
@@ -86,6 +87,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
         "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
         "  rlhf-patches audit requirements.txt uv.lock         which known bugs these versions have\n"
+        "  rlhf-patches prove                                  try each of them here: without it, then with it\n"
         "  rlhf-patches diagnose train.log                     which known bug an error is\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
         "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"
