@@ -25,16 +25,10 @@ def rows(reports: Reports) -> Iterator[Row]:
     if not lost["after"]:
         slopes = [0.0 if _bounded(each) else (1 - math.exp(-each)) / tokens for each in differences[:-1]] + [0.0]
         off = max(abs(found - slope) for found, slope in zip(report["after"]["k3"]["gradient"], slopes, strict=True))
-    said = [f"nan for {count} of {tokens + 1}" if count else "none is nan" for count in lost.values()]
-    # float32, numbers up to 1.
-    yield Row(
-        OVERFLOW,
-        report["version"],
-        *said,
-        f"float64 {off:.0e}",
-        lost["before"] > 0 and off < 1e-6,
-        (*said, f"the formula in float64: {off:.0e}"),
-    )
+    without, with_it = (f"nan for {count} of {tokens + 1}" if count else "none is nan" for count in lost.values())
+    repaired = lost["before"] > 0 and off < 1e-6  # float32, numbers up to 1
+    words = (without, with_it, f"the formula in float64: {off:.0e}")
+    yield Row(OVERFLOW, report["version"], without, with_it, f"float64 {off:.0e}", repaired, words)
 
 
 def _bounded(difference: float) -> bool:

@@ -19,10 +19,10 @@ def rows(reports: Reports) -> Iterator[Row]:
     (report,) = reports
     before, after = (report[state]["one layer"] for state in ("before", "after"))
     wrong = [len({*found["adapted"]} ^ {*found["right"]}) for found in (before, after)]
-    said = [f"{count} modules wrong" if count else "all right" for count in wrong]
+    without, with_it = (f"{count} modules wrong" if count else "all right" for count in wrong)
     verdict = f"{len(after['right'])} by name" if not wrong[1] else "NO"
     repaired = wrong[0] > 0 == wrong[1] and bool(after["right"])
-    yield Row(EXPERTS, report["version"], *said, verdict, repaired, (*said, verdict))
+    yield Row(EXPERTS, report["version"], without, with_it, verdict, repaired, (without, with_it, verdict))
 
 
 PROOF = Proof((EXPERTS,), rows)
