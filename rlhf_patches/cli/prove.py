@@ -155,7 +155,8 @@ def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_pro
         name: sum(each.verdict == name for each in outcomes) for name in ("repaired", "NOT repaired", "not tried")
     }
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    output.say(f"{len(outcomes)} cases: {said}" if said else "no patch that applies here has a proof", style="bold")
+    cases = f"{len(outcomes)} case{'s' * (len(outcomes) != 1)}"
+    output.say(f"{cases}: {said}" if said else "no patch that applies here has a proof", style="bold")
     if without_proof and not options.name:
         output.say(f"{without_proof} patches that apply here have no proof; their pages say how they were proven")
 
