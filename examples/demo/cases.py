@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlhf_patches.proving.proof import Case, Proof, Row
 from tests.harness import cold
 from tests.harness.cold import Reports
 from tests.harness.warm import Levels, Warm
 
-
-@dataclass(frozen=True)
-class Case:
-    """One line of a table. ``title`` has at most 33 characters; ``words`` is the longer one of docs/evidence.md."""
-
-    framework: str
-    patch: str
-    title: str
-    words: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What happened without the patch and with it, and what that was held against.
-
-    Attributes:
-        release: of the framework; "stand-in" for a function of ours (tests/harness/standins).
-        without: at most 26 characters, as ``after`` 20 and ``verdict`` 13.
-        words: the longer three of docs/evidence.md.
-    """
-
-    case: Case
-    release: str
-    without: str
-    after: str
-    verdict: str
-    repaired: bool
-    words: tuple[str, str, str]
+__all__ = ["Case", "Group", "Row", "Runner", "proved"]
 
 
 @dataclass(frozen=True)
@@ -69,3 +44,22 @@ class Group:
 
     cases: tuple[Case, ...]
     rows: Callable[[Runner], Iterator[Row]]
+
+
+def proved(name: str, levels: Callable[[], Levels]) -> Group:
+    """The cases of a patch's proof, on a release in which the bug shows.
+
+    Args:
+        name: the proof's module, relative to rlhf_patches.patches.
+        levels: what is loaded for it.
+    """
+    package, _, bug = name.rpartition(".")
+    module = f"rlhf_patches.patches.{package}.proofs.{bug}"
+    proof: Proof = importlib.import_module(module).PROOF
+
+    def rows(runner: Runner) -> Iterator[Row]:
+        settings = dict(proof.settings)
+        reports = runner.forked(f"{module}_ranks", *proof.arguments, levels=levels(), ranks=proof.ranks, **settings)
+        return proof.rows(reports)
+
+    return Group(proof.cases, rows)

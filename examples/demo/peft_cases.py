@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cases import Case, Group, Row, Runner
+from cases import Case, Group, Row, Runner, proved
 
 from tests.harness.warm import peft
 
-FROZEN = Case(
-    "peft",
-    "peft-adapter-freeze",
-    "gradient, a reference is loaded",
-    "norm of the policy's gradient, a frozen adapter loaded beside it",
-)
 DRIFT = Case(
     "peft",
     "peft-lora-merge-drift",
     "base weights, 100 merges, bf16",
     "base weights in bfloat16, 100 merges and unmerges of an adapter, as for weight synchronisation",
 )
-
-
-def frozen(runner: Runner) -> Iterator[Row]:
-    """A frozen adapter, for the reference, is loaded beside the policy's."""
-    (found,) = runner.forked("tests.patches.peft.adapter_freeze_ranks", levels=peft("peft-0.20"), ranks=1)
-    before, after = (found[state]["LoRA"] for state in ("before", "after"))
-    wanted = f"float64 {after['wanted norm']:.5g}"
-    repaired = before["norm"] == 0 and after["off float64 by"] < 1e-5
-    norms = [f"norm {one['norm']:.5g}" for one in (before, after)]
-    yield Row(FROZEN, found["version"], *norms, wanted, repaired, (*norms, wanted))
 
 
 def drift(runner: Runner) -> Iterator[Row]:
@@ -42,4 +26,4 @@ def drift(runner: Runner) -> Iterator[Row]:
     yield Row(DRIFT, found["version"], *moved, verdict, before["moved"] > 0 and after["same"], (*words, verdict))
 
 
-GROUPS = (Group((FROZEN,), frozen), Group((DRIFT,), drift))
+GROUPS = (proved("peft.adapter_freeze", lambda: peft("peft-0.20")), Group((DRIFT,), drift))

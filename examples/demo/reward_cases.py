@@ -18,7 +18,9 @@ LOOP = Case(
 
 def loop(runner: Runner) -> Iterator[Row]:
     """The rewards, held against those that verl's function computes on the main thread."""
-    (report,) = runner.forked("tests.patches.math_verify.thread_ranks", levels=with_rewards("0.9", "0.7"), ranks=1)
+    (report,) = runner.forked(
+        "rlhf_patches.patches.math_verify.proofs.thread_ranks", levels=with_rewards("0.9", "0.7"), ranks=1
+    )
     before, after = (report[state]["reward loop"] for state in ("before", "after"))
     right = report["before"]["verl"]["main"]
     without, with_it, main = (" ".join(f"{reward:.0f}" for reward in rewards) for rewards in (before, after, right))

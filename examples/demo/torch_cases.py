@@ -1,32 +1,9 @@
-"""A C++ extension whose build was killed, by the worker of its test: a real compiler, and SIGKILL."""
+"""A C++ extension whose build was killed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from cases import Case, Group, Row, Runner
+from cases import proved
 
 from tests.harness.warm import TORCH
 
-SECONDS = 5
-KILLED = Case(
-    "torch",
-    "torch-stale-build-lock",
-    "a build was killed",
-    "cpp_extension.load after the build of the same extension was killed",
-)
-
-
-def killed(runner: Runner) -> Iterator[Row]:
-    """Whether the next process that needs the extension loads it, or still waits after some seconds."""
-    worker = "tests.patches.torch.stale_build_lock_ranks"
-    (report,) = runner.forked(worker, "--short", str(SECONDS), "killed", levels=TORCH, ranks=1)
-    found = report["killed"]
-    waits, answer = found["without"].get("waits", False), found["with"].get("answer")
-    without = f"waits, {SECONDS} s and more" if waits else "does not wait"
-    after = f"built in {found['with']['seconds']:.1f} s" if answer else "NOT built"
-    verdict = "it is loaded" if answer == 42 else "NO"
-    yield Row(KILLED, report["version"], without, after, verdict, waits and answer == 42, (without, after, verdict))
-
-
-GROUPS = (Group((KILLED,), killed),)
+GROUPS = (proved("torch.stale_build_lock", lambda: TORCH),)

@@ -1,32 +1,9 @@
-"""transformers' Trainer: the workers of the tests."""
+"""transformers' Trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from cases import Case, Group, Row, Runner
+from cases import proved
 
 from tests.harness.warm import beside
 
-PATCH = "transformers-accumulation-scale"
-WORDS = "gradient of an optimizer step, 4 micro-batches on each of two ranks, at Trainer's defaults"
-CASES = {
-    "T5": Case("transformers", PATCH, "T5, 4 micro-batches x 2 ranks", f"T5: {WORDS}"),
-    "Llama classifier": Case("transformers", PATCH, "Llama classifier, the same", f"Llama classifier: {WORDS}"),
-}
-
-
-def accumulation(runner: Runner) -> Iterator[Row]:
-    """A step of several micro-batches, held against the mean of their losses in float64."""
-    worker = "tests.patches.transformers.accumulation_scale_ranks"
-    report, _ = runner.forked(worker, *CASES, levels=beside(None, "trainer"))
-    for name, case in CASES.items():
-        before, after = (report[state][name]["gradients"][0] for state in ("before", "after"))
-        sizes = [f"{found['times']:.3f} x its size" for found in (before, after)]
-        verdict = f"float64 {after['off by']:.0e}"
-        repaired = abs(before["times"] - 8) < 1e-3 and after["off by"] < 1e-5
-        words = (*sizes, f"the definition in float64: {after['off by']:.0e}")
-        yield Row(case, report["version"], *sizes, verdict, repaired, words)
-
-
-GROUPS = (Group(tuple(CASES.values()), accumulation),)
+GROUPS = (proved("transformers.accumulation_scale", lambda: beside(None, "trainer")),)

@@ -10,7 +10,7 @@ from hunt.trainers import trainer
 
 @trainer("math_verify/answers")
 def answers(*, thread: str = "main") -> Outcome:
-    from tests.patches.math_verify import thread_ranks
+    from rlhf_patches.patches.math_verify.proofs import thread_ranks
 
     if thread == "main":
         found = thread_ranks.compared()

@@ -1,8 +1,11 @@
-"""The command ``rlhf-patches``. Nothing here imports a framework: it works on a login node without a GPU.
+"""The command ``rlhf-patches``. No framework is imported: it works on a login node without a GPU.
+
+What ``prove`` tries imports them, in processes of its own.
 
 Exit status: 0 all well, 1 a patch is refused or failed, a plugin is broken, the processes of a run differ, ``audit``
-has found a bug or could not look up all that was named, ``survey`` has found a range that is wrong, 2 the command line,
-a setting, a release given to ``check`` or looked at by ``survey``, or a file given to ``report`` or ``audit`` is wrong.
+has found a bug or could not look up all that was named, ``survey`` has found a range that is wrong, ``prove`` a patch
+that does not repair, 2 the command line, a setting, a release given to ``check`` or looked at by ``survey``, or a file
+given to ``report`` or ``audit`` is wrong, or ``prove`` could not try what it was asked to.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ _MODULES = {
     "check": "judge",
     "audit": "audit",
     "diagnose": "diagnose",
+    "prove": "prove",
     "run": "run",
     "report": "run",
     "autoload": "environment",
@@ -86,6 +90,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
         "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
         "  rlhf-patches audit requirements.txt uv.lock         which known bugs these versions have\n"
+        "  rlhf-patches prove                                  try each of them here: without it, then with it\n"
         "  rlhf-patches diagnose train.log                     which known bug an error is\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
         "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import rlhf_patches
+from rlhf_patches.proving import states
 from rlhf_patches.watching import Figure
-from tests.harness import states
 
 
 class _Heard(logging.Handler):

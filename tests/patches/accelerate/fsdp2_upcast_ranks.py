@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from tests.harness import fsdp2_on_cpu, states
+from rlhf_patches.proving import states
+from tests.harness import fsdp2_on_cpu
 
 NAME = "accelerate-fsdp2-upcast"
 STEPS, RANKS, RATE = 8, 2, 1e-4

@@ -20,7 +20,7 @@ HELD = {
     "no new wait": "because it is a product of two numbers that every rank has; no lock, no collective",
     "it was": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
 }
-WORKER = "tests.patches.accelerate.resume_order_ranks"
+WORKER = "rlhf_patches.patches.accelerate.proofs.resume_order_ranks"
 NAME = "accelerate-resume-dispatched"
 SPLIT = "dispatched, split"
 OTHERS = ("map", SPLIT, "dispatched iterable", "iterable")

@@ -20,7 +20,7 @@ HELD = {
     "no new wait": "because it sets one number of one rank's loader; no lock, no collective",
     "it was": "test_only_a_new_loader_of_a_later_epoch_is_told",
 }
-WORKER = "tests.patches.accelerate.resume_order_ranks"
+WORKER = "rlhf_patches.patches.accelerate.proofs.resume_order_ranks"
 WRONG = ("map", "workers", "split batches", "iterable", "dispatched iterable")
 #: By the case, in which of the four epochs it goes on as it should, with the patch and without.
 RIGHT = {

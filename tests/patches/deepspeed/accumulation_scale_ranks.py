@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.harness import deepspeed_on_cpu, states
+from rlhf_patches.proving import states
+from tests.harness import deepspeed_on_cpu
 
 WIDTH, ROWS = 6, 3
 RATE = 1.0  # bfloat16 parameters are rounded by 2**-9 of their own size, which a small step would not be above

@@ -16,7 +16,8 @@ from deepspeed import zero
 from deepspeed.runtime import lr_schedules
 from torch.optim import lr_scheduler
 
-from tests.harness import deepspeed_on_cpu, states
+from rlhf_patches.proving import states
+from tests.harness import deepspeed_on_cpu
 
 NAME = "deepspeed-empty-groups"
 RATES, FACTORS, STEPS = (0.1, 0.004, 0.03), (1.0, 2.0, 3.0), 4

@@ -15,7 +15,8 @@ from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
 from peft.optimizers import create_loraplus_optimizer
 
-from tests.harness import states, zero3_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import zero3_on_cpu
 from tests.patches.deepspeed.empty_groups_ranks import NAME
 
 

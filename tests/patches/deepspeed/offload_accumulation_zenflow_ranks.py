@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tests.harness import deepspeed_on_cpu, states
+from rlhf_patches.proving import states
+from tests.harness import deepspeed_on_cpu
 from tests.patches.deepspeed import steps
 
 FOUR, NOT_IN_THE_FIRST = steps.Case(), steps.Case(rare=(1, 2, 3))

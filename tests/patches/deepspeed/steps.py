@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tests.harness import deepspeed_on_cpu, states
+from rlhf_patches.proving import states
+from tests.harness import deepspeed_on_cpu
 
 STEPS, RANKS = 3, 2
 

@@ -15,7 +15,7 @@ HELD = {
     "no new wait": "because a list is taken as a whole, in place of its first item; no lock, no collective",
     "A `warmup_max_lr` that is given counts as before": "test_what_was_asked_for_is_the_same",
 }
-WORKER = "tests.patches.deepspeed.group_learning_rates_ranks"
+WORKER = "rlhf_patches.patches.deepspeed.proofs.group_learning_rates_ranks"
 RATES, WARMUP, STEPS = (0.1, 0.004, 0.03), 4, 7
 WRONG = {"linear": (0.0, False), "logarithmic": (0.0, True), "from a minimum": (0.001, False)}
 """Of each schedule its minimum, and whether it is logarithmic."""

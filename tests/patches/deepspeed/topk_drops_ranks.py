@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from tests.harness import deepspeed_on_cpu, states
+from rlhf_patches.proving import states
+from tests.harness import deepspeed_on_cpu
 
 NAME = "deepspeed-topk-drops"
 TOKENS, WIDTH, EXPERTS = 59, 12, 8

@@ -18,8 +18,9 @@ absent_packages.install()
 import torch
 from megatron.bridge.peft.lora import LoRA
 
+from rlhf_patches.patches.peft.proofs import small
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import small, states
 
 NAME = "megatron-bridge-disable-adapter"
 

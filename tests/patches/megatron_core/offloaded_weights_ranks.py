@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from rlhf_patches.proving import states
 from tests.harness import rollout_training as harness
-from tests.harness import states
 
 harness.on_cpu()
 

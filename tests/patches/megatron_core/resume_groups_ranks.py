@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.proving import states
 from tests.harness import rollout_training as harness
-from tests.harness import states
 
 harness.on_cpu()
 

@@ -19,7 +19,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 HIDDEN, EXPERTS, RATE, CLIP = 8, 4, 0.1, 1.0
 #: Tensor, expert and expert-tensor parallel sizes, on two ranks.

@@ -14,7 +14,8 @@ from typing import Any
 
 import ray.cloudpickle
 
-from tests.harness import slime_clone, states
+from rlhf_patches.proving import states
+from tests.harness import slime_clone
 
 slime_clone.install("nemo_rl", "torchdata")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from openrlhf.models.loss import PolicyLoss
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "openrlhf-masked-nan"
 MASK = [[1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [1, 1, 1, 1, 0]]

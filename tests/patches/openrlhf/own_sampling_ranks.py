@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "openrlhf-own-sampling-params"
 LIMIT, NEW, ANSWER = 64, 8, 4

@@ -25,7 +25,7 @@ RELEASES = ["0.10.2", *(pytest.param(name, marks=pytest.mark.exhaustive) for nam
 
 
 def run(run_ranks, release):
-    worker = "tests.patches.openrlhf.k3_gradient_ranks"
+    worker = "rlhf_patches.patches.openrlhf.proofs.k3_gradient_ranks"
     (found,) = run_ranks(worker, levels=beside(f"openrlhf-{release}", "openrlhf"), ranks=1)
     assert found["version"] == release
     return found

@@ -15,7 +15,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from tests.harness import small, states
+from rlhf_patches.patches.peft.proofs import small
+from rlhf_patches.proving import states
 
 NAME = "peft-disable-adapter-fsdp"
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from rlhf_patches.patches.peft.proofs import small
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import small, states
 
 NAME = "peft-disable-adapter-restore"
 

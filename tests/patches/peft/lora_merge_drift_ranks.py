@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlhf_patches
+from rlhf_patches.patches.peft.proofs import small
 from rlhf_patches.testing import untouched
-from tests.harness import small
 
 NAME = "peft-lora-merge-drift"
 CYCLES = 100

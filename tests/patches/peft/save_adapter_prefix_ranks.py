@@ -13,8 +13,9 @@ import torch
 from peft import IA3Config, LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 
+from rlhf_patches.patches.peft.proofs import small
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import small, states
 
 NAME = "peft-save-adapter-prefix"
 #: The second has the first one's name in its own, the third is called as a module of the base model.

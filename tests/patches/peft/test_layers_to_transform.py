@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.peft.proofs import layers_to_transform_ranks as ranks
 from tests.harness.warm import beside
-from tests.patches.peft import layers_to_transform_ranks as ranks
 
 HELD = {
     "least reach": "test_what_was_right_is_the_same",

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from tests.harness import skyrl_on_cpu, states
+from rlhf_patches.proving import states
+from tests.harness import skyrl_on_cpu
 
 UTILS = "skyrl.backends.skyrl_train.utils.ppo_utils"
 GAMMA, LAMBDA, CLIP = 0.9, 0.8, 0.2

@@ -16,7 +16,8 @@ from tests.harness import megatron_on_cpu
 torch.set_num_threads(1)
 megatron_on_cpu.install()
 
-from tests.harness import skyrl_on_cpu, small_gpt, states
+from rlhf_patches.proving import states
+from tests.harness import skyrl_on_cpu, small_gpt
 
 NAME = "skyrl-loss-outputs-packed"
 LENGTH, ACTIONS = 24, 10

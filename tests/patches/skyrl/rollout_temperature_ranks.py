@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from tests.harness import skyrl_on_cpu, states
+from rlhf_patches.proving import states
+from tests.harness import skyrl_on_cpu
 
 NAME = "skyrl-rollout-temperature"
 SERVERS, *ENGINES = skyrl_on_cpu.INFERENCE

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from tests.harness import slime_clone, states
+from rlhf_patches.proving import states
+from tests.harness import slime_clone
 
 slime_clone.install()
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from tests.harness import megatron_on_cpu, slime_clone, states
+from rlhf_patches.proving import states
+from tests.harness import megatron_on_cpu, slime_clone
 
 torch.set_num_threads(1)
 megatron_on_cpu.install()

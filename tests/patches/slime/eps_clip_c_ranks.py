@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.slime.logprob_entropy_ranks import LENGTHS, RESPONSES, TEMPERATURE, loss_module, parallel_state
 
 NAME = "slime-eps-clip-c"

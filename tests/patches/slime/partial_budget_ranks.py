@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from tests.harness import slime_clone, states
+from rlhf_patches.proving import states
+from tests.harness import slime_clone
 
 slime_clone.install()
 for _name in ("sglang_router", "pybase64"):  # 0.3.0 imports them; nothing here uses them

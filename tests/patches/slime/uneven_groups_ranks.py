@@ -17,7 +17,8 @@ from typing import Any
 import ray
 
 import rlhf_patches
-from tests.harness import own_ray, slime_clone, states
+from rlhf_patches.proving import states
+from tests.harness import own_ray, slime_clone
 
 slime_clone.install()
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from rlhf_patches.patches.slime import watched_rollouts
-from tests.harness import states, watched
+from rlhf_patches.proving import states
+from tests.harness import watched
 from tests.patches.slime import partial_budget_ranks as partial
 
 for _name in ("wandb", "torch.utils.tensorboard"):

@@ -14,7 +14,7 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.harness.vllm_for_swift import AsyncLLM, LoRARequest
 
 NAME = "swift-async-rollout-lora"

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from tests.harness import states, summed_gradients
+from rlhf_patches.proving import states
+from tests.harness import summed_gradients
 from tests.patches.swift import null_ref_context_ranks
 
 NAME = "swift-fp32-gradients"

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.swift.null_ref_context_ranks import VOCABULARY, Transformers
 
 NAME = "swift-grpo-loss-scale"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.swift import null_ref_context_ranks
 
 torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "swift-lora-counted-twice"
 RANK, ALPHA, LAYERS = 4, 8, 2

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.swift import null_ref_context_ranks
 from tests.patches.swift.logits_ranks import BATCH, IGNORED, SEQUENCE, VOCABULARY, megatron_model, relative, start
 

@@ -16,7 +16,7 @@ from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "swift-rollout-update-failed"
 CONFIG = SimpleNamespace(seed=None)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "swift-rollout-worker-seed"
 VOCABULARY, TOKENS, SAMPLES = 32, 8, 8

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "swift-sampler-tail"
 SEED, EPOCHS, BATCH = 5, 2, 2

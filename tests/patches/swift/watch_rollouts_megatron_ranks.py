@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from rlhf_patches.patches.swift import watched_rollouts
-from tests.harness import states, two_policies, watched
+from rlhf_patches.proving import states
+from tests.harness import two_policies, watched
 from tests.patches.swift.logits_ranks import start
 from tests.patches.swift.megatron_grpo_mask_ranks import trainer_of
 from tests.patches.swift.watch_rollouts_ranks import rollout_settings

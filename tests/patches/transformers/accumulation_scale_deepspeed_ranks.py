@@ -17,9 +17,10 @@ from accelerate.state import AcceleratorState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 import rlhf_patches
-from tests.harness import deepspeed_on_cpu, states, zero3_on_cpu
-from tests.patches.transformers import accumulation_scale_ranks as small
-from tests.patches.transformers.accumulation_scale_ranks import Case
+from rlhf_patches.patches.transformers.proofs import accumulation_scale_ranks as small
+from rlhf_patches.patches.transformers.proofs.accumulation_scale_ranks import Case
+from rlhf_patches.proving import states
+from tests.harness import deepspeed_on_cpu, zero3_on_cpu
 from tests.patches.transformers.accumulation_scale_wrapped_ranks import against
 
 KINDS = {

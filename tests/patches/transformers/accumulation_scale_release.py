@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "transformers-accumulation-scale"
 SAMPLES, LENGTH, WORDS, CLASSES, SMOOTHING = 8, 7, 32, 3, 0.1

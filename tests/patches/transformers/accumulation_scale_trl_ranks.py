@@ -18,7 +18,8 @@ import transformers
 from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.prm import PRMConfig, PRMTrainer
 
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "transformers-accumulation-scale"

@@ -22,9 +22,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 import rlhf_patches
-from tests.harness import states
-from tests.patches.transformers import accumulation_scale_ranks as small
-from tests.patches.transformers.accumulation_scale_ranks import Case
+from rlhf_patches.patches.transformers.proofs import accumulation_scale_ranks as small
+from rlhf_patches.patches.transformers.proofs.accumulation_scale_ranks import Case
+from rlhf_patches.proving import states
 
 PLAIN = {"sync_module_states": "false", "cpu_ram_efficient_loading": "false", "use_orig_params": "true"}
 FSDP1 = {"fsdp": True, "fsdp_config": {**PLAIN, "version": 1}}

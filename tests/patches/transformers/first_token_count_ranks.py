@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import states
 from tests.patches.transformers.eval_loss_ranks import Collator, classifier, rows, t5
 from tests.patches.transformers.moe_aux_loss_ranks import dense, made
 

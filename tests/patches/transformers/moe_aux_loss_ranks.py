@@ -27,7 +27,7 @@ from transformers import (
 )
 from trl.trainer import sft_trainer
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "transformers-moe-aux-loss"
 RANKS, ROWS, LENGTH, COEFFICIENT = 2, 2, 8, 0.5

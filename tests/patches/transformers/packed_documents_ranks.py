@@ -15,8 +15,8 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import states
 
 NAME = "transformers-packed-documents"
 DOCUMENTS, VOCABULARY = (7, 5, 9), 32

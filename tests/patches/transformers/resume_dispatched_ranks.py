@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import rlhf_patches
-from tests.harness import states
-from tests.patches.accelerate.resume_order_ranks import EPOCHS, Noting, Rows
+from rlhf_patches.patches.accelerate.proofs.resume_order_ranks import EPOCHS, Noting, Rows
+from rlhf_patches.proving import states
 
 NAMES = ("transformers-resume-dispatched", "accelerate-resume-dispatched")
 ROWS, SKIPPED = 24, 2

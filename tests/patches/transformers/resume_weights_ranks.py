@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from rlhf_patches.patches.transformers import saved_weights
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import states
 from tests.patches.transformers.eval_loss_ranks import Collator, rows
 from tests.patches.transformers.moe_aux_loss_ranks import SIZES, made, qwen3_moe
 

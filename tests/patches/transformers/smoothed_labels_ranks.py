@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from rlhf_patches.patches.transformers import router_loss, wrapped_names
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import states
 from tests.patches.transformers.eval_loss_ranks import SMOOTHING, Collator, classifier, rows, smoothed, t5
 from tests.patches.transformers.moe_aux_loss_ranks import SIZES, dense, made
 

@@ -21,7 +21,8 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.gold import GOLDConfig, GOLDTrainer
 
 import rlhf_patches
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "trl-distillation-scale"

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 
 import rlhf_patches
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE, Gradients
 
 NAMES = ("trl-dpo-liger-settings", "trl-dpo-liger-label-smoothing")

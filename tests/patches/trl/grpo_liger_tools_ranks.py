@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE
 
 NAME = "trl-grpo-liger-tools"

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 import rlhf_patches
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 from tests.patches.trl.grpo_dapo_scale_ranks import Gradients, of_some_words
 
 NAME, SCALE = "trl-grpo-truncated-count", "trl-grpo-dapo-scale"

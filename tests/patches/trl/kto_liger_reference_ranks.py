@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 
 NAME = "trl-kto-liger-reference"
 CASES: dict[str, dict[str, Any]] = {

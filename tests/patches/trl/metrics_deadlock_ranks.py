@@ -17,7 +17,8 @@ import torch
 import trl
 
 import rlhf_patches
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 
 NAME = "trl-metrics-deadlock"
 RANK = int(os.environ["RANK"])

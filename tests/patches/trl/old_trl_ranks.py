@@ -18,7 +18,7 @@ import transformers
 from transformers import TrainerCallback
 
 import rlhf_patches
-from tests.harness import states
+from rlhf_patches.proving import states
 
 PATCHES = ("trl-optional-packages", "trl-warnings-issued")
 ABSENT = ("vllm", "mergekit", "llm_blender")

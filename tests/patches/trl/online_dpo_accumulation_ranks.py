@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from tests.harness import deepspeed_on_cpu, states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import deepspeed_on_cpu, trl_on_cpu
 from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "trl-online-dpo-accumulation"

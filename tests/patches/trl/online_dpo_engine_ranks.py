@@ -21,7 +21,8 @@ import torch
 import transformers
 
 import rlhf_patches
-from tests.harness import sleeping_engine, states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import sleeping_engine, trl_on_cpu
 from tests.patches.transformers.accumulation_scale_release import Kept
 from tests.patches.trl import online_dpo_accumulation_ranks as given
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import transformers
 
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 
 NAME = "trl-resume-order"
 PROMPTS = [f"w{2 * row + 1} w{2 * row + 2}" for row in range(6)]

@@ -17,7 +17,8 @@ import torch
 from transformers import TrainerCallback, modeling_flash_attention_utils
 
 import rlhf_patches
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 
 NAME = "trl-sft-first-label"
 DOCUMENTS = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16], [17, 18, 19]]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import rlhf_patches
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.trl import tool_loop
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -19,7 +19,8 @@ import torch
 import trl
 from trl.generation import vllm_generation
 
-from tests.harness import states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu
 from tests.patches.trl.vllm_nan_logprob_cases import CAP, COMPLETIONS, DIFFERENCES, MODES, REWARDS, UNSCORED
 
 NAME = "trl-vllm-nan-logprob"

@@ -19,7 +19,8 @@ import torch
 import transformers
 from datasets import Dataset
 
-from tests.harness import sleeping_engine, states, trl_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import sleeping_engine, trl_on_cpu
 
 NAME = "trl-vllm-sleep-weights"
 MODULES = ("trl.generation.vllm_generation", "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer")

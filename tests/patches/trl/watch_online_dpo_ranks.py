@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from rlhf_patches.patches.trl import watched_online_dpo
-from tests.harness import states, watched
+from rlhf_patches.proving import states
+from tests.harness import watched
 from tests.patches.trl import online_dpo_engine_ranks as engine
 
 NAME, REPAIR = "trl-online-dpo-watch-rollouts", "trl-online-dpo-server"

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from rlhf_patches.patches.trl import watched_rollouts
-from tests.harness import states, watched
+from rlhf_patches.proving import states
+from tests.harness import watched
 from tests.patches.trl import tool_loop
 
 NAME = "trl-watch-rollouts"

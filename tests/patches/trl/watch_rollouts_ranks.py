@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from rlhf_patches.patches.trl import watched_rollouts
-from tests.harness import sleeping_engine, states, watched
+from rlhf_patches.proving import states
+from tests.harness import sleeping_engine, watched
 from tests.patches.trl import vllm_sleep_weights_ranks as sleeping
 from tests.patches.trl.watch_rollouts_cases import CASES
 

@@ -11,8 +11,9 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from trl import DPOConfig, DPOTrainer
 
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import states, trl_on_cpu
+from tests.harness import trl_on_cpu
 
 NAME = "trl-dpo-second-eos"
 TEMPLATE = (

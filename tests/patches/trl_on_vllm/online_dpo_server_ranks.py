@@ -19,7 +19,8 @@ import trl
 from trl.experimental import online_dpo
 
 import rlhf_patches
-from tests.harness import states, trl_on_cpu, trl_server, vllm_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu, trl_server, vllm_on_cpu
 
 SERVER, PADDING = "trl-online-dpo-server", "trl-online-dpo-server-padding"
 STATES = {"before": (), "server": (SERVER,), "after": (SERVER, PADDING)}

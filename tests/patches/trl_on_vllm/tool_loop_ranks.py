@@ -17,7 +17,8 @@ import torch
 import transformers
 
 import rlhf_patches
-from tests.harness import states, trl_server, vllm_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_server, vllm_on_cpu
 from tests.patches.trl import tool_loop
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -15,7 +15,8 @@ import vllm
 from transformers import AutoModelForCausalLM
 from vllm.utils import network_utils
 
-from tests.harness import states, trl_on_cpu, vllm_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_on_cpu, vllm_on_cpu
 
 NAME = "trl-vllm-raw-logprobs"
 CASES: dict[str, dict[str, Any]] = {

@@ -20,7 +20,8 @@ from typing import Any
 import vllm
 
 import rlhf_patches
-from tests.harness import states, trl_server, vllm_on_cpu
+from rlhf_patches.proving import states
+from tests.harness import trl_server, vllm_on_cpu
 
 NAME = "trl-vllm-serve-dead-worker"
 LONGEST = 16

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "verl-fused-logprob-contiguity"
 ROWS, LENGTH, HIDDEN, WORDS, CHUNK = 2, 6, 8, 11, 4

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.verl.advantages import LENGTH, differences, estimate, lengths_as_mask
 
 GROUPS = "aaaabbbb"

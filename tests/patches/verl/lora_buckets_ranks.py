@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 PATCH = "verl-lora-buckets"
 LAYERS, SIZE = 6, 4

@@ -18,7 +18,7 @@ from torch.distributed import fsdp
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 torch.set_num_threads(1)
 PATCH = "verl-merged-lora"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 PROMPT, RESPONSE, TOPK = 2, 6, 4
 # Of two ranks, two micro-batches each: how many tokens of each of its two responses count.

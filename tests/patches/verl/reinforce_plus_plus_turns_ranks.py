@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.verl.advantages import LENGTH, at_the_end, differences, estimate
 
 # Each letter is a token: a (counts), o (a tool's answer, does not count), . (padding).

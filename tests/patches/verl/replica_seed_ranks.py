@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 PATCH = "verl-replica-seed"
 REPLICAS, ROWS, TOKENS, VOCABULARY = 4, 8, 6, 1000

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.verl.advantages import LENGTH, at_the_end, differences
 from tests.patches.verl.reinforce_plus_plus_turns_ranks import DTYPES, ENDS, ONE_TURN, TURNS
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 from tests.patches.verl.advantages import at_the_end, differences, estimate, lengths_as_mask
 
 CASES = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 PATCH = "verl-rollout-seed"
 TOKENS, VOCABULARY = 8, 1000

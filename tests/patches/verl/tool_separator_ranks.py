@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rlhf_patches.patches.verl import tool_separator
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import states
 
 PATCH = "verl-tool-separator"
 START, END, CLOSED, STOPPED = "<|im_start|>", "<|im_end|>", "<|end|>", "<|stop|>"

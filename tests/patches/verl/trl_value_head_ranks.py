@@ -23,7 +23,7 @@ from verl.models.transformers import monkey_patch
 from verl.utils import model as models
 
 import rlhf_patches
-from tests.harness import states
+from rlhf_patches.proving import states
 
 PATCH = "verl-trl-value-head"
 TOKENS = torch.arange(12).reshape(2, 6) % 7

@@ -21,7 +21,8 @@ import torch
 from omegaconf import OmegaConf
 
 from rlhf_patches.patches.verl import watched_rollouts
-from tests.harness import states, watched
+from rlhf_patches.proving import states
+from tests.harness import watched
 from tests.patches.verl import lora_buckets_ranks, merged_lora_ranks
 from tests.patches.verl.watch_rollouts_cases import NEWER, OLDER
 

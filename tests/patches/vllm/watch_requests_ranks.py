@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 from vllm.lora.request import LoRARequest
 
 from rlhf_patches.patches.vllm import watched_requests
-from tests.harness import states, vllm_on_cpu, watched
+from rlhf_patches.proving import states
+from tests.harness import vllm_on_cpu, watched
 from tests.patches.vllm.watch_requests_cases import CASES, Case
 
 NAME = "vllm-watch-requests"

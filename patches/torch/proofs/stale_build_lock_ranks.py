@@ -24,7 +24,7 @@ from torch.utils._filelock import FileLock
 
 import rlhf_patches
 from rlhf_patches.patches.torch import build_lock
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "torch-stale-build-lock"
 ENOUGH = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from openrlhf.models.utils import compute_approx_kl, masked_mean
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 DIFFERENCES = (0.0, 0.4, -0.4, 2.0, -2.0, -2.5, -3.0, 9.0, -9.0, -40.0, 95.0, -95.0, -30000.0)
 """Of log-probabilities, policy minus reference; float32's exponential overflows at 88.7."""

@@ -25,7 +25,7 @@ from torch.utils.data import SequentialSampler, default_collate
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import rlhf_patches
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME, ROUTERS = "transformers-accumulation-scale", "transformers-moe-aux-loss"
 RANKS, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))

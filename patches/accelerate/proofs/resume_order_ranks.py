@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "accelerate-resume-order"
 ROWS, SKIPPED, EPOCHS = 24, 2, 4

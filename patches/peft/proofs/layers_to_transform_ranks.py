@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "peft-layers-to-transform"
 EXPERTS = ["w1", "w2", "w3"]

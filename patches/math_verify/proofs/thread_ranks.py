@@ -19,7 +19,7 @@ import torch
 from math_verify import utils
 from math_verify.errors import TimeoutException
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "math-verify-thread"
 ANSWERS = [

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import rlhf_patches
+from .. import api
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,10 +29,10 @@ def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool 
         reverted: whether to observe that state as well: not where it costs much and another worker does.
     """
     found: dict[str, Any] = {"before": observe()}
-    row = rlhf_patches.apply(only=patch)[patch]
+    row = api.apply(only=patch)[patch]
     found.update(version=row.version, status=row.status.value)
     found["after"] = observe()
-    rlhf_patches.revert()
+    api.revert()
     if reverted:
         found["reverted"] = observe()
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 
-from tests.harness import small, states
+from rlhf_patches.patches.peft.proofs import small
+from rlhf_patches.proving import states
 
 NAME = "peft-adapter-freeze"
 LAYERS = ["up", "down"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from deepspeed.runtime import lr_schedules
 
-from tests.harness import states
+from rlhf_patches.proving import states
 
 NAME = "deepspeed-group-learning-rates"
 RATES, WARMUP, STEPS = (0.1, 0.004, 0.03), 4, 7

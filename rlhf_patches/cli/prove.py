@@ -1,0 +1,182 @@
+"""``prove``: each patch that applies here, on the frameworks that are installed here, without it and with it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from .. import settings
+from ..definitions import registry
+from ..definitions.listed import PATCH
+from ..definitions.status import PatchReport, Status, printable
+from ..offline import evaluate
+from ..proving import children, found
+from ..proving.children import NotTried
+from ..proving.found import Found
+from ..proving.proof import Row
+from . import output
+from .command_line import Commands, UsageError
+
+_QUICK = 20
+_HEADS = ("PATCH", "VERDICT", "RELEASE", "CASE", "WITHOUT", "WITH", "HELD AGAINST", "S")
+
+
+class _Outcome(NamedTuple):
+    """Of one case of a patch; ``row`` is None where it could not be tried, for ``reason``."""
+
+    patch: str
+    version: str | None
+    title: str
+    row: Row | None
+    seconds: float
+    reason: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.row is None:
+            return "not tried"
+        return "repaired" if self.row.repaired else "NOT repaired"
+
+    def cells(self) -> tuple[str, ...]:
+        row, version = self.row, printable(self.version or "-")
+        if row is None:
+            return (self.patch, self.verdict, version, self.title or "-", "-", "-", "-", f"{self.seconds:.0f}")
+        said = (row.without, row.after, row.verdict)
+        return (self.patch, self.verdict, row.release, self.title, *said, f"{self.seconds:.0f}")
+
+    def as_json(self) -> dict[str, object]:
+        row = self.row
+        return {
+            "patch": self.patch,
+            "verdict": self.verdict,
+            "release": row.release if row else self.version,
+            "case": row.case.words or row.case.title if row else self.title,
+            "without": row.words[0] if row else None,
+            "with": row.words[1] if row else None,
+            "held_against": row.words[2] if row else None,
+            "seconds": round(self.seconds, 1),
+            "reason": self.reason,
+        }
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    command = commands.add(
+        "prove",
+        _prove,
+        "try each patch that applies here on what is installed here: as released, then repaired, against a yardstick",
+        "rlhf-patches prove trl-grpo-dapo-scale",
+    )
+    command.add_argument("name", nargs="*", metavar="NAME", help="patches; all that apply here, if none is named")
+    command.add_argument("--json", action="store_true", help="in JSON, see docs/cli.md")
+    command.add_argument(
+        "--seconds",
+        type=float,
+        default=children.SECONDS,
+        metavar="N",
+        help="limit for each, by the clock (%(default)g)",
+    )
+    command.add_argument(
+        "--memory", type=float, default=children.MEMORY / 2**30, metavar="GIB", help="limit of a process (%(default)g)"
+    )
+
+
+def _prove(options: argparse.Namespace) -> int:
+    if options.seconds <= 0 or options.memory <= 0:
+        raise UsageError("--seconds and --memory are limits: expected numbers above 0")
+    registered, failures = registry.load()
+    by_name = {item.patch.name: item.patch for item in registered}
+    for name in options.name:
+        if name not in by_name:
+            raise UsageError(f"{name!r} is no patch{settings.nearest(name, list(by_name))}{registry.hint(failures)}")
+    chosen = [item for item in registered if item.patch.name in options.name or not options.name]
+    report = evaluate.inspect(chosen)
+    outcomes: list[_Outcome] = []
+    runs: list[tuple[PatchReport, Found]] = []
+    without_proof = 0
+    for row in report:
+        why = "" if row.status is Status.APPLIES and row.kind == PATCH else _why_not(row)
+        proof = None if why else found.proof_of(by_name[row.name])
+        if proof is not None and not (missing := found.missing(proof.proof.needs)):
+            runs.append((row, proof))
+        elif proof is not None:
+            why = f"it needs {', '.join(missing)}, not installed here"
+        elif not why:
+            without_proof += 1
+            why = "it has no proof: its page says how it was proven"
+        if why and options.name:
+            outcomes.append(_Outcome(row.name, row.version, "", None, 0.0, why))
+    runs.sort(key=lambda run: (run[1].proof.seconds > _QUICK, run[1].proof.seconds))
+    memory = int(options.memory * 2**30)
+    with _bar(len(runs)) as advance:
+        for row, proof in runs:
+            advance(row.name)
+            outcomes += _outcomes(row, proof, options.seconds, memory)
+    _tell(outcomes, options, without_proof)
+    output.complain_of_plugins(failures)
+    verdicts = {outcome.verdict for outcome in outcomes}
+    return 1 if "NOT repaired" in verdicts else 2 if "not tried" in verdicts or not outcomes else 0
+
+
+def _why_not(row: PatchReport) -> str:
+    if row.kind != PATCH:
+        return f"it is {'an' if row.kind[0] in 'aeiou' else 'a'} {row.kind}, which changes nothing"
+    return f"{row.status.value}: {row.why}"
+
+
+def _outcomes(row: PatchReport, proof: Found, seconds: float, memory: int) -> Iterator[_Outcome]:
+    """Of each case of this patch."""
+    started = time.monotonic()
+    try:
+        rows = list(proof.proof.rows(children.run(proof, seconds=seconds, memory=memory)))
+    except NotTried as error:
+        yield _Outcome(row.name, row.version, "", None, time.monotonic() - started, str(error))
+        return
+    took = time.monotonic() - started
+    for each in rows:
+        if each.case.patch == row.name:
+            yield _Outcome(row.name, row.version, each.case.title, each, took)
+
+
+def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_proof: int) -> None:
+    if options.json:
+        print(json.dumps([outcome.as_json() for outcome in outcomes], indent=2))
+        return
+    if outcomes:
+        below = [[printable(outcome.reason)] if outcome.reason else [] for outcome in outcomes]
+        output.print_table(_HEADS, [outcome.cells() for outcome in outcomes], below)
+        print()
+    counts = {
+        name: sum(each.verdict == name for each in outcomes) for name in ("repaired", "NOT repaired", "not tried")
+    }
+    said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    cases = f"{len(outcomes)} case{'s' * (len(outcomes) != 1)}"
+    output.say(f"{cases}: {said}" if said else "no patch that applies here has a proof", style="bold")
+    if without_proof and not options.name:
+        output.say(f"{without_proof} patches that apply here have no proof; their pages say how they were proven")
+
+
+@contextlib.contextmanager
+def _bar(count: int) -> Iterator[Callable[[str], None]]:
+    """On a terminal, which proof runs; what is piped has the table alone."""
+    if not sys.stderr.isatty() or not count:
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task, begun = progress.add_task("", total=count), 0
+
+        def advance(name: str) -> None:
+            nonlocal begun
+            progress.update(task, completed=begun, description=name)
+            begun += 1
+
+        yield advance

@@ -1,0 +1,160 @@
+"""A proof's ranks: processes of this interpreter, on the CPU, with limits, that leave nothing behind.
+
+They get no setting of rlhf_patches but their own, no GPU and no network of Hugging Face, and write their caches into a
+temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import settings
+from .found import Found
+from .proof import Reports
+
+RANK = Path(__file__).with_name("rank.py")
+SECONDS = 300
+"""By the clock: a proof takes a few, and most of them to load the framework from a slow disk."""
+MEMORY = 6 * 2**30
+"""Resident bytes of a rank, with what it has started: a framework takes one or two GiB."""
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class NotTried(Exception):
+    """A proof could not be run to its end; the message says why."""
+
+
+def run(found: Found, *, seconds: float = SECONDS, memory: int = MEMORY) -> Reports:
+    """Run a proof; returns each rank's report.
+
+    Args:
+        found: the proof and its worker.
+        seconds: by the clock, after which all ranks are killed.
+        memory: resident bytes of a rank above which they are.
+
+    Raises:
+        NotTried: a rank has failed, or went beyond a limit.
+    """
+    proof = found.proof
+    with tempfile.TemporaryDirectory(prefix="rlhf-patches-prove-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        command = [sys.executable, str(RANK), found.worker, "--out", name, *proof.arguments]
+        environment = {**_environment(folder), **dict(proof.settings), "WORLD_SIZE": str(proof.ranks)}
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(proof.ranks):
+                with open(folder / f"rank{rank}.log", "wb") as log:
+                    # A session each: what a rank has started ends with it.
+                    ranks.append(
+                        subprocess.Popen(
+                            command,
+                            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                            cwd=name,
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                            start_new_session=True,
+                        )
+                    )
+            _wait(ranks, folder, time.monotonic() + seconds, seconds, memory)
+        finally:
+            for process in ranks:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        try:
+            return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(proof.ranks)]
+        except (OSError, ValueError) as error:
+            raise NotTried(f"{found.worker} has left no report: {error}") from error
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith((settings.PREFIX, "TORCHELASTIC_")) and name not in _LAUNCHERS
+    }
+    caches = ("HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "MPLCONFIGDIR")
+    if kept.get("PYTHONPATH"):  # relative to the user's folder
+        kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, kept["PYTHONPATH"].split(os.pathsep)))
+    return {
+        **kept,
+        **{name: str(folder / name.lower()) for name in (*caches, "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")},
+        "TMPDIR": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
+
+
+def _free_port() -> int:
+    """One that was free a moment ago."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, until: float, seconds: float, memory: int) -> None:
+    pause = 0.02
+    while True:
+        ended = [process.poll() for process in ranks]
+        for rank, status in enumerate(ended):
+            if status:
+                raise NotTried(f"rank {rank} {_how(status)}: {_last(folder / f'rank{rank}.log')}")
+        if None not in ended:
+            return
+        if time.monotonic() > until:
+            raise NotTried(f"it was not done after {seconds:g} seconds, the limit (--seconds)")
+        for process in ranks:
+            if _resident(process.pid) > memory:
+                raise NotTried(f"a rank took more than {memory / 2**30:g} GiB, the limit (--memory)")
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.2)
+
+
+def _how(status: int) -> str:
+    return f"ended with status {status}" if status > 0 else f"died by {signal.Signals(-status).name}"
+
+
+def _last(log: Path) -> str:
+    """The end of what a rank has written: its error, where that is Python's."""
+    lines = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it wrote nothing"
+
+
+def _resident(session: int) -> int:
+    """Bytes of the processes of a session (Linux; elsewhere 0)."""
+    total = 0
+    for entry in _processes():
+        try:
+            fields = Path(entry, "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                total += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError, IndexError):
+            continue
+    return total
+
+
+def _processes() -> Iterator[str]:
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    yield from (f"/proc/{name}" for name in names if name.isdigit())

@@ -1,0 +1,39 @@
+"""What one process of a proof runs: ``rank.py WORKER ARGUMENTS``, the function ``main`` of the module WORKER.
+
+It is started as a file: ``-m`` would put the user's folder first on sys.path, whatever that has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import traceback
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    sys.path.pop(0)  # this folder
+    if sys.platform == "linux":  # whatever becomes of the command, this does not outlive it
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.argv.pop(0)
+    status = 0
+    try:
+        importlib.import_module(sys.argv[0]).main()
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # After a failure gloo may be within a collective, whose threads abort a process that shuts down.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

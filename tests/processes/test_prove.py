@@ -1,0 +1,273 @@
+"""``prove``: a proof's ranks in processes of their own, with limits, of which nothing is left; by a plugin's proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+NAME = "toy-sum"
+PLUGIN = """
+from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
+
+def patch(name, function):
+    return Patch(
+        name=name, summary="s", symptom="s", cause="c", repair="r", references=("r",), retire="r",
+        variants=(Variant(Guard("toyframework", ">=1"), (Rewrite(f"toyframework:{function}", "$A - $B", "$A + $B"),)),),
+    )
+"""
+OWN = "from toyplugin.base import patch\nPATCH = patch({!r}, {!r})\n"
+PROOF = """
+from rlhf_patches.proving.proof import Case, Proof, Row
+
+CASE = Case("toyframework", "toy-sum", "two numbers", "the sum of two numbers")
+
+def rows(reports):
+    assert len(reports) == RANKS
+    for report in reports[:1]:
+        before, after, right = report["before"], report["after"], report["right"]
+        said = str(before), str(after), f"sum {right}"
+        yield Row(CASE, report["version"], *said, after == right != before, said)
+
+RANKS = 2
+PROOF = Proof((CASE,), rows, ranks=RANKS)
+"""
+WORKER = """
+import json, os, sys, time
+from pathlib import Path
+from rlhf_patches.proving import states
+
+def main():
+    options = states.parser().parse_args()
+    notes = Path(os.environ["TOY_NOTES"])
+    (notes / f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
+    ours = [name for name in os.environ if name.startswith("RLHF_PATCHES_")]
+    (notes / f"seen{os.environ['RANK']}").write_text(json.dumps([sys.path[0], os.getcwd(), ours]))
+    kind = os.environ.get("TOY_KIND")
+    if kind == "fails":
+        raise KeyError("what is wrong")
+    if kind == "says nothing":
+        return
+    if kind == "hangs":
+        time.sleep(600)
+    if kind == "grows":
+        kept = bytearray(os.urandom(2**20)) * 400
+        time.sleep(600)
+    from toyframework import add
+    states.report("toy-sum", lambda: add(2, 3), options.out)
+    file = options.out / f"rank{os.environ['RANK']}.json"
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps({**report, "right": 6 if kind == "another sum" else 5}))
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder with a framework, and a plugin for it with three patches, of which two have a proof."""
+    folder = tmp_path / "site"
+    files = {
+        "toyframework/__init__.py": "def add(a, b):\n    return a - b\n\ndef sum(a, b):\n    return a - b\n",
+        "toyframework-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toyframework\nVersion: 1.0\n",
+        "toyframework-1.0.dist-info/RECORD": "toyframework/__init__.py,,\n",
+        "toyplugin/__init__.py": "from rlhf_patches import hookimpl\nfrom toyplugin import another, more, sum\n"
+        "@hookimpl\ndef rlhf_patches():\n    return [sum.PATCH, more.PATCH, another.PATCH]\n",
+        "toyplugin/base.py": PLUGIN,
+        "toyplugin/sum.py": OWN.format("toy-sum", "add"),
+        "toyplugin/more.py": OWN.format("toy-more", "sum"),
+        "toyplugin/another.py": OWN.format("toy-another", "gone").replace(">=1", ""),
+        "toyplugin/proofs/__init__.py": "",
+        "toyplugin/proofs/sum.py": PROOF,
+        "toyplugin/proofs/sum_ranks.py": WORKER,
+        "toyplugin-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toyplugin\nVersion: 1.0\n",
+        "toyplugin-1.0.dist-info/entry_points.txt": "[rlhf_patches]\ntoy = toyplugin\n",
+    }
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+def command(site, *arguments):
+    return [sys.executable, "-m", "rlhf_patches", "prove", *arguments]
+
+
+def environment(site, **settings):
+    home = site.parent / "home"
+    notes = site.parent / "notes"
+    home.mkdir(exist_ok=True)
+    notes.mkdir(exist_ok=True)
+    given = {"PYTHONPATH": str(site), "HOME": str(home), "TOY_NOTES": str(notes), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **given, **settings}
+
+
+@pytest.fixture
+def prove(site):
+    """Runs the command in an empty folder; returns status, standard output and error."""
+
+    def run(*arguments, **settings):
+        done = subprocess.run(
+            command(site, *arguments),
+            env=environment(site, **settings),
+            cwd=site.parent / "home",
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    (site.parent / "home").mkdir()
+    return run
+
+
+def test_without_it_with_it_and_what_it_is_held_against(prove, site):
+    status, said, complained = prove(NAME)
+    assert (status, complained) == (0, "")
+    lines = [line.split() for line in said.splitlines()]
+    assert lines[0][:2] == ["PATCH", "VERDICT"]
+    assert lines[1][:-1] == [NAME, "repaired", "1.0", "two", "numbers", "-1", "5", "sum", "5"]
+    assert said.endswith("1 case: 1 repaired\n")
+
+
+def test_as_json(prove):
+    status, said, _ = prove(NAME, "--json")
+    (row,) = json.loads(said)
+    assert row.pop("seconds") > 0
+    assert (status, row) == (
+        0,
+        {
+            "patch": NAME,
+            "verdict": "repaired",
+            "release": "1.0",
+            "case": "the sum of two numbers",
+            "without": "-1",
+            "with": "5",
+            "held_against": "sum 5",
+            "reason": "",
+        },
+    )
+
+
+def test_what_is_not_repaired(prove):
+    status, said, _ = prove(NAME, TOY_KIND="another sum")
+    assert status == 1
+    assert "NOT repaired" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("fails", (), "rank 0 ended with status 1: KeyError: 'what is wrong'"),
+        ("says nothing", (), "has left no report"),
+        ("hangs", ("--seconds", "3"), "it was not done after 3 seconds, the limit (--seconds)"),
+        pytest.param(
+            *("grows", ("--memory", "0.3"), "a rank took more than 0.3 GiB, the limit (--memory)"),
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="memory is read in /proc"),
+        ),
+    ],
+)
+def test_what_could_not_be_tried(prove, site, kind, options, reason):
+    status, said, _ = prove(NAME, *options, TOY_KIND=kind)
+    assert status == 2
+    assert "not tried" in said
+    assert reason in " ".join(said.split()).replace("rank 1 ended", "rank 0 ended")
+    assert not any(map(alive, pids(site)))
+
+
+def test_by_default_all_that_apply_here(prove):
+    status, said, _ = prove()
+    assert NAME in said
+    assert "toy-more" not in said
+    assert "patches that apply here have no proof; their pages say how they were proven" in said
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("toy-more", "it has no proof: its page says how it was proven"),
+        ("toy-another", "refused: "),
+        ("trl-grpo-dapo-scale", "absent"),
+    ],
+)
+def test_a_name_that_cannot_be_tried(prove, name, reason):
+    status, said, _ = prove(name)
+    assert status == 2
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("toy-sun",), "'toy-sun' is no patch; did you mean 'toy-sum'?"),
+        (("--seconds", "0"), "--seconds and --memory are limits: expected numbers above 0"),
+        (("--memory", "-1", NAME), "--seconds and --memory are limits: expected numbers above 0"),
+        (("--seconds", "soon"), "invalid float value: 'soon'"),
+    ],
+)
+def test_wrong_input(prove, arguments, message):
+    status, said, complained = prove(*arguments)
+    assert (status, said) == (2, "")
+    assert message in " ".join(complained.split())
+
+
+def test_a_proof_that_is_none(prove, site):
+    (site / "toyplugin" / "proofs" / "sum.py").write_text("PROOF = 1\n")
+    status, _, complained = prove(NAME)
+    assert status == 2
+    assert "toyplugin.proofs.sum.PROOF is 1: expected a Proof with a case of toy-sum" in " ".join(complained.split())
+
+
+def test_ranks_have_their_own_settings_and_leave_nothing_behind(prove, site):
+    """A user's site hook would have patched the framework before it was looked at as released."""
+    status, _, _ = prove(NAME, RLHF_PATCHES_LOG="off", RLHF_PATCHES_REPORT=str(site.parent / "report"), RANK="7")
+    assert status == 0
+    for rank in range(2):
+        first, folder, ours = json.loads((site.parent / "notes" / f"seen{rank}").read_text())
+        assert first == str(site), "neither the folder that it is started in nor that of its own file"
+        assert (Path(folder).exists(), ours) == (False, [])
+    assert list((site.parent / "home").iterdir()) == []
+    assert not (site.parent / "report").exists()
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
+def test_what_ends_the_command_ends_its_ranks(site, sent, status):
+    if sys.platform != "linux" and sent != signal.SIGINT:
+        pytest.skip("a rank is told of its parent's end on Linux")
+    settings = environment(site, TOY_KIND="hangs")
+    process = subprocess.Popen(command(site, NAME), env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        until = time.monotonic() + 60
+        while len(pids(site)) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        ranks = pids(site)
+        assert len(ranks) == 2
+        assert all(map(alive, ranks))
+        process.send_signal(sent)
+        assert process.wait(30) == status
+        until = time.monotonic() + 10
+        while any(map(alive, ranks)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not any(map(alive, ranks))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def pids(site):
+    """Those that have been noted whole."""
+    texts = [file.read_text() for file in (site.parent / "notes").glob("pid*")]
+    return [int(text) for text in texts if text]
+
+
+def alive(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
