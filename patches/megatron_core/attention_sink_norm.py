@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
@@ -18,7 +19,18 @@ def mark(attention: Any) -> None:
         sinks.partition_stride = 1  # writes: the same
 
 
-_MARK = {"MARK": f"{__name__}:{mark.__name__}"}
+def marking(attention: Any, init: Callable[..., None]) -> Callable[..., None]:
+    """``__init__`` of TransformerEngine's attention, which makes the sinks; they are marked after it."""
+
+    def made(*args: Any, **kwargs: Any) -> None:
+        init(*args, **kwargs)
+        mark(attention)
+
+    return made
+
+
+#: As PR #7530 does it, which requires that nothing is marked.
+_MARKED = ("tensor_parallel.set_tensor_model_parallel_attributes($$$)", "set_tensor_model_parallel_attributes($$$)")
 
 PATCH = Patch(
     name="megatron-core-attention-sink-norm",
@@ -59,13 +71,16 @@ first step. Where the norm stays below, nothing changes but what is logged.""",
                     target="megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
                     pattern='self.register_parameter("softmax_offset", $SINKS)',
                     replacement='(self.register_parameter("softmax_offset", $SINKS), $MARK(self))',
-                    uses=_MARK,
+                    unless=_MARKED,
+                    uses={"MARK": f"{__name__}:{mark.__name__}"},
                 ),
                 Rewrite(
                     target="megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__",
-                    pattern="super().__init__($$$ARGUMENTS)",
-                    replacement="(super().__init__($$$ARGUMENTS), $MARK(self))",
-                    uses=_MARK,
+                    pattern="super().__init__",
+                    replacement="$MARKING(self, super().__init__)",
+                    alongside=('extra_kwargs["softmax_type"] = self.config.softmax_type',),
+                    unless=("self.softmax_offset", *_MARKED),
+                    uses={"MARKING": f"{__name__}:{marking.__name__}"},
                 ),
             ),
             independent=True,

@@ -5,8 +5,12 @@ The norm is held against float64 over the whole model. Tolerance: float32, some 
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 
+from tests.harness import look_alikes
 from tests.harness.warm import megatron_with_transformer_engine
 
 WORKER = "tests.patches.megatron_core.transformer_engine_norms_ranks"
@@ -57,3 +61,34 @@ def test_it_marks_divided_sinks_alone(reports):
         assert len(sinks) == 2  # megatron-core's own attention and TransformerEngine's
         assert after["TP 2"]["marks"] == {**before["TP 2"]["marks"], **dict.fromkeys(sinks, MARKED)}
         assert report["reverted"]["TP 2"]["marks"] == before["TP 2"]["marks"]
+
+
+MARKS = "set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)\n"
+NATIVE = (
+    "                self.softmax_offset = config.init_method(self.softmax_offset)\n",
+    f"            tensor_parallel.{MARKS}",
+)
+TRANSFORMER_ENGINE = (
+    "            layer_number=layer_number,\n            **extra_kwargs,\n        )\n",
+    f"        {MARKS}",
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "where", "status"),
+    [
+        ("0.16.1", NATIVE, "refused"),
+        ("0.16.1", TRANSFORMER_ENGINE, "refused"),
+        (None, NATIVE, "refused"),
+        ("0.15.0rc3", ("", ""), "unaffected"),
+    ],
+)
+def test_it_keeps_away_from_sinks_that_are_marked(tmp_path, version, where, status):
+    """As PR #7530 marks them: its function requires that nothing has."""
+
+    def edit(text: str) -> str:
+        return text.replace(where[0], "".join(where)) if where[0] else text
+
+    (folder,) = importlib.util.find_spec("megatron").submodule_search_locations
+    row = look_alikes.checked_copy(tmp_path, Path(folder).parent, PATCH, version=version, edit=edit)
+    assert row["status"] == status, row

@@ -46,6 +46,8 @@ def layers(kind: str, config: Any, experts: int) -> torch.nn.ModuleDict:
     if kind == "sinks":
         kinds = {"sinks": DotProductAttention, "sinks_te": transformer_engine.TEDotProductAttention}
         attentions = {name: make(config, 1, AttnMaskType.causal, "self") for name, make in kinds.items()}
+        for sinks in attentions["sinks_te"].parameters():
+            torch.nn.init.zeros_(sinks)  # a checkpoint's, or its caller's: TransformerEngine leaves what was in memory
         return torch.nn.ModuleDict({"divided": divided, **attentions})
     initial["bias"] = config.add_bias_linear
     if kind == "duplicated":
@@ -130,7 +132,9 @@ def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") ->
     squares = {places[name]: float(one.double().square().sum()) for name, one in gradients.items()}
     torch.distributed.all_gather_object(everywhere, squares)
     exact = sum({place: square for rank in everywhere for place, square in rank.items()}.values()) ** 0.5
-    found = {"norm": float(norm), "exact": exact, "marks": marked}
+    found = {"norm": float(norm), "exact": exact}
+    if kind == "sinks":
+        found["marks"] = marked
     if not distributed:
         scale = RATE * min(1.0, CLIP / exact)
         moved = {name: before[name] - scale * gradients[name].double() for name in parameters}
