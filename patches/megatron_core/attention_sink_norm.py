@@ -36,7 +36,7 @@ PATCH = Patch(
     name="megatron-core-attention-sink-norm",
     summary="attention sinks of all tensor-parallel ranks count in the norm of the gradient",
     harm="wrong gradient",
-    bug="learnable attention sinks of all tensor-parallel ranks but the first are missing from the norm of the gradient",
+    bug="attention sinks of all tensor-parallel ranks but the first are missing from the norm of the gradient",
     when='softmax_type="learnable" (gpt-oss) and tensor_model_parallel_size above 1',
     never_with=("tensor_model_parallel_size=1",),
     symptom="""\
@@ -64,7 +64,8 @@ first step. Where the norm stays below, nothing changes but what is logged.""",
     ),
     variants=(
         Variant(
-            # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
+            # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was
+            # core_v0.19.0.
             Guard("megatron-core", ">=0.15.0rc4,<=0.20.0"),
             (
                 Rewrite(

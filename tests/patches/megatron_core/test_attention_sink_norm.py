@@ -79,7 +79,7 @@ TRANSFORMER_ENGINE = (
     [
         ("0.16.1", NATIVE, "refused"),
         ("0.16.1", TRANSFORMER_ENGINE, "refused"),
-        (None, NATIVE, "refused"),
+        (None, NATIVE, "unaffected"),
         ("0.15.0rc3", ("", ""), "unaffected"),
     ],
 )
