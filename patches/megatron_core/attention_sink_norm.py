@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Beside, Guard, Patch, Rewrite, Variant
 
 
 def mark(attention: Any) -> None:
@@ -50,7 +50,8 @@ and neither class marks this one: it is taken for a copy of the first rank's."""
     repair="""\
 Both classes mark the sinks of a layer that is divided while it is made, with the dimension in which they are divided,
 as Megatron's linear layers mark their weights. A layer whose heads all are on one rank stays as it is, and so does one
-with another `softmax_type`. A model that was built before the patch was applied keeps its norm.
+with another `softmax_type`. A model that was built before the patch was applied keeps its norm, and so does one
+where TransformerEngine is not installed, without which megatron-core has only one of the two classes.
 
 What else reads the mark takes the sinks for what they are: the norm of the parameters, the count of zeros, and
 megatron-core's resharding, for which they were a copy on each rank. Checkpoints do not read it.""",
@@ -66,7 +67,7 @@ first step. Where the norm stays below, nothing changes but what is logged.""",
         Variant(
             # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was
             # core_v0.19.0.
-            Guard("megatron-core", ">=0.15.0rc4,<=0.20.0"),
+            Guard("megatron-core", ">=0.15.0rc4,<=0.20.0", beside=Beside("transformer-engine", ">=1.0")),
             (
                 Rewrite(
                     target="megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
