@@ -10,7 +10,7 @@ from rlhf_patches import Beside, Guard, Patch, Rewrite, Variant
 
 def mark(attention: Any) -> None:
     """Mark an attention's learnable sinks as divided over tensor-parallel ranks, where they are."""
-    sinks = dict(attention.named_parameters(recurse=False)).get("softmax_offset")
+    sinks: Any = dict(attention.named_parameters(recurse=False)).get("softmax_offset")
     divided = sinks is not None and sinks.numel() < attention.config.num_attention_heads
     if divided and not hasattr(sinks, "tensor_model_parallel"):
         sinks.tensor_model_parallel = True  # writes: while the layer is made
