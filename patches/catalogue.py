@@ -66,6 +66,9 @@ LISTED = (
     Listed('megatron-bridge-no-sync-reentry', 'rlhf_patches.patches.megatron_bridge.no_sync_reentry:PATCH', (
         ListedVariant(distribution='megatron-bridge', versions='>=0.1.0a0,<=0.6.2', modules=('megatron.bridge.training.setup',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),
+    Listed('megatron-core-attention-sink-norm', 'rlhf_patches.patches.megatron_core.attention_sink_norm:PATCH', (
+        ListedVariant(distribution='megatron-core', versions='>=0.15.0rc4,<=0.20.0', modules=('megatron.core.transformer.dot_product_attention', 'megatron.core.extensions.transformer_engine'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=ListedBeside(distribution='transformer-engine', versions='>=1.0', package='transformer_engine')),
+    ), "Since megatron-core 0.15.0 `grad_norm` lacked (TP - 1)/TP of the sinks' squares. A run whose norms are above `clip_grad`\ntakes smaller steps now: to go on as before, multiply its `clip_grad` by the factor by which `grad_norm` grows at the\nfirst step. Where the norm stays below, nothing changes but what is logged."),
     Listed('megatron-core-cross-entropy-in-place', 'rlhf_patches.patches.megatron_core.cross_entropy_in_place:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.8.0,<=0.20.0', modules=('megatron.core.tensor_parallel.cross_entropy', 'megatron.core.fusions.fused_cross_entropy'), independent=True, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), None),

@@ -38,6 +38,13 @@ DUPLICATED = Case(
     "norm of a gradient, TP 2, with a layer that is not divided",
 )
 
+SINKS = Case(
+    "megatron-core",
+    "megatron-core-attention-sink-norm",
+    "norm with attention sinks",
+    "norm of a gradient, TP 2, with learnable attention sinks of both kinds of attention",
+)
+
 RESUMED = "tests.patches.megatron_core.resume_groups_ranks"
 GROUPS_RESUMED = Case(
     "megatron-core",
@@ -232,6 +239,7 @@ GROUPS = (
     Group((MEMORY,), memory),
     Group((EXPERTS,), norm(EXPERTS, "TP 2, EP 2")),
     Group((DUPLICATED,), norm(DUPLICATED, "TP 2")),
+    Group((SINKS,), norm(SINKS, "TP 2")),
     Group((GROUPS_RESUMED,), resumed),
     Group((OFFLOADED,), offloaded),
     Group((RESHARDED,), resharded),

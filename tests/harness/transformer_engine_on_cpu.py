@@ -77,6 +77,7 @@ def install_modules() -> ModuleType:
         core: Any = _Core(name)
         core.__path__ = []
         sys.modules[name] = core
+    sys.modules[CORE[0]].get_cudnn_version = lambda: 91000  # type: ignore[attr-defined]  # asked where attention is made
     cuda: Any = torch.cuda
     cuda.is_available = lambda: True
     cuda.get_device_properties = lambda *_: SimpleNamespace(major=9, minor=0)

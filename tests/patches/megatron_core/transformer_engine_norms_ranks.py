@@ -17,6 +17,8 @@ from megatron.core.extensions import transformer_engine
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlhf_patches.proving import states
@@ -30,13 +32,23 @@ LAYOUTS = {
     "EP 2": (1, 2, 1),
     "DP 2": (1, 1, 1),
 }
-NAMES = {"megatron-core-duplicated-norm": "duplicated", "megatron-core-grouped-experts-norm": "experts"}
+NAMES = {
+    "megatron-core-attention-sink-norm": "sinks",
+    "megatron-core-duplicated-norm": "duplicated",
+    "megatron-core-grouped-experts-norm": "experts",
+}
 
 
 def layers(kind: str, config: Any, experts: int) -> torch.nn.ModuleDict:
-    """A native layer that is divided, and TransformerEngine's of this kind, with biases."""
+    """A native layer that is divided, and TransformerEngine's of this kind, with biases; of attention both."""
     initial: Any = {"init_method": torch.nn.init.normal_, "config": config, "skip_bias_add": False}
     divided = ColumnParallelLinear(HIDDEN, HIDDEN, bias=True, **initial)
+    if kind == "sinks":
+        kinds = {"sinks": DotProductAttention, "sinks_te": transformer_engine.TEDotProductAttention}
+        attentions = {name: make(config, 1, AttnMaskType.causal, "self") for name, make in kinds.items()}
+        for sinks in attentions["sinks_te"].parameters():
+            torch.nn.init.zeros_(sinks)  # a checkpoint's, or its caller's: TransformerEngine leaves what was in memory
+        return torch.nn.ModuleDict({"divided": divided, **attentions})
     initial["bias"] = config.add_bias_linear
     if kind == "duplicated":
         more: Any = {"skip_weight_param_allocation": False}
@@ -51,7 +63,7 @@ def place(name: str, layout: str) -> str:
     """What tells a parameter of this rank from all others of the whole model; equal where ranks have the same one."""
     tensor, expert, expert_tensor = LAYOUTS[layout]
     rank = torch.distributed.get_rank()
-    if name.startswith("divided"):
+    if name.startswith(("divided", "sinks")):
         return f"{name} of {rank if tensor > 1 else 0}"
     if name.startswith("whole"):
         return name
@@ -63,7 +75,16 @@ def gradient(where: str, shape: torch.Size) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float32)
 
 
-def step(kind: str, layout: str, distributed: bool) -> dict[str, Any]:
+def marks(model: torch.nn.Module) -> dict[str, Any]:
+    """What is said of each parameter's division over tensor-parallel ranks."""
+    names = ("tensor_model_parallel", "partition_dim", "partition_stride")
+    return {
+        name: {mark: getattr(parameter, mark) for mark in names if hasattr(parameter, mark)}
+        for name, parameter in model.named_parameters()
+    }
+
+
+def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") -> dict[str, Any]:
     """One step of SGD; the numbers of the whole model come from all ranks, by hand."""
     tensor, expert, expert_tensor = LAYOUTS[layout]
     sizes = {
@@ -77,7 +98,8 @@ def step(kind: str, layout: str, distributed: bool) -> dict[str, Any]:
     config = TransformerConfig(
         num_layers=1,
         hidden_size=HIDDEN,
-        num_attention_heads=2,
+        num_attention_heads=8,
+        softmax_type=softmax,
         num_moe_experts=EXPERTS if kind == "experts" else None,
         moe_ffn_hidden_size=16 if kind == "experts" else None,
         sequence_parallel=tensor > 1,
@@ -86,6 +108,7 @@ def step(kind: str, layout: str, distributed: bool) -> dict[str, Any]:
         **sizes,
     )
     model = layers(kind, config, EXPERTS // expert)
+    marked = marks(model)
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed)
     chunk = DistributedDataParallel(config, ddp, model)
     settings: dict[str, Any] = {
@@ -110,6 +133,8 @@ def step(kind: str, layout: str, distributed: bool) -> dict[str, Any]:
     torch.distributed.all_gather_object(everywhere, squares)
     exact = sum({place: square for rank in everywhere for place, square in rank.items()}.values()) ** 0.5
     found = {"norm": float(norm), "exact": exact}
+    if kind == "sinks":
+        found["marks"] = marked
     if not distributed:
         scale = RATE * min(1.0, CLIP / exact)
         moved = {name: before[name] - scale * gradients[name].double() for name in parameters}
@@ -125,11 +150,14 @@ def main() -> None:
     kind = NAMES[options.patch]
 
     def observe() -> dict[str, Any]:
-        return {
-            f"{layout}{', distributed' * distributed}": step(kind, layout, distributed)
+        softmax = "learnable" if kind == "sinks" else "vanilla"
+        found = {
+            f"{layout}{', distributed' * distributed}": step(kind, layout, distributed, softmax)
             for layout, sizes in LAYOUTS.items()
             if kind == "experts" or sizes[1:] == (1, sizes[0])
             for distributed in (False, True)
         }
+        others = ("off-by-one", "vanilla") if kind == "sinks" else ()
+        return {**found, **{f"TP 2, {other}": step(kind, "TP 2", False, other) for other in others}}
 
     states.report(options.patch, observe, options.out)
