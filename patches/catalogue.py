@@ -91,7 +91,7 @@ LISTED = (
         ListedVariant(distribution='megatron-core', versions='>=0.14.0,<0.16.0', modules=('megatron.core.pipeline_parallel.schedules',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), "Since megatron-core 0.8.0, with context parallelism, a mixture's auxiliary losses had 1 / CP of the weight that was set.\nWith the patch they have all of it. A run that was tuned with it has the balance that it had with coefficients divided\nby CP."),
     Listed('megatron-core-moe-auxiliary-global', 'rlhf_patches.patches.megatron_core.moe_auxiliary_global:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.15.0,<0.16.0', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
+        ListedVariant(distribution='megatron-core', versions='>=0.15.0rc3,<0.16.0', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
         ListedVariant(distribution='megatron-core', versions='>=0.16.0,<=0.20.0', modules=('megatron.core.transformer.moe.router',), independent=False, rewrites=True, may_be_missing=None, is_advice=False, beside=None),
     ), 'Since megatron-core 0.15.0 `global_aux_loss` had 1 / DP of the weight that was set; all other gradients were right.\nWith the patch it has all of it. A run that was tuned without it has the balance that it had with the coefficient\ndivided by the number of data-parallel ranks.'),
     Listed('megatron-core-moe-auxiliary-padding', 'rlhf_patches.patches.megatron_core.moe_auxiliary_padding:PATCH', (
