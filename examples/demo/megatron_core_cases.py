@@ -85,6 +85,12 @@ BALANCE_OF_MASK = Case(
     "experts, per token, a mask",
     "the same with a padding mask",
 )
+BALANCE_OF_ALL = Case(
+    "megatron-core",
+    "megatron-core-moe-auxiliary-global",
+    "experts, all ranks, DP 2",
+    "global load balancing loss, data parallel 2: its gradient",
+)
 BALANCE_OF_PARTS = Case(
     "megatron-core",
     "megatron-core-moe-auxiliary-context",
@@ -213,16 +219,17 @@ def counted(runner: Runner) -> Iterator[Row]:
 
 def balance(runner: Runner) -> Iterator[Row]:
     """How much of the gradient in float64 on one rank each router has."""
-    (right,) = runner.forked(MOE, "aux/2", "aux/2/pad", levels=MEGATRON, ranks=1)
+    (right,) = runner.forked(MOE, "aux/2", "aux/2/pad", "global/2", levels=MEGATRON, ranks=1)
     older, newer = megatron("megatron-0.15"), megatron("megatron-0.19")
-    for case, sizes, kind, wrong, levels in (
-        (BALANCE, ("--tp", "2"), "aux/token/2", 0.5, MEGATRON),
-        (BALANCE_OF_MASK, ("--tp", "2"), "aux/token/2/pad", 2.0, newer),
-        (BALANCE_OF_PARTS, ("--cp", "2"), "aux/mean/2", 0.5, older),
+    for case, sizes, kind, of, wrong, levels in (
+        (BALANCE, ("--tp", "2"), "aux/token/2", "aux/2", 0.5, MEGATRON),
+        (BALANCE_OF_MASK, ("--tp", "2"), "aux/token/2/pad", "aux/2/pad", 2.0, newer),
+        (BALANCE_OF_ALL, (), "global/mean/1", "global/2", 0.5, MEGATRON),
+        (BALANCE_OF_PARTS, ("--cp", "2"), "aux/mean/2", "aux/2", 0.5, older),
     ):
         reports = runner.forked(MOE, "--patch", case.patch, *sizes, kind, levels=levels)
         found = [reports[0][state][kind] for state in ("before", "after")]
-        parts = [part(right["aux/2/pad" if kind.endswith("pad") else "aux/2"], one) for one in found]
+        parts = [part(right[of], one) for one in found]
         said = [f"{one:.3f} x" for one in parts]
         repaired = abs(parts[0] - wrong) < 1e-5 and abs(parts[1] - 1) < 1e-5
         yield Row(case, reports[0]["version"], *said, "float64", repaired, (*said, "float64 on one rank"))
@@ -244,6 +251,6 @@ GROUPS = (
     Group((OFFLOADED,), offloaded),
     Group((RESHARDED,), resharded),
     Group((COUNTED,), counted),
-    Group((BALANCE, BALANCE_OF_MASK, BALANCE_OF_PARTS), balance),
+    Group((BALANCE, BALANCE_OF_MASK, BALANCE_OF_ALL, BALANCE_OF_PARTS), balance),
     Group((DELTA_NET,), delta_net),
 )

@@ -27,8 +27,8 @@ With a mask the number is not multiplied by the ranks once more. The gradient is
 have unequal numbers of valid tokens.
 
 Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, all is bit for bit as before. So is the
-z-loss, which is right with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its coefficient, since
-its sum over data-parallel ranks is averaged; with one it has all of it.""",
+z-loss, which is right with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its coefficient, which
+`megatron-core-moe-auxiliary-global` repairs.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
         # main called itself 0.20.0 when it was read (2026-08-22) and had the defect.

@@ -22,6 +22,7 @@ TESTS = ROOT / "tests" / "patches"
 ELSEWHERE = {
     "megatron_bridge/no_sync_reentry": "megatron_core/test_no_sync.py",
     "megatron_core/moe_auxiliary_context": "megatron_core/test_moe_auxiliary.py",
+    "megatron_core/moe_auxiliary_global": "megatron_core/test_moe_auxiliary.py",
     "megatron_core/moe_auxiliary_padding": "megatron_core/test_moe_auxiliary.py",
     "megatron_core/moe_auxiliary_per_token": "megatron_core/test_moe_auxiliary.py",
     "megatron_lm/no_sync_reentry": "megatron_core/test_no_sync.py",

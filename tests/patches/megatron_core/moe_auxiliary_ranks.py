@@ -31,6 +31,7 @@ from tests.harness import small_gpt
 ROWS, LENGTH, EXPERTS, TOPK, COEFFICIENT = 4, 8, 4, 2, 0.5
 HIDDEN = 2
 """Of each row, tokens at its end that a mask hides: of the halves that two ranks have, one is all valid."""
+LOGGED = "logged"
 Case = dict[str, Any]
 LOSSES: dict[str, Case] = {
     "aux": {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": COEFFICIENT},
@@ -96,6 +97,12 @@ def mask(kind: str) -> torch.Tensor:
 def gradient(loss: str, per_token: bool, micro_batch: int, masked: str = "") -> dict[str, list[float]]:
     """Of the routers and the norms, as the optimizer gets them."""
     model = model_of(loss, per_token)
+    logged: list[float] = []
+    for layer in model.module.decoder.layers:
+        router = layer.mlp.router
+        router.attach_and_log_load_balancing_loss = functools.partial(
+            watched, router.attach_and_log_load_balancing_loss, logged
+        )
     batches = zip(*(part(of).split(micro_batch) for of in (tokens(), mask(masked))), strict=True)
 
     def forward_step(iterator: Iterator[Any], model: Any) -> Any:
@@ -117,7 +124,16 @@ def gradient(loss: str, per_token: bool, micro_batch: int, masked: str = "") -> 
         micro_batch_size=micro_batch,
         forward_only=False,
     )
-    return {name: one.main_grad.flatten().tolist() for name, one in megatron_gpt.named([model]) if looked_at(name)}
+    return {
+        **{name: one.main_grad.flatten().tolist() for name, one in megatron_gpt.named([model]) if looked_at(name)},
+        LOGGED: logged,
+    }
+
+
+def watched(attach: Any, logged: list[float], probs: Any, coefficient: float, loss: Any, *args: Any, **kw: Any) -> Any:
+    """What is logged."""
+    logged.append((loss / coefficient).item())
+    return attach(probs, coefficient, loss, *args, **kw)
 
 
 def noted(gating: Any, logits: list[torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:

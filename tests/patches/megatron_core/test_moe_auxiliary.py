@@ -1,4 +1,4 @@
-"""``megatron-core-moe-auxiliary-per-token``, ``-padding``, ``-context``: Megatron's GPT (moe_auxiliary_ranks.py)."""
+"""``megatron-core-moe-auxiliary-per-token``, ``-padding``, ``-context``, ``-global``: moe_auxiliary_ranks.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.harness.warm import MEGATRON, megatron
 
 WORKER = "tests.patches.megatron_core.moe_auxiliary_ranks"
 PER_TOKEN, CONTEXT = "megatron-core-moe-auxiliary-per-token", "megatron-core-moe-auxiliary-context"
-PADDING = "megatron-core-moe-auxiliary-padding"
+PADDING, GLOBAL = "megatron-core-moe-auxiliary-padding", "megatron-core-moe-auxiliary-global"
 HELD = {
     "least reach": "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
     "hands off": "because one factor more is in an expression",
@@ -27,7 +27,10 @@ HELD = {
         "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
         "test_per_token_gradients_are_added_up",
         "test_without_context_parallelism",
+        "test_a_loss_over_all_ranks_of_one_replica",
+        "test_other_losses_than_that_over_all_ranks",
     ),
+    "is as before": "test_a_loss_over_all_ranks",  # what is logged
 }
 ALL = ("aux/token/2", "seq/token/2", "z/token/2", "aux/mean/2", "seq/mean/2", "z/mean/2")
 DIVIDED = tuple(case for case in ALL if not case.startswith("seq"))
@@ -65,7 +68,7 @@ def factors(reference, found, case):
     loss, _, size, *mask = case.split("/")
     of = f"{loss}/{2 if loss == 'global' else size}" + ("/pad" if mask == ["pad"] else "")
     wanted = reference[of]
-    assert set(found[case]) == set(wanted)
+    assert set(found[case]) == {*wanted, "logged"}
     assert sum(map(any, wanted.values())) == 6, "two routers and four norms; the last one is behind them"
     for name, right in wanted.items():
         got = found[case][name]
@@ -166,7 +169,7 @@ def test_padding_and_context_parallelism(run, reference):
 
 @exhaustive
 def test_padding_and_a_loss_over_all_ranks(run, reference):
-    """On two data-parallel ranks it is right with a mask, and half without, as it is for a mean over micro-batches."""
+    """Another patch's: on two data-parallel ranks it is right with a mask, and half without."""
     cases = ("global/token/1/pad", "global/token/1", "global/mean/1")
     for report in run(PADDING, *cases, release="megatron-0.19"):
         assert report["after"] == report["before"]
@@ -181,6 +184,61 @@ def test_padding_on_one_rank(run, reference):
     assert report["after"] == report["before"]
     for case in cases:
         assert_factor(reference, report["after"], case, 1.0)
+
+
+# ------------------------------------------------------------------------------------- a loss over all ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tp", "release"),
+    [
+        (2, 1, None),
+        pytest.param(4, 2, None, marks=exhaustive, id="tensor parallel"),
+        pytest.param(2, 1, "megatron-0.19", marks=exhaustive, id="0.19"),
+        pytest.param(2, 1, "megatron-0.15", marks=exhaustive, id="0.15"),
+    ],
+)
+def test_a_loss_over_all_ranks(run, reference, ranks, tp, release):
+    """Half on two data-parallel ranks, but per token with a mask. With the patch, all."""
+    newer = release != "megatron-0.15"  # it knows no padding mask
+    wrong = ("global/mean/1", *(("global/mean/1/pad",) if newer else ()))
+    # Tensor-parallel ranks divide what is per token by two once more: megatron-core-moe-auxiliary-per-token.
+    per_token = 1.0 if tp == 1 else 0.5
+    for report in run(
+        GLOBAL,
+        *wrong,
+        "global/token/1",
+        "global/token/1/pad" * newer or "aux/mean/1",
+        ranks=ranks,
+        tp=tp,
+        release=release,
+    ):
+        assert report["status"] == "applied"
+        for case in wrong:
+            assert_factor(reference, report["before"], case, 0.5)
+            assert_factor(reference, report["after"], case, 1.0)
+        assert_factor(reference, report["before"], "global/token/1", 0.5 * per_token)
+        assert_factor(reference, report["after"], "global/token/1", per_token)
+        for case in report["before"]:
+            assert len(report["before"][case]["logged"]) == 4, "two layers, two micro-batches"
+            assert report["after"][case]["logged"] == report["before"][case]["logged"], case
+        if newer:
+            masked = report["after"]["global/token/1/pad"]
+            assert masked == report["before"]["global/token/1/pad"]
+            assert_factor(reference, report["after"], "global/token/1/pad", 1.0)
+
+
+@pytest.mark.parametrize(("ranks", "tp"), [pytest.param(1, 1, marks=exhaustive), (2, 2)])
+def test_a_loss_over_all_ranks_of_one_replica(run, reference, ranks, tp):
+    for report in run(GLOBAL, "global/mean/2", "global/mean/2/pad", "global/token/2", ranks=ranks, tp=tp):
+        assert report["after"] == report["before"]
+        for case in ("global/mean/2", "global/mean/2/pad"):
+            assert_factor(reference, report["after"], case, 1.0)
+
+
+def test_other_losses_than_that_over_all_ranks(run):
+    for report in run(GLOBAL, "aux/mean/1", "seq/mean/1", "z/mean/1", "aux/token/1"):
+        assert report["after"] == report["before"]
 
 
 # ------------------------------------------------------------------------------------- a mean over each micro-batch

@@ -1,0 +1,69 @@
+"""megatron-core: a mixture's global load balancing, whose sum over data-parallel ranks is averaged."""
+
+from __future__ import annotations
+
+from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_OF = 'self.get_aux_loss_coeff("global_aux_loss")'
+_REPLICAS = "self.tp_dp_cp_group.size() // self.tp_cp_group.size()"
+# Per token, with a padding mask, the loss is multiplied by a number of tokens that is that of all ranks already.
+_OF_A_MASK = f"(1 if with_padding_mask and self.calculate_per_token_loss else {_REPLICAS})"
+
+# How tokens are counted, before and since the router knows padding masks.
+_OF_ALL = "num_tokens * self.tp_dp_cp_group.size()"
+_OF_VALID = "get_tokens_per_expert_and_token_count($$$ARGUMENTS)"
+
+
+def _weighed(replicas: str, counted: str) -> tuple[Rewrite, ...]:
+    """What is logged is the loss by the same coefficient, and is as before."""
+    return (
+        Rewrite(
+            target="megatron.core.transformer.moe.router:TopKRouter._apply_global_aux_loss",
+            pattern=f"global_aux_loss_coeff = {_OF}",
+            replacement=f"global_aux_loss_coeff = {_OF} * {replicas}",
+            alongside=(counted,),
+        ),
+    )
+
+
+PATCH = Patch(
+    name="megatron-core-moe-auxiliary-global",
+    summary="global_aux_loss has the weight that was set, whatever the number of data-parallel ranks",
+    harm="wrong gradient",
+    bug="load balancing with global_aux_loss is too weak, by the number of data-parallel ranks",
+    when="global_aux_loss (Qwen3-Next's and Qwen3.5's default in Megatron-Bridge) and data parallelism",
+    never_with=("moe_router_load_balancing_type=aux_loss|seq_aux_loss|sinkhorn|none",),
+    symptom="""\
+With `--moe-router-load-balancing-type global_aux_loss`, which Megatron-Bridge sets for Qwen3-Next and Qwen3.5, a
+mixture's load balancing has 1 / DP of the coefficient that was set (`moe_aux_loss_coeff`): with 64 data-parallel ranks
+hardly any is left. The same global batch has another gradient on other numbers of data-parallel ranks, and experts are
+used more and more unequally. No error; the loss that is logged is right.""",
+    cause="""\
+`_apply_global_aux_loss` divides by the tokens of all data-parallel ranks, so that a rank's loss is its part of the
+whole, and the sum over ranks is the loss. But gradients are averaged over those ranks, as for the other losses, of
+which each rank has a whole one; under `--calculate-per-token-loss` they are divided by the tokens of all ranks where
+the router has multiplied by those of one.""",
+    repair="""\
+The coefficient is multiplied by the number of data-parallel ranks. The gradient is then that of one rank that has all
+ranks' rows in its micro-batches. What is logged is divided by the same number, and is as before.
+
+With one data-parallel rank and for the other balancing losses and the z-loss, all is bit for bit as before. So is
+`--calculate-per-token-loss` with a padding mask, where the number of tokens is that of all ranks as released.
+
+Left alone: that the share of tokens that each expert has is that of the micro-batches so far in a step, and that ranks
+count as having equal numbers of tokens without a mask.""",
+    changes_numbers="""\
+Since megatron-core 0.15.0 `global_aux_loss` had 1 / DP of the weight that was set; all other gradients were right.
+With the patch it has all of it. A run that was tuned without it has the balance that it had with the coefficient
+divided by the number of data-parallel ranks.""",
+    references=(
+        "https://github.com/NVIDIA/Megatron-LM/issues/3672",
+        "https://github.com/NVIDIA/Megatron-LM/pull/5007",
+    ),
+    variants=(
+        Variant(Guard("megatron-core", ">=0.15.0rc3,<0.16.0"), _weighed(f"({_REPLICAS})", _OF_ALL)),
+        # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
+        Variant(Guard("megatron-core", ">=0.16.0,<=0.20.0"), _weighed(_OF_A_MASK, _OF_VALID)),
+    ),
+    retire="when a release of megatron-core multiplies global_aux_loss by the data-parallel ranks; none so far does",
+)
