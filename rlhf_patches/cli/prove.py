@@ -40,6 +40,8 @@ class _Outcome(NamedTuple):
     def verdict(self) -> str:
         if self.row is None:
             return "not tried"
+        if self.row.unaffected:
+            return "unaffected"
         return "repaired" if self.row.repaired else "NOT repaired"
 
     def cells(self) -> tuple[str, ...]:
@@ -152,7 +154,8 @@ def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_pro
         output.print_table(_HEADS, [outcome.cells() for outcome in outcomes], below)
         print()
     counts = {
-        name: sum(each.verdict == name for each in outcomes) for name in ("repaired", "NOT repaired", "not tried")
+        name: sum(each.verdict == name for each in outcomes)
+        for name in ("repaired", "unaffected", "NOT repaired", "not tried")
     }
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     cases = f"{len(outcomes)} case{'s' * (len(outcomes) != 1)}"

@@ -42,6 +42,7 @@ class Row:
         without: at most 26 characters, as ``after`` 20 and ``verdict`` 13: what it was held against.
         repaired: the bug has shown without the patch, and nothing of it with the patch.
         words: ``without``, ``after`` and ``verdict`` in more words.
+        unaffected: the bug does not show in this case on this release: right without the patch, and with it.
     """
 
     case: Case
@@ -51,6 +52,7 @@ class Row:
     verdict: str
     repaired: bool
     words: tuple[str, str, str]
+    unaffected: bool = False
 
 
 @dataclass(frozen=True)

@@ -52,5 +52,7 @@ def test_what_applies_here_is_repaired_here():
     """As a user asks: by the command, on the frameworks of this environment."""
     done = subprocess.run([sys.executable, "-m", "rlhf_patches", "prove", "--json"], capture_output=True, text=True)
     rows = json.loads(done.stdout)
-    assert {row["verdict"] for row in rows} <= {"repaired"}, done.stdout
+    assert {row["verdict"] for row in rows} <= {"repaired", "unaffected"}, done.stdout
+    shown = {row["patch"] for row in rows if row["verdict"] == "repaired"}
+    assert shown == {row["patch"] for row in rows}, "each patch has a case that its bug is in"
     assert done.returncode == (0 if rows else 2), done.stderr

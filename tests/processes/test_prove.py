@@ -34,7 +34,8 @@ def rows(reports):
     for report in reports[:1]:
         before, after, right = report["before"], report["after"], report["right"]
         said = str(before), str(after), f"sum {right}"
-        yield Row(CASE, report["version"], *said, after == right != before, said)
+        unaffected = before == after == right
+        yield Row(CASE, report["version"], *said, after == right != before, said, unaffected)
 
 RANKS = 2
 PROOF = Proof((CASE,), rows, ranks=RANKS)
@@ -61,7 +62,7 @@ def main():
         kept = bytearray(os.urandom(2**20)) * 400
         time.sleep(600)
     from toyframework import add
-    states.report("toy-sum", lambda: add(2, 3), options.out)
+    states.report("toy-sum", lambda: add(2, 3) if kind != "right" else 5, options.out)
     file = options.out / f"rank{os.environ['RANK']}.json"
     report = json.loads(file.read_text())
     file.write_text(json.dumps({**report, "right": 6 if kind == "another sum" else 5}))
@@ -159,6 +160,13 @@ def test_what_is_not_repaired(prove):
     status, said, _ = prove(NAME, TOY_KIND="another sum")
     assert status == 1
     assert "NOT repaired" in said
+
+
+def test_a_case_that_is_right_as_released(prove):
+    """A release may have the bug in other cases alone."""
+    status, said, _ = prove(NAME, TOY_KIND="right")
+    assert status == 0
+    assert said.endswith("1 case: 1 unaffected\n")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ def rows(reports: Reports) -> Iterator[Row]:
         verdict = f"float64 {after['off by']:.0e}"
         repaired = abs(before["times"] - 8) < 1e-3 and after["off by"] < 1e-5
         words = (without, with_it, f"the definition in float64: {after['off by']:.0e}")
-        yield Row(case, report["version"], without, with_it, verdict, repaired, words)
+        # Of transformers 4.57 the classification heads alone have the bug.
+        unaffected = max(before["off by"], after["off by"]) < 1e-5
+        yield Row(case, report["version"], without, with_it, verdict, repaired, words, unaffected)
 
 
 PROOF = Proof(tuple(CASES.values()), rows, ranks=2, seconds=20, arguments=tuple(CASES), needs=("peft", "accelerate"))
