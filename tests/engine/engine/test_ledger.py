@@ -549,7 +549,8 @@ def test_threads_import_while_others_apply(framework, engine):
 def test_every_lock_is_renewed_after_a_fork():
     """Where one is added: renew it, and hold it in the test above or in one that has its framework."""
     root = Path(rlhf_patches.__file__).parents[1]
-    files = [*(root / "rlhf_patches").rglob("*.py"), *(root / "patches").rglob("*.py")]
+    every = [*(root / "rlhf_patches").rglob("*.py"), *(root / "patches").rglob("*.py")]
+    files = [file for file in every if file.parent.name != "proofs"]  # those run in processes of their own
     texts = {file.name: file.read_text() for file in files if "Lock()" in file.read_text()}
     with_their_own_tests = {"site_hook.py", "reference_pass.py"}
     assert texts.keys() - with_their_own_tests == {
