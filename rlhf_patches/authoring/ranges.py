@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
+from ..definitions import registry
 from ..definitions.patch import KnownBug
 
 
@@ -28,13 +27,8 @@ def move(patch: KnownBug, old: str, new: str) -> Path:
         RangeError: no file of an author has it, or it stands there several times.
     """
     wanted = f"{patch.name}: the range {old or 'of every version'} is not moved to {new}: "
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
-    files = {
-        Path(name)
-        for module in modules
-        if (name := str(getattr(module, "__file__", None))).endswith(".py")
-        and any(value is patch for value in list(vars(module).values()))
-    }
+    names = (str(getattr(module, "__file__", None)) for module in registry.modules_of(patch))
+    files = {Path(name) for name in names if name.endswith(".py")}
     found = []
     for file in sorted(files):
         text = file.read_bytes().decode("utf-8")  # newlines stay as they are

@@ -31,7 +31,6 @@ class _Outcome(NamedTuple):
 
     patch: str
     version: str | None
-    title: str
     row: Row | None
     seconds: float
     reason: str = ""
@@ -47,9 +46,9 @@ class _Outcome(NamedTuple):
     def cells(self) -> tuple[str, ...]:
         row, version = self.row, printable(self.version or "-")
         if row is None:
-            return (self.patch, self.verdict, version, self.title or "-", "-", "-", "-", f"{self.seconds:.0f}")
+            return (self.patch, self.verdict, version, "-", "-", "-", "-", f"{self.seconds:.0f}")
         said = (row.without, row.after, row.verdict)
-        return (self.patch, self.verdict, row.release, self.title, *said, f"{self.seconds:.0f}")
+        return (self.patch, self.verdict, row.release, row.case.title, *said, f"{self.seconds:.0f}")
 
     def as_json(self) -> dict[str, object]:
         row = self.row
@@ -57,7 +56,7 @@ class _Outcome(NamedTuple):
             "patch": self.patch,
             "verdict": self.verdict,
             "release": row.release if row else self.version,
-            "case": row.case.words or row.case.title if row else self.title,
+            "case": row.case.words or row.case.title if row else "",
             "without": row.words[0] if row else None,
             "with": row.words[1] if row else None,
             "held_against": row.words[2] if row else None,
@@ -112,7 +111,7 @@ def _prove(options: argparse.Namespace) -> int:
             without_proof += 1
             why = "it has no proof: its page says how it was proven"
         if why and options.name:
-            outcomes.append(_Outcome(row.name, row.version, "", None, 0.0, why))
+            outcomes.append(_Outcome(row.name, row.version, None, 0.0, why))
     runs.sort(key=lambda run: (run[1].proof.seconds > _QUICK, run[1].proof.seconds))
     memory = int(options.memory * 2**30)
     with _bar(len(runs)) as advance:
@@ -137,12 +136,12 @@ def _outcomes(row: PatchReport, proof: Found, seconds: float, memory: int) -> It
     try:
         rows = list(proof.proof.rows(children.run(proof, seconds=seconds, memory=memory)))
     except NotTried as error:
-        yield _Outcome(row.name, row.version, "", None, time.monotonic() - started, str(error))
+        yield _Outcome(row.name, row.version, None, time.monotonic() - started, str(error))
         return
     took = time.monotonic() - started
     for each in rows:
         if each.case.patch == row.name:
-            yield _Outcome(row.name, row.version, each.case.title, each, took)
+            yield _Outcome(row.name, row.version, each, took)
 
 
 def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_proof: int) -> None:

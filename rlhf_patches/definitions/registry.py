@@ -96,6 +96,12 @@ def load() -> tuple[list[Registered], list[PluginFailure]]:
     return registered, [failure._replace(partly=failure.plugin in used) for failure in failures]
 
 
+def modules_of(patch: KnownBug) -> list[types.ModuleType]:
+    """The modules, as far as imported, that have a patch as a global: its own, and one that lists it."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
+    return [module for module in modules if any(value is patch for value in list(vars(module).values()))]
+
+
 def listed() -> tuple[list[tuple[KnownBug | Listed, str]], list[PluginFailure]]:
     """All patches of all plugins that are installed and allowed, built-in ones first, then by distribution name.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
-import types
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..definitions import registry
 from ..definitions.listed import DefinitionError
 from ..definitions.patch import KnownBug
 from .proof import Proof
@@ -27,8 +26,8 @@ def proof_of(patch: KnownBug) -> Found | None:
     Raises:
         DefinitionError: what is there is no proof of that patch.
     """
-    for name in _modules(patch):
-        package, _, bug = name.rpartition(".")
+    for module in registry.modules_of(patch):
+        package, _, bug = module.__name__.rpartition(".")
         where = f"{package}.proofs.{bug}"
         if not _is_there(f"{package}.proofs") or not _is_there(where):
             continue
@@ -42,12 +41,6 @@ def proof_of(patch: KnownBug) -> Found | None:
 def missing(needs: Iterable[str]) -> list[str]:
     """Those of the modules that are not installed."""
     return [module for module in needs if not _is_there(module)]
-
-
-def _modules(patch: KnownBug) -> list[str]:
-    """Those that have it as a global: the patch's own, and one that lists it."""
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
-    return [module.__name__ for module in modules if any(value is patch for value in list(vars(module).values()))]
 
 
 def _is_there(module: str) -> bool:
