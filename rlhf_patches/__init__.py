@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .definitions.patch import (
         Advice,
         Beside,
+        Condition,
         Guard,
         Patch,
         Replace,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Advice",
     "Beside",
+    "Condition",
     "DefinitionError",
     "Guard",
     "Listed",
@@ -93,6 +95,7 @@ _HOME = {
         (
             "Advice",
             "Beside",
+            "Condition",
             "Guard",
             "Patch",
             "Replace",

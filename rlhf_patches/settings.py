@@ -10,6 +10,7 @@ RLHF_PATCHES_ENABLE        names, comma-separated: apply these although upstream
 RLHF_PATCHES_PLUGINS       distributions, comma-separated, whose patches may be used beside the built-in ones; or none
 RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated, of patches that change numbers: not to be told again
 RLHF_PATCHES_LIMITS        FIGURE=NUMBER, comma-separated: above which a watch says so; inf: never
+RLHF_PATCHES_OBSERVE       1 leaves everything as released, and counts how often a bug's place was reached
 RLHF_PATCHES_STRICT        1 raises where a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
                            unset: one line, the first problem
@@ -42,6 +43,7 @@ KNOWN = (
     "PLUGINS",
     "ACKNOWLEDGED",
     "LIMITS",
+    "OBSERVE",
     "STRICT",
     "LOG",
     "REPORT",
@@ -74,6 +76,8 @@ class Settings(NamedTuple):
     strict: bool
     named: frozenset[str] = frozenset()
     """What is asked for by its name, and not by a glob."""
+    observe: bool = False
+    """Whether everything is left as released, and only counted."""
 
     def unasked(self, name: str, contested: str) -> str | None:
         """Why a patch is off that upstream contests, and who holds what is ``contested``; None when it is not off."""
@@ -125,6 +129,7 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
         only=checked(lambda: expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint)),
         strict=checked(lambda: truth("STRICT", environment)),
         named=checked(lambda: _named(names, hint, environment)),
+        observe=checked(lambda: truth("OBSERVE", environment)),
     )
     if problems:
         raise SettingsError(LINE.join(problems))

@@ -441,6 +441,30 @@ def put_to_use(changes: Iterable[Change]) -> tuple[str, ...]:
 
 @_names_fields
 @dataclass(frozen=True)
+class Condition:
+    """When a bug bites in a call of a function, told from the call's arguments alone: reports say how often it did.
+
+    Attributes:
+        target: the function, of one of the changes.
+        tells: ``module:qualified.name``, which takes parameters of the target by their names and returns whether the
+            bug's condition holds in this call: False, True, or by how much, a number; None where that cannot be told.
+            It is called in every call of the target, so it reads attributes and shapes, never a tensor's values (which
+            wait for a GPU), and changes nothing.
+        measure: what the number is, before it: ``divisor x``.
+    """
+
+    target: str
+    tells: str
+    measure: str = ""
+
+    def __post_init__(self) -> None:
+        _check_types(self, "Condition.")
+        _check_path(self.target, "Condition.target")
+        _check_path(self.tells, "Condition.tells")
+
+
+@_names_fields
+@dataclass(frozen=True)
 class Variant:
     """One shape of upstream's code that has the bug, and its repair in it.
 
@@ -685,6 +709,7 @@ class Patch(KnownBug):
             ``check`` and reports beside the patch, and the log says it once when the patch is applied.
         contested: where upstream has not agreed that it is a bug: who holds what, in one line. Such a patch is off
             unless it is asked for by its name, in ``RLHF_PATCHES_ENABLE`` say.
+        conditions: when the bug bites in a call of a target, so that reports say whether a run has suffered.
     """
 
     kind = PATCH
@@ -705,9 +730,17 @@ class Patch(KnownBug):
     when: str = ""
     never_with: tuple[str, ...] = ()
     of_rollouts: bool = False
+    conditions: tuple[Condition, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.conditions != ():
+            _check_items(str(self), "conditions", self.conditions, Condition)
+        targets = dict.fromkeys(change.target for variant in self.variants for change in variant.changes)
+        for condition in self.conditions:
+            if condition.target not in targets:
+                expected = ", ".join(targets)
+                raise DefinitionError(f"{self}: a condition is of {condition.target}; expected a target, {expected}")
         if "\n" in self.contested or self.contested != self.contested.strip():
             raise DefinitionError(f"{self}: contested is {_shown(self.contested)}; expected one line, or nothing")
         if any(variant.is_advice for variant in self.variants):

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .listed import ADVICE, PATCH, WATCH, Listed
 from .registry import PluginFailure, credit
@@ -42,6 +42,8 @@ class Status(str, enum.Enum):
     """The version is affected, but the code is not recognised or not there, or another patch holds it."""
     FAILED = "failed"
     """A fault of the patch or an exception, and nothing was changed; or other code has undone the patch since."""
+    OBSERVED = "observed"
+    """Recognised, and left as released: RLHF_PATCHES_OBSERVE asks for counting alone."""
     APPLIES = "applies"
     """Only from static inspection: the installed source is affected and recognised."""
     ADVICE = "advice"
@@ -81,6 +83,75 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+class Reached(NamedTuple):
+    """How often a repaired place was reached in this process, and whether the bug bit there.
+
+    Attributes:
+        calls: of the function, compiled ones not counted.
+        asked: in how many of them the bug's condition could be told.
+        held: in how many of these it held.
+        least, most: by how much, as ``measure`` says it; None where it is no number.
+        measure: what the number is, ``divisor x``.
+        has_condition: whether the patch tells a condition at all.
+    """
+
+    calls: int
+    asked: int = 0
+    held: int = 0
+    least: float | None = None
+    most: float | None = None
+    measure: str = ""
+    has_condition: bool = False
+
+    def __str__(self) -> str:
+        return self.said()
+
+    def said(self, ended: bool = False) -> str:
+        """A line for people; ``ended``: whether nothing can come any more."""
+        if not self.calls:
+            return "never reached"
+        said = f"reached {plural(self.calls, 'time', 'times')}"
+        if not self.has_condition:
+            return said
+        if not self.asked:
+            return f"{said}; whether the bug's condition held could not be told"
+        of = "" if self.asked == self.calls else f" of the {self.asked:,} in which it could be told"
+        if not self.held:
+            end = "" if of else f": {'this run was not affected' if ended else 'not affected so far'}"
+            return f"{said}, never with the bug's condition{of}{end}"
+        return f"{said}, with the bug's condition in {self.held:,}{of}{self.by_how_much}"
+
+    @property
+    def by_how_much(self) -> str:
+        """In brackets, where it is a number."""
+        if self.least is None or self.most is None:
+            return ""
+        upto = f" to {self.most:.4g}" if self.most != self.least else ""
+        return f" ({self.measure} {self.least:.4g}{upto})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """In values that JSON has."""
+        found: dict[str, Any] = {"calls": self.calls}
+        if self.has_condition:
+            found |= {"asked": self.asked, "held": self.held}
+        if self.least is not None and self.most is not None:
+            found |= {"least": finite(self.least), "most": finite(self.most), "measure": self.measure}
+        return found
+
+
+def in_all(found: Sequence[Reached]) -> Reached:
+    """Of several places, or processes, together."""
+    return Reached(
+        sum(one.calls for one in found),
+        sum(one.asked for one in found),
+        sum(one.held for one in found),
+        min((one.least for one in found if one.least is not None), default=None),
+        max((one.most for one in found if one.most is not None), default=None),
+        found[0].measure,
+        found[0].has_condition,
+    )
+
+
 class PatchError(RuntimeError):
     """Strict mode: a patch was refused or failed. Not an ImportError, which frameworks like to swallow."""
 
@@ -100,6 +171,8 @@ class PatchReport:
     """Unaffected by its version, but the code has the defect: a release newer than the patch, to be reported."""
     observations: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What the patch says it has done so far in this process: plain values, by what they are."""
+    reached: Reached | None = field(default=None, compare=False)
+    """How often the functions were entered that it has changed, or is observing; None of those that are not counted."""
     places: tuple[str, ...] = ()
     """``file:line`` of each function that runs with the patch, or would."""
     changes_numbers: str | None = None
@@ -156,19 +229,21 @@ class PatchReport:
         what = ": ".join(filter(None, (self.harm if harm else "", bug)))
         wrong = ". ".join(filter(None, (what, self.when and f"When: {self.when}"))) if self.is_there else ""
         said = (*filter(None, (printable(wrong), self.notice)),)
-        return (*said, *map(printable, self.places if places else ()))
+        reached = (printable(str(self.reached)),) if self.reached is not None and self.reached.calls else ()
+        return (*said, *reached, *map(printable, self.places if places else ()))
 
     def to_dict(self) -> dict[str, Any]:
         """The stable JSON form: name, status, reason, distribution, version, guard, plugin.
 
-        And, where there is any, ``unreviewed``, ``observations``, ``changes_numbers``, ``places``, ``harm``, ``bug``
-        and ``when``; of an advice ``kind`` and ``what_to_do``.
+        And, where there is any, ``unreviewed``, ``observations``, ``reached``, ``changes_numbers``, ``places``,
+        ``harm``, ``bug`` and ``when``; of an advice ``kind`` and ``what_to_do``.
         """
         wrong = {key: value for key in ("harm", "bug", "when") if (value := getattr(self, key))}
         advice = {"kind": self.kind} if self.kind != PATCH else {}
         advice |= {"what_to_do": self.what_to_do} if self.what_to_do else {}
         unreviewed = {"unreviewed": True} if self.unreviewed else {}
         observations = {"observations": dict(self.observations)} if self.observations else {}
+        reached = {"reached": self.reached.to_dict()} if self.reached is not None else {}
         changes_numbers = {"changes_numbers": self.changes_numbers} if self.changes_numbers else {}
         places = {"places": list(self.places)} if self.places else {}
         return {
@@ -181,6 +256,7 @@ class PatchReport:
             "plugin": self.plugin,
             **unreviewed,
             **observations,
+            **reached,
             **places,
             **changes_numbers,
             **advice,
@@ -196,6 +272,7 @@ def patch_report(
     version: str | None,
     unreviewed: bool = False,
     places: tuple[str, ...] = (),
+    reached: Reached | None = None,
 ) -> PatchReport:
     """A patch's state together with what the patch says about itself."""
     there = status is not Status.ABSENT
@@ -214,6 +291,7 @@ def patch_report(
         plugin=plugin,
         unreviewed=unreviewed,
         places=places,
+        reached=reached,
         changes_numbers=changes_numbers and " ".join(changes_numbers.split()),
         kind=patch.kind,
         what_to_do=what_to_do and " ".join(what_to_do.split()),

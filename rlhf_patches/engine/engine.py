@@ -26,6 +26,7 @@ from ..definitions.registry import PluginFailure
 from ..definitions.status import (
     PatchError,
     PatchReport,
+    Reached,
     Report,
     Status,
     observed_text,
@@ -38,11 +39,11 @@ from ..guards.sources import Source, Unreadable
 from ..guards.versions import Finding, Verdict
 from ..import_system import no_signal
 from . import import_hooks
-from .log import announce, logger
+from .log import announce, logger, speaks
 
 if TYPE_CHECKING:
     from ..definitions.listed import ListedVariant
-    from ..definitions.patch import KnownBug, Variant
+    from ..definitions.patch import Condition, KnownBug, Variant
     from .ledger import Ledger, Patched
 
 Names = Iterable[str] | str | None
@@ -95,6 +96,9 @@ class _Outcome(NamedTuple):
     missed: bool = False
 
 
+_ON = (Status.APPLIED, Status.OBSERVED)
+"""What has changed code, be it to count alone."""
+
 _FRESH = _Outcome(Status.INACTIVE, "apply() has not been called")
 
 
@@ -128,6 +132,12 @@ class _Nothing:
     def undone(self, name: str) -> str | None:
         return None
 
+    def reached(self, name: str) -> Reached | None:
+        return None
+
+    def start_anew(self) -> None:
+        pass
+
 
 class Asked(NamedTuple):
     """``chosen`` is None as long as `apply` has not been called; ``hint`` ends an error about an unknown name.
@@ -160,8 +170,7 @@ class Engine:
         self._resolved: dict[str, Callable[..., Any] | BaseException] = {}
         self._strict: bool | None = None
         self._called = False
-        # A child must not inherit a lock that another thread of the parent held while it forked.
-        os.register_at_fork(after_in_child=self._renew_locks)
+        os.register_at_fork(after_in_child=self._start_anew)
 
     # ------------------------------------------------------------------------------------- public calls
 
@@ -215,7 +224,7 @@ class Engine:
         with self._lock:
             for entry in entries.values():
                 self._look_again(entry)
-            rows = [(_row(entry, self._places(entry)), entry.patch) for entry in entries.values()]
+            rows = [(self._row_with_places(entry), entry.patch) for entry in entries.values()]
             failures = tuple(self._failures)
         # Not under the lock: it is the patch's own code.
         return Report(tuple(_with_observations(row, patch) for row, patch in rows), failures)
@@ -250,10 +259,13 @@ class Engine:
         except settings.SettingsError:  # already part of each entry's reason
             return False
 
-    def _places(self, entry: _Entry) -> tuple[str, ...]:
-        """``file:line`` of each function that carries an applied patch."""
-        carried = self._ledger.carrying(entry.patch.name) if entry.outcome.status is Status.APPLIED else []
-        return tuple(dict.fromkeys(f"{item.source.filename}:{item.place.lineno}" for item in carried))
+    def _row_with_places(self, entry: _Entry) -> PatchReport:
+        """With ``file:line`` of each function that carries an applied patch, and how often these were entered."""
+        if entry.outcome.status not in _ON:
+            return _row(entry)
+        name = entry.patch.name
+        places = (f"{item.source.filename}:{item.place.lineno}" for item in self._ledger.carrying(name))
+        return _row(entry, tuple(dict.fromkeys(places)), self._ledger.reached(name))
 
     # ------------------------------------------------------------------- asked within training, without locks
 
@@ -360,7 +372,7 @@ class Engine:
             for module in entry.patch.modules:
                 import_hooks.watch(module, self._imported)
             self._attempt(entry, None)
-        return _row(entry, self._places(entry))
+        return self._row_with_places(entry)
 
     # ---------------------------------------------------------------------------------- for other processes
 
@@ -416,9 +428,11 @@ class Engine:
     def _hint(self) -> str:
         return registry.hint(self._failures)
 
-    def _renew_locks(self) -> None:
+    def _start_anew(self) -> None:
+        # A child must not inherit a lock that another thread of the parent held while it forked.
         self._lock, self._loading = _Lock(), _LoadingLock()
         self._is_loading = False
+        self._ledger.start_anew()
 
     def _resolve_implementations(self, entries: Iterable[_Entry]) -> None:
         """Import the implementations of patches whose targets are there already, before the lock is taken."""
@@ -494,7 +508,16 @@ class Engine:
 
         with self._lock:
             if isinstance(self._ledger, _Nothing):
-                self._ledger = Ledger()
+                self._ledger = Ledger(self._bites)
+
+    def _bites(self, name: str) -> None:
+        """Called within training, when the condition of a patch has held for the first time; must not raise."""
+        entry = (self._entries or {}).get(name)
+        reached = self._ledger.reached(name)
+        if entry is not None and entry.outcome.status is Status.OBSERVED and speaks():
+            by = reached.by_how_much if reached else ""
+            logger().warning("%s: this run has the bug%s, left as released (RLHF_PATCHES_OBSERVE)", name, by)
+        self.on_change()
 
     def _define(self, entry: _Entry) -> KnownBug:
         """Import a patch of which only the list is known."""
@@ -511,8 +534,11 @@ class Engine:
             return self._unasked(entry, unasked)
         if announced is None:
             self._look_again(entry)
-            if entry.outcome.status is Status.APPLIED:
+            status = entry.outcome.status
+            if status is Status.APPLIED or (status is Status.OBSERVED and self._settings().observe):
                 return entry.outcome
+        if entry.outcome.status is Status.OBSERVED and not self._settings().observe:
+            self._ledger.remove(patch.name)
         if isinstance(patch, Listed):
             absence = choices.absence(patch)  # asked first: anything else imports what parses ranges
             if absence is not None:
@@ -570,11 +596,17 @@ class Engine:
         assert found.variant is not None
         here = [item for item in found.recognised if item.source.module in ready]
         try:
-            missing = [path for path in put_to_use(item.change for item in here) if path not in self._resolved]
+            observes = self._settings().observe and patch.kind != WATCH and not ledger.is_on(patch.name)
+            used = () if observes else put_to_use(item.change for item in here)
+            conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
+            told = [each.tells for each in conditions if each.target in {item.change.target for item in here}]
+            missing = [path for path in (*used, *told) if path not in self._resolved]
             if missing:
                 raise _NotReady(functools.partial(self._resolve_all, missing))
-            implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
-            plan = ledger.plan(patch.name, here, ready, self._implementation, watches=patch.kind == WATCH)
+            if not observes:
+                implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
+            watches = patch.kind == WATCH
+            plan = ledger.plan(patch.name, here, ready, self._implementation, watches, observes, conditions)
             compiled = ledger.commit(plan)
         except decision.REFUSALS as error:
             return self._said(patch, decision.refusal(finding, error))
@@ -582,6 +614,9 @@ class Engine:
         waits = tuple((name,) for name in found.variant.modules if name not in ready)
         if waits:
             reason += f"; waiting for the import of {', '.join(name for (name,) in waits)}, to be patched too"
+        if observes:
+            reason += "; left as released and counted: RLHF_PATCHES_OBSERVE"
+            return _Outcome(Status.OBSERVED, reason, waits=waits)
         if compiled:
             reason += f". Warning: torch.compile has already compiled {', '.join(compiled)}; call torch._dynamo.reset()"
         return _Outcome(Status.APPLIED, reason, waits=waits)
@@ -631,7 +666,7 @@ class Engine:
             reason = f"{', '.join(missed)} was imported past the import hooks; call apply() again"
             entry.outcome = _Outcome(Status.FAILED, reason, missed=True)
             return
-        if status is not Status.APPLIED:
+        if status not in _ON:
             return
         undone = self._ledger.undone(entry.patch.name)
         if not self._ledger.carrying(entry.patch.name):
@@ -671,9 +706,9 @@ def _ignore() -> None:
     pass
 
 
-def _row(entry: _Entry, places: tuple[str, ...] = ()) -> PatchReport:
+def _row(entry: _Entry, places: tuple[str, ...] = (), reached: Reached | None = None) -> PatchReport:
     status, reason, unreviewed, *_ = entry.outcome
-    return patch_report(entry.patch, entry.plugin, status, reason, entry.version, unreviewed, places)
+    return patch_report(entry.patch, entry.plugin, status, reason, entry.version, unreviewed, places, reached)
 
 
 def _with_observations(row: PatchReport, patch: KnownBug | Listed) -> PatchReport:

@@ -170,6 +170,13 @@ def _describe(raw: Any) -> str:
     return f"a {kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else f"a {kind.__name__}"
 
 
+def parameters(code: CodeType) -> tuple[str, ...]:
+    """The names of all, ``args`` and ``kwargs`` too."""
+    flags = code.co_flags
+    stars = bool(flags & inspect.CO_VARARGS) + bool(flags & inspect.CO_VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + stars]
+
+
 def check_swap(function: FunctionType, code: CodeType) -> None:
     """Raise unless ``code`` can take the place of the function's code.
 

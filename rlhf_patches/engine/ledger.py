@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ..definitions.patch import Replace, Rewrite, Wrap
+from ..definitions.patch import Condition, Replace, Rewrite, Wrap
+from ..definitions.status import Reached
 from ..guards import decision, rewriting, shapes, sources
 from ..guards.decision import Conflict, Held
 from ..guards.rewriting import NoEffect, Unrecognised
 from ..guards.shapes import Recognised
 from ..guards.sources import Source
-from . import functions, trampolines
+from ..import_system import no_signal
+from . import functions, reached, trampolines
+from .log import logger
+from .reached import Entries, Told
 
 Implementation = Callable[[str], Callable[..., Any]]
 """From ``module:qualified.name`` to the object, imported before; raises what its import raised."""
@@ -37,9 +41,17 @@ class Patched(Held):
     current: CodeType
     inner: CodeType
     """With its patches, and without its watch, which goes around them whichever come and go."""
+    entries: Entries
+    counted: dict[str, Told | None] = field(default_factory=dict)
+    """Its patches, and those that only observe it, each with its condition: reports say how often it is entered."""
     watch: Callable[..., Any] | None = None
     given: list[tuple[CodeType, list[str]]] = field(default_factory=list)
     """Every code object that it was given, with the patches in that: what a reader without the lock can rely on."""
+
+    @property
+    def carried(self) -> list[str]:
+        """The patches on this function, its watch, and what only observes it."""
+        return list(dict.fromkeys((*self.holders, *self.counted)))
 
     def runs(self, name: str) -> bool:
         """Whether the function is still where the target says, and the code that it runs now has a patch in it."""
@@ -62,6 +74,7 @@ class Swap(NamedTuple):
     watch: Callable[..., Any] | None
     new: CodeType
     changes: list[Recognised]
+    counted: dict[str, Told | None]
 
 
 class Plan(NamedTuple):
@@ -69,6 +82,7 @@ class Plan(NamedTuple):
 
     name: str
     watches: bool
+    observes: bool
     swaps: list[Swap]
     functions: list[Patched]
 
@@ -76,7 +90,8 @@ class Plan(NamedTuple):
 class Ledger:
     """Which function carries what. Every call is made under its `Engine`'s lock, but `in_force` and `matched`."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_first: Callable[[str], None] = lambda patch: None) -> None:
+        self._on_first = on_first
         self._patched: dict[FunctionType, Patched] = {}
         self._complete: dict[str, list[Patched]] = {}
         self._matched: dict[str, dict[str, str]] = {}
@@ -91,8 +106,25 @@ class Ledger:
         return self._matched.get(name, {})
 
     def carrying(self, name: str) -> list[Patched]:
-        """The functions that carry a patch."""
-        return [patched for patched in self._patched.values() if name in patched.holders]
+        """The functions that carry a patch, or that it observes."""
+        return [patched for patched in self._patched.values() if name in patched.carried]
+
+    def is_on(self, name: str) -> bool:
+        """Whether any function runs with a patch: not one that it only observes."""
+        return any(name in patched.holders for patched in self._patched.values())
+
+    def reached(self, name: str) -> Reached | None:
+        """How often these were entered; None where it is on none that is counted."""
+        found: dict[str, list[Reached]] = {}
+        for patched in self.carrying(name):
+            if name in patched.counted:
+                found.setdefault(patched.target, []).append(patched.entries.seen(name))
+        return reached.together(found)
+
+    def start_anew(self) -> None:
+        """In a forked child, whose calls are its own."""
+        for patched in self._patched.values():
+            patched.entries.start_anew()
 
     def plan(
         self,
@@ -101,6 +133,8 @@ class Ledger:
         modules: dict[str, ModuleType],
         implementation: Implementation,
         watches: bool = False,
+        observes: bool = False,
+        conditions: Sequence[Condition] = (),
     ) -> Plan:
         """Every new code object that putting a patch on takes. No function is changed.
 
@@ -110,6 +144,8 @@ class Ledger:
             modules: by name, those that the changes are in.
             implementation: gives what a `Replace` or `Wrap` calls.
             watches: whether it is a `Watch`, which goes around any patch.
+            observes: whether the functions are left as they are, and only counted.
+            conditions: of the patch.
 
         Raises:
             Conflict: a function is held by another patch, or was changed by other code since it was patched.
@@ -117,7 +153,7 @@ class Ledger:
             Unrecognised: a live function is not that of the text.
             decision.CannotApply: no trampoline can stand in for a function.
         """
-        plan = Plan(name, watches, [], [])
+        plan = Plan(name, watches, observes, [], [])
         idle: NoEffect | None = None
         originals = {function: patched.original for function, patched in self._patched.items()}
         groups = shapes.by_function(recognised)
@@ -139,26 +175,33 @@ class Ledger:
                 original=function.__code__,
                 current=function.__code__,
                 inner=function.__code__,
+                entries=Entries(function, first.qualname, self._on_first),
             )
-            if name in patched.holders:  # a reload: this function object carries it from before
+            if name in patched.carried:  # a reload: this function object carries it from before
                 plan.functions.append(patched)
                 continue
             if any(swap.patched.function is function for swap in plan.swaps):
                 raise Conflict(f"{target} is a function that another change of {name} has as its target")
             if function.__code__ is not patched.current or first.source.text != patched.source.text:
-                raise Conflict(f"{target}, patched by {', '.join(patched.holders)}, was changed by other code since")
-            inner, watch = patched.inner, patched.watch
+                raise Conflict(f"{target}, patched by {', '.join(patched.carried)}, was changed by other code since")
+            inner, watch, counted = patched.inner, patched.watch, patched.counted
             try:
                 if watches:
                     watch = _watch(patched, changes, implementation)
                 else:
-                    inner = _compose(name, patched, changes, _rewritten_beside(target, groups), implementation)
+                    counted = {**counted, name: _told(name, function, target, conditions, implementation)}
+                    if observes:
+                        inner = _coded(patched, _edits(patched), (), counted)
+                    else:
+                        inner = _compose(
+                            name, patched, changes, _rewritten_beside(target, groups), implementation, counted
+                        )
             except NoEffect as error:
                 idle = error
                 continue
             new = _around(patched, inner, watch, name if watches else patched.watched_by)
             functions.check_swap(function, new)
-            plan.swaps.append(Swap(patched, inner, watch, new, changes))
+            plan.swaps.append(Swap(patched, inner, watch, new, changes, counted))
             plan.functions.append(patched)
         if idle is not None and not plan.swaps and not self.carrying(name):
             raise idle
@@ -179,11 +222,13 @@ class Ledger:
             for swap in plan.swaps:
                 if plan.watches:
                     swap.patched.watched_by = name
+                elif plan.observes:
+                    pass
                 elif isinstance(swap.changes[0].change, Rewrite):
                     swap.patched.rewrites[name] = [edit for item in swap.changes for edit in item.edits]
                 else:
                     swap.patched.trampoline_of = name
-                swap.patched.inner, swap.patched.watch = swap.inner, swap.watch
+                swap.patched.inner, swap.patched.watch, swap.patched.counted = swap.inner, swap.watch, swap.counted
                 self._patched[swap.patched.function] = swap.patched
                 _give(swap.patched, swap.new)
             self._complete[name] = plan.functions
@@ -202,10 +247,11 @@ class Ledger:
                     patched.trampoline_of = None
                 if patched.watched_by == name:
                     patched.watched_by = None
+                patched.counted = {other: told for other, told in patched.counted.items() if other != name}
                 patched.inner, patched.watch = inner, watch
                 _give(patched, code)
         for patched in ours:
-            if not patched.holders:
+            if not patched.carried:
                 self._patched.pop(patched.function, None)
         return lost
 
@@ -244,7 +290,7 @@ class Ledger:
                 vars(patched).update(state)
                 if patched.function.__code__ is not patched.current:
                     patched.function.__code__ = patched.current
-                if not patched.holders:
+                if not patched.carried:
                     self._patched.pop(patched.function, None)
             self._matched[name] = matched
             if complete is not None:
@@ -256,7 +302,7 @@ class Ledger:
 
 def _state(patched: Patched) -> dict[str, Any]:
     """What changes of it."""
-    names = ("current", "inner", "watch", "watched_by", "trampoline_of")
+    names = ("current", "inner", "watch", "watched_by", "trampoline_of", "counted")
     return {**{name: getattr(patched, name) for name in names}, "rewrites": dict(patched.rewrites)}
 
 
@@ -265,9 +311,9 @@ def _without(name: str, patched: Patched) -> tuple[CodeType, Callable[..., Any] 
     inner, watch = patched.inner, patched.watch
     if patched.watched_by == name:
         watch = None
-    else:
+    elif patched.trampoline_of in (None, name):
         edits = [edit for other, theirs in patched.rewrites.items() if other != name for edit in theirs]
-        inner = rewriting.rewrite_code(patched.source, patched.place, edits) if edits else patched.original
+        inner = _coded(patched, edits, (), {other: told for other, told in patched.counted.items() if other != name})
     return inner, watch, _around(patched, inner, watch, patched.watched_by)
 
 
@@ -302,25 +348,67 @@ def _rewritten_beside(target: str, groups: dict[str, list[Recognised]]) -> list[
     ]
 
 
+def _edits(patched: Patched) -> list[rewriting.Edit]:
+    """Of the rewrites that it carries."""
+    return [edit for theirs in patched.rewrites.values() for edit in theirs]
+
+
+def _coded(
+    patched: Patched, edits: list[rewriting.Edit], beside: Sequence[rewriting.Edited], counted: dict[str, Told | None]
+) -> CodeType:
+    """The function's code with edits, which is counted if that is for anybody."""
+    source, place = patched.source, patched.place
+    code = rewriting.rewrite_code(source, place, edits, beside) if edits else patched.original
+    if not counted:
+        return code
+    first = patched.entries.statement(filter(None, counted.values()))
+    try:
+        return rewriting.entered_code(source, place, edits, first, patched.original)
+    except Unrecognised as error:  # a repair is worth more than a count
+        logger().debug("%s is not counted: %s", patched.target, error)
+        return code
+
+
+def _told(
+    name: str, function: FunctionType, target: str, conditions: Sequence[Condition], implementation: Implementation
+) -> Told | None:
+    """A patch's condition in a function, if it has one there, and can tell it of such a function."""
+    for condition in conditions:
+        if condition.target != target:
+            continue
+        try:
+            tells = implementation(condition.tells)
+            code = tells.__code__
+            arguments = code.co_varnames[: code.co_argcount]
+            missing = {*arguments} - {*functions.parameters(function.__code__)}
+            if not missing:
+                return Told(name, tells, arguments, condition.measure)
+            logger().debug("%s tells nothing of %s, which has no %s", name, target, ", ".join(sorted(missing)))
+        except no_signal(Exception, SystemExit) as error:  # a repair is worth more than an observation
+            logger().debug("%s of %s cannot be used: %s", condition.tells, name, error)
+    return None
+
+
 def _compose(
     name: str,
     patched: Patched,
     changes: list[Recognised],
     beside: list[rewriting.Edited],
     implementation: Implementation,
+    counted: dict[str, Told | None],
 ) -> CodeType:
     """The function's code with this patch on top of those that it carries."""
     edits = decision.edits_beside(name, changes, patched)
     if edits is not None:
-        present = [edit for theirs in patched.rewrites.values() for edit in theirs]
-        return rewriting.rewrite_code(patched.source, patched.place, present + edits, beside)
+        return _coded(patched, _edits(patched) + edits, beside, counted)
     change = changes[0].change
     assert isinstance(change, (Replace, Wrap))
     return trampolines.build(
         patched.function,
-        patched.inner,
+        patched.original,
         implementation(change.implementation),
         wraps=isinstance(change, Wrap),
         binding=patched.located.binding,
         by=name,
+        first=patched.entries.statement(filter(None, counted.values())),
     )

@@ -22,7 +22,14 @@ _numbers = itertools.count(1)
 
 
 def build(
-    function: FunctionType, code: CodeType, implementation: Callable[..., Any], *, wraps: bool, binding: str, by: str
+    function: FunctionType,
+    code: CodeType,
+    implementation: Callable[..., Any],
+    *,
+    wraps: bool,
+    binding: str,
+    by: str,
+    first: str = "",
 ) -> CodeType:
     """Make a trampoline's code for ``function`` and put what it calls into the function's globals.
 
@@ -33,6 +40,7 @@ def build(
         wraps: whether the implementation is a `Wrap`'s.
         binding: ``function``, ``method``, ``classmethod`` or ``staticmethod``.
         by: the patch's name, shown in tracebacks.
+        first: a statement that is put first.
 
     Raises:
         CannotApply: it is an asynchronous generator.
@@ -53,7 +61,7 @@ def build(
     elif code.co_flags & inspect.CO_COROUTINE:
         call = f"await {call}"
     namespace[name] = implementation
-    return _compile(function, code, name, parameters, call, by)
+    return _compile(function, code, name, parameters, call, by, first)
 
 
 def _parameters(code: CodeType) -> tuple[str, list[str], list[str]]:
@@ -107,13 +115,16 @@ def _bound(original: str, positional: list[str], binding: str) -> tuple[str, str
     return wrapped, first, rest
 
 
-def _compile(function: FunctionType, code: CodeType, name: str, parameters: str, call: str, by: str) -> CodeType:
+def _compile(
+    function: FunctionType, code: CodeType, name: str, parameters: str, call: str, by: str, first: str
+) -> CodeType:
     prefix = "async def" if code.co_flags & inspect.CO_COROUTINE else "def"
     identifier = code.co_name if code.co_name.isidentifier() else "trampoline"
     lines = [f"def enclosing({', '.join(code.co_freevars)}):", f"    {prefix} {identifier}({parameters}):"]
     if code.co_freevars:
         # The same free variables, or assigning __code__ would bind cells wrongly. Never executed.
         lines.append(f"        if 0: {', '.join(code.co_freevars)}")
+    lines += [f"        {first}"] * bool(first)
     lines.append(f"        return {call}")
     text = "\n".join(lines) + "\n"
     filename = f"<rlhf_patches {by}: {function.__module__}:{function.__qualname__} {name[len('__rlhf_patches_') :]}>"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..definitions.listed import DefinitionError
 from ..import_system import no_signal
-from . import slices, sources
+from . import entry, slices, sources
 from .sources import Place, Source
 
 if TYPE_CHECKING:
@@ -278,8 +278,14 @@ def _compile(text: str, filename: str) -> CodeType:
         raise Unrecognised(f"the code does not compile: {error} ({filename})") from error
 
 
-def compile_around(source: Source, place: Place, edits: Sequence[Edit] = ()) -> CodeType:
+def compile_around(source: Source, place: Place, edits: Sequence[Edit] = (), first: str = "") -> CodeType:
     """Compile of an edited module what a function takes: its slice if it has one, else all.
+
+    Args:
+        source: the module.
+        place: the function.
+        edits: those of the text.
+        first: a statement that is put first into the function (`entry`).
 
     Raises:
         Unrecognised: it does not compile, or has another number of lines.
@@ -290,7 +296,24 @@ def compile_around(source: Source, place: Place, edits: Sequence[Edit] = ()) -> 
         kept = slices.cut(lines, place)
         less = len("\n".join(lines[:above])) - len("\n".join(kept[:above])) if edits else 0
         text, edits = "\n".join(kept), [Edit(edit.start - less, edit.end - less, edit.text) for edit in edits]
-    return compile_module(edited(text, edits), source.filename)
+    text = edited(text, edits)
+    if not first:
+        return compile_module(text, source.filename)
+    try:
+        return entry.compiled(text, source.filename, place.name, place.lineno, first)
+    except no_signal(SyntaxError, ValueError, RecursionError) as error:
+        raise Unrecognised(f"the code does not compile: {error} ({source.filename})") from error
+
+
+def entered_code(source: Source, place: Place, edits: Sequence[Edit], first: str, original: CodeType) -> CodeType:
+    """A function's code after edits that `rewrite_code` has shown to be good, with a statement put first.
+
+    Raises:
+        Unrecognised: it does not compile, or cannot take the place of the original.
+    """
+    code = code_of(compile_around(source, place, edits, first), place)
+    check_swap(original, code, place.name)
+    return code
 
 
 def code_of(module_code: CodeType, place: Place) -> CodeType:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from .. import settings
 from .._version import __version__
 from ..definitions.listed import PATCH, Listed
 from ..definitions.patch import KnownBug
@@ -69,7 +70,12 @@ def effects(engine: Engine) -> dict[str, Effect]:
     make no difference.
     """
     carried = (each for each in engine.carried() if each[0].kind == PATCH)
-    return {patch.name: effect(patch, row, texts) for patch, row, texts in carried}
+    found = {patch.name: effect(patch, row, texts) for patch, row, texts in carried}
+    if not settings.truth("OBSERVE"):
+        return found
+    # What waits for its import will be observed then, as it is on a rank that has had it.
+    observed = Effect(Status.OBSERVED.value)
+    return {name: observed if each.in_force or each.status == observed.status else each for name, each in found.items()}
 
 
 def effect(patch: KnownBug | Listed, row: PatchReport, texts: Mapping[str, str]) -> Effect:

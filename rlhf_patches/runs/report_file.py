@@ -63,7 +63,7 @@ _ALSO = ("torch", "transformers", "transformer_engine", "deepspeed", "ray", "vll
 _LONGEST_TITLE = 100
 _TITLE = re.compile(rb"[A-Za-z]{1,20}::[\w.:-]{1,60}")
 _NAMED = re.compile(r"(?!MainProcess$|.*Process-\d)[\w.:-]{1,60}")  # and not as multiprocessing itself names one
-_SETTLED = (Status.APPLIED, Status.UNAFFECTED, Status.REFUSED, Status.FAILED, Status.ADVICE)
+_SETTLED = (Status.APPLIED, Status.OBSERVED, Status.UNAFFECTED, Status.REFUSED, Status.FAILED, Status.ADVICE)
 
 
 def keep(path: str, report: Callable[[], Report]) -> Callable[[], None]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Union
 
 from ..definitions.listed import WATCH
 from ..definitions.registry import BUILT_IN, credit
-from ..definitions.status import Status, finite, observed_text, plural, printable
+from ..definitions.status import Reached, Status, finite, in_all, observed_text, plural, printable
 from ..ranks import ranks_text
 from .processes import PROBLEMS, Effect, Group, Process, grouped
 
@@ -70,6 +70,7 @@ class Recorded(Process):
     Attributes:
         plugins: what brings those patches that are not built-in.
         watched: what watches have seen.
+        reached: how often the functions of patches were entered, by patch.
         name: what an engine's process calls itself; None of others.
     """
 
@@ -79,6 +80,7 @@ class Recorded(Process):
     plugins: Mapping[str, str]
     plugin_failures: tuple[str, ...]
     watched: tuple[Watched, ...] = ()
+    reached: Mapping[str, Reached] = field(default_factory=dict)
     name: str | None = None
 
     def __str__(self) -> str:
@@ -162,6 +164,15 @@ class Summary:
         return found
 
     @property
+    def reached(self) -> Mapping[str, tuple[Reached, int]]:
+        """By patch: how often its functions were entered, in all processes together, and in how many at all."""
+        found: dict[str, list[Reached]] = {}
+        for process in self.processes:
+            for name, one in process.reached.items():
+                found.setdefault(name, []).append(one)
+        return {name: (in_all(each), sum(one.calls > 0 for one in each)) for name, each in found.items()}
+
+    @property
     def problems(self) -> list[str]:
         """What has to be looked at, one line each; none means that all processes are the same and all is well."""
         found = list(islice(self._problems(), _MOST_PROBLEMS + 1))
@@ -199,6 +210,10 @@ class Summary:
             "patches": [patch.to_dict() for patch in self.patches],
             "versions": [version.to_dict() for version in self.versions],
             "plugin_failures": [group.to_dict() for group in self.plugin_failures],
+            "reached": [
+                {"patch": name, **reached.to_dict(), "processes": count}
+                for name, (reached, count) in self.reached.items()
+            ],
             "watched": [
                 {"watch": worst.watch, "figure": worst.figure, **worst.seen, **whose.identity()}
                 for worst, whose in self.worst.values()
@@ -221,11 +236,25 @@ class Summary:
             lines[-1] += f"; {len(self.by_exception)} by an exception ({kinds}): {_names(self.by_exception)}"
         if self.not_ended:
             lines[-1] += f"; {len(self.not_ended)} were killed or still run: {_names(self.not_ended)}"
-        lines += ["", *self._patch_lines(), "", *self._watched_lines()]
+        lines += ["", *self._patch_lines(), "", *self._reached_lines(), *self._watched_lines()]
         problems = self.problems
         if not problems:
             return "\n".join([*lines, "No differences, nothing refused or failed."])
         return "\n".join([*lines, f"{len(problems)} to look at:", *(f"- {text}" for text in problems)])
+
+    def _reached_lines(self) -> list[str]:
+        """What mattered; of a process that was killed, as far as its last line says."""
+        reached = self.reached
+        lines = [
+            f"{name}: {one.said(ended=not self.not_ended)} ({plural(count, 'process', 'processes')})"
+            for name, (one, count) in reached.items()
+            if one.calls
+        ]
+        never = [name for name, (one, _) in reached.items() if not one.calls]
+        lines += [f"never reached: {', '.join(never)}"] if never else []
+        if lines and self.not_ended:
+            lines.append("of processes that were killed or still run, as far as their last lines say")
+        return [*lines, ""] if lines else []
 
     def _watched_lines(self) -> list[str]:
         lines = [
@@ -277,7 +306,7 @@ def summarise(files: Sequence[str]) -> Summary:
             # What comes later is what the process said last; it may have become another program since (exec).
             processes[identity] = process
             entries += len(process.effects) + len(process.versions) + len(process.plugin_failures)
-            entries += len(process.watched)
+            entries += len(process.watched) + len(process.reached)
         if not begun:
             raise ReportFileError(
                 f"{file} is empty: no process of the run has imported a framework with the patches on, or it has only "
@@ -341,6 +370,7 @@ def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Re
     effects: dict[str, Effect] = {}
     plugins: dict[str, str] = {}
     watched: list[Watched] = []
+    reached: dict[str, Reached] = {}
     for row in line["patches"]:
         if row.get("kind") == WATCH:  # in which processes may differ, and which no run needs
             watched += _watched(_text(row["name"]), row.get("observations", {}))
@@ -350,6 +380,8 @@ def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Re
         effects[shared(name)] = shared(Effect(what, reason=_text(row["reason"], _LONGEST_REASON)))
         if plugin != BUILT_IN:
             plugins[shared(name)] = shared(plugin)
+        if "reached" in row:
+            reached[shared(name)] = _reached(row["reached"])
     failures = tuple(
         shared(f"plugin {_text(row['plugin'])}: {_text(row['reason'], _LONGEST_REASON)}")
         for row in line.get("plugin_failures", ())
@@ -369,6 +401,7 @@ def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Re
         plugins=plugins,
         plugin_failures=failures,
         watched=tuple(watched),
+        reached=reached,
         name=_optional(line.get("name")),
     )
     return (process.host, process.pid, _optional(line.get("process"))), process
@@ -383,6 +416,19 @@ def _watched(watch: str, observations: dict[str, Any]) -> Iterator[Watched]:
         yield Watched(
             watch, _text(figure), float(worst[:_MOST_DIGITS] if isinstance(worst, str) else worst), at, values, told
         )
+
+
+def _reached(found: dict[str, Any]) -> Reached:
+    counts = [found["calls"], found.get("asked", 0), found.get("held", 0)]
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise TypeError("reached")
+    calls, asked, held = counts
+    least, most = (_number(found.get(name)) for name in ("least", "most"))
+    return Reached(calls, asked, held, least, most, _text(found.get("measure", "")), "asked" in found)
+
+
+def _number(value: object) -> float | None:
+    return None if value is None else float(value[:_MOST_DIGITS] if isinstance(value, str) else value)  # type: ignore[arg-type]
 
 
 def _text(value: object, longest: int = 200) -> str:

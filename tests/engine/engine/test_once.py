@@ -110,6 +110,7 @@ def test_each_thing_is_made_once(framework, engine, counts, monkeypatch, when):
     assert {what: counts[what] for what in once} == dict.fromkeys(once, 1)
     compiled = {what: times for what, times in counts.items() if what[0] == COMPILED}
     assert set(compiled.values()) == {1}
-    # As it is on disk, with all of the first patch, and with the second one besides in their common function.
-    assert sum(times for (_, name, _), times in compiled.items() if name == "mod") == 3
+    # As it is on disk, with all of the first patch, and with the second one besides in their common function; and where
+    # the slice of a function is not known, once more for each of the three that is counted.
+    assert sum(times for (_, name, _), times in compiled.items() if name == "mod") == 6
     assert counts["globs"] == 2  # the two names in RLHF_PATCHES_DISABLE

@@ -100,6 +100,50 @@ def test_what_a_watch_has_told_is_to_be_looked_at(report, worst, shown):
     assert json.loads(report(lines, "--json")[1])["watched"][0]["worst"] == worst
 
 
+def reached(pid, ended="exit", **found):
+    """A line of a process in which a patch counts its calls, and another patch's place was never reached."""
+    made = {**line(pid), "ended": ended}
+    (row,) = made["patches"]
+    more = {**row, "name": "b-bug", "reached": {"calls": 0}}
+    return {**made, "patches": [{**row, "reached": {"measure": "divisor x", **found}}, more]}
+
+
+def test_how_often_a_place_was_reached_in_all(report):
+    lines = [
+        reached(0, calls=8, asked=8, held=8, least=0.5, most=0.5),
+        reached(1, calls=1000, asked=1000, held=0),
+        reached(2, calls=0, asked=0, held=0),
+    ]
+    status, out, err = report(lines)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[6:9] == [
+        "a-bug: reached 1,008 times, with the bug's condition in 8 (divisor x 0.5) (2 processes)",
+        "never reached: b-bug",
+        "",
+    ]
+    found, never = json.loads(report(lines, "--json")[1])["reached"]
+    assert found == {
+        **{"patch": "a-bug", "calls": 1008, "asked": 1008, "held": 8, "processes": 2},
+        **{"least": 0.5, "most": 0.5, "measure": "divisor x"},
+    }
+    assert never == {"patch": "b-bug", "calls": 0, "processes": 0}
+
+
+def test_what_a_killed_process_has_counted_may_be_more(report):
+    out = report([reached(0, ended=None, calls=8, asked=8, held=0)])[1]
+    assert "a-bug: reached 8 times, never with the bug's condition: not affected so far (1 process)" in out
+    ended = report([reached(0, calls=8, asked=8, held=0)])[1]
+    assert "reached 8 times, never with the bug's condition: this run was not affected (1 process)" in ended
+    assert "of processes that were killed or still run, as far as their last lines say" in out
+
+
+@pytest.mark.parametrize(
+    "found", [{"calls": "8"}, {"calls": -1}, {"calls": True}, {"calls": 1, "least": [], "most": 1}, {}, {"calls": 1.5}]
+)
+def test_counts_that_are_none(report, found):
+    assert "unreadable: line 2" in report([line(0), reached(1, **found)])[1]
+
+
 def test_an_engine_is_told_from_the_trainer_that_has_its_rank(report):
     lines = [line(0), {**line(1, status="refused"), "rank": "0", "name": "VLLM::EngineCore"}]
     assert "(node-a pid 1 rank 0 VLLM::EngineCore)" in report(lines)[1]

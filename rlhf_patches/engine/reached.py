@@ -1,0 +1,153 @@
+"""How often a patched function is entered, and how often a bug's condition held there: what a report says mattered.
+
+The function's code has one call more, put first; what it calls is in the function's globals. It takes no lock and
+waits for nothing, and to torch.compile it is a constant: no graph breaks, and what runs compiled is not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from ..definitions.status import Reached, in_all
+from ..import_system import no_signal
+from .log import logger
+
+
+class Told(NamedTuple):
+    """What is asked in each call: a patch's condition, the function that tells, and which arguments it takes."""
+
+    patch: str
+    tells: Callable[..., Any]
+    arguments: tuple[str, ...]
+    measure: str
+
+
+class Entries:
+    """The calls of one function object.
+
+    Args:
+        function: whose globals get what counts.
+        qualname: in its module.
+        on_first: called when a condition has held for the first time; must not raise.
+    """
+
+    def __init__(self, function: FunctionType, qualname: str, on_first: Callable[[str], None]) -> None:
+        # The same in each process, and not private to a class.
+        self._name = f"_rlhf_patches_entered_{qualname.replace('.', '_')}"
+        self._globals = function.__globals__
+        self._on_first = on_first
+        self._calls = itertools.count()
+        self._before = 0
+        self._asked: dict[str, _Asked] = {}
+
+    def statement(self, told: Iterable[Told]) -> str:
+        """What is put first into the function, which it makes ready; the same again for the same conditions."""
+        told = [*told]
+        self._globals[self._name] = _counting(self._calls.__next__, asks=bool(told))
+        calls = []
+        for each in told:
+            name = f"{self._name}_{each.patch.replace('-', '_')}"
+            asked = self._asked.setdefault(each.patch, _Asked(each, self._on_first))
+            self._globals[name] = asked.ask
+            calls.append(f"{name}({', '.join(each.arguments)})")
+        return f"{self._name}()" + (f" and ({', '.join(calls)},)" if calls else "")
+
+    def seen(self, patch: str) -> Reached:
+        """So far, in this process."""
+        asked = self._asked.get(patch)
+        calls = _value(self._calls) - self._before
+        return asked.seen(calls) if asked is not None else Reached(calls)
+
+    def start_anew(self) -> None:
+        """In a forked child, whose calls are its own."""
+        self._before = _value(self._calls)
+        for asked in self._asked.values():
+            asked.start_anew()
+
+
+def _counting(count: Callable[[], int], asks: bool) -> Callable[[], bool]:
+    """What counts a call, and says whether conditions are to be asked."""
+    if asks:
+
+        def entered() -> bool:
+            if _is_traced():
+                return False
+            count()
+            return True
+    else:
+
+        def entered() -> bool:
+            count()
+            return False
+
+    # What `torch.compiler.assume_constant_result` sets, without importing torch.
+    entered._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return entered
+
+
+def _is_traced() -> bool:
+    """Whether torch.compile is looking: it calls what is constant while it traces."""
+    guards = sys.modules.get("torch._guards")
+    return guards is not None and guards.TracingContext.try_get() is not None
+
+
+def _value(count: Any) -> int:
+    """How often a count was asked for its next number: it says so to nobody, but in its text."""
+    return int(repr(count)[len("count(") : -1])
+
+
+class _Asked:
+    """A condition, in all calls."""
+
+    def __init__(self, told: Told, on_first: Callable[[str], None]) -> None:
+        self._told, self._on_first = told, on_first
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        self._answers, self._held = itertools.count(), itertools.count()
+        self._least, self._most = math.inf, -math.inf
+        self._is_first = True
+
+    def ask(self, *arguments: Any) -> None:
+        try:
+            found = self._told.tells(*arguments)
+            if found is None:
+                return
+            next(self._answers)
+            if found is False:
+                return
+            next(self._held)
+            if found is not True:
+                self._least, self._most = min(self._least, found), max(self._most, found)
+            if self._is_first:
+                self._is_first = False
+                self._on_first(self._told.patch)
+        except no_signal(Exception) as error:
+            logger().debug("the condition of %s could not be told: %s", self._told.patch, error)
+
+    def seen(self, calls: int) -> Reached:
+        held = self._least <= self._most
+        return Reached(
+            calls,
+            asked=_value(self._answers),
+            held=_value(self._held),
+            least=float(self._least) if held else None,
+            most=float(self._most) if held else None,
+            measure=self._told.measure,
+            has_condition=True,
+        )
+
+
+def together(found: Mapping[str, Sequence[Reached]]) -> Reached | None:
+    """Of all targets of a patch, by target one for each of its function objects (a reload makes another).
+
+    Those with a condition if there are any; else the target that was most often entered.
+    """
+    targets = [in_all(each) for each in found.values()]
+    told = [one for one in targets if one.has_condition]
+    return in_all(told) if told else max(targets, default=None, key=lambda one: one.calls)

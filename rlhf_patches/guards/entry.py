@@ -1,0 +1,80 @@
+"""A statement put first into a function, on the line on which its first one stands, so that no line moves.
+
+As text where that line can take it, since a tree of Python's takes twice the time to compile: milliseconds for a long
+function, and each start has dozens of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from types import CodeType
+
+from . import sources
+
+_STRING = (
+    r"""[rRbBuUfF]{0,2}(?:'''(?:\\.|[^\\])*?'''|\"\"\"(?:\\.|[^\\])*?\"\"\"|'(?:\\.|[^\\\n'])*'|"(?:\\.|[^\\\n"])*")"""
+)
+_PIECE = re.compile(rf"\#[^\n]*|{_STRING}|[()\[\]{{}}:]", re.DOTALL)
+_BLANK = re.compile(r"(?:[ \t\f]*(?:\#[^\n]*)?\n)*[ \t\f]*")
+_DOCSTRING = re.compile(rf"{_STRING}(?=[ \t]*(?:;|\#|\n|\Z))", re.DOTALL)
+_OTHER = re.compile(r"(?:if|for|while|with|try|def|class|async|match|case)\b|@|['\"]|[rRbBuUfF]{1,2}['\"]")
+"""What begins a statement that nothing can stand before on its line; or one that a docstring was to be."""
+
+
+def compiled(text: str, filename: str, name: str, line: int, statement: str) -> CodeType:
+    """The code of a module with a statement first in one of its functions.
+
+    Args:
+        text: the module's, or a slice of it.
+        filename: for the code.
+        name: the function's.
+        line: of its ``def``.
+        statement: a call.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError: it does not compile.
+    """
+    new = _with(text, line, statement)
+    if new is None:
+        return _by_tree(text, filename, name, line, statement)
+    with sources.no_warnings():
+        return compile(new, filename, "exec", dont_inherit=True)
+
+
+def _with(text: str, line: int, statement: str) -> str | None:
+    """The text with the statement; None where it has to be put in by the tree."""
+    start = 0
+    for _ in range(line - 1):
+        start = text.index("\n", start) + 1
+    depth = 0
+    for piece in _PIECE.finditer(text, start):
+        found = piece[0]
+        depth += (found in "([{") - (found in ")]}")
+        if found == ":" and not depth:
+            break
+    else:
+        return None
+    blank = _BLANK.match(text, piece.end())
+    at = blank.end() if blank else piece.end()
+    docstring = _DOCSTRING.match(text, at)
+    if docstring is not None:
+        return f"{text[: docstring.end()]}; {statement}{text[docstring.end() :]}"
+    if _OTHER.match(text, at) or at == len(text):
+        return None
+    return f"{text[:at]}{statement}; {text[at:]}"
+
+
+def _by_tree(text: str, filename: str, name: str, line: int, statement: str) -> CodeType:
+    with sources.no_warnings():
+        tree = ast.parse(text, filename)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.name, node.lineno) == (name, line):
+                first = node.body[0]
+                has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+                (call,) = ast.parse(statement).body
+                for each in ast.walk(call):
+                    ast.copy_location(each, first)
+                node.body.insert(1 if has_docstring and isinstance(first.value.value, str) else 0, call)  # type: ignore[attr-defined]
+                return compile(tree, filename, "exec", dont_inherit=True)
+    raise ValueError(f"no function {name} in line {line}")
