@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import fp32_gradients
-from cases import Case, Group, Row, Runner
+from cases import Case, Group, Row, Runner, proved
 
 from tests.harness.warm import Level, verl, verl_agent_loop
 
@@ -21,13 +21,6 @@ FP32 = Case(
     "verl-fp32-gradients",
     "Megatron-Bridge, 64 micro-batches",
     "the gradients of 64 micro-batches on two ranks, on Megatron-Bridge in bfloat16",
-)
-
-SEPARATOR = Case(
-    "verl",
-    "verl-tool-separator",
-    "a conversation with two tool results",
-    "a conversation with two tool results, ChatML: the tokens of the rollout",
 )
 
 
@@ -49,28 +42,8 @@ def critic(runner: Runner) -> Iterator[Row]:
     )
 
 
-def separator(runner: Runner) -> Iterator[Row]:
-    """ToolAgentLoop, with a server that says what it is told to."""
-    report = runner.forked("tests.patches.verl.tool_separator_ranks", levels=verl_agent_loop("0.8"), ranks=1)[0]
-    before, after = (report[state]["ChatML"] for state in ("before", "after"))
-    whole = report["after"]["whole"]["ChatML"]
-    missing = len(after["tokens"]) - len(before["tokens"])
-    same = whole.startswith(after["prompt"] + after["response"])
-    without, patched = f"{missing} tokens too few", f"{len(after['tokens'])} tokens"
-    verdict = "token by token" if same else "NO"
-    yield Row(
-        SEPARATOR,
-        report["version"],
-        without,
-        patched,
-        verdict,
-        same and not whole.startswith(before["prompt"] + before["response"]),
-        (f"{without}: `<|im_end|><|im_start|>`", patched, f"{verdict} the chat template's of the whole conversation"),
-    )
-
-
 GROUPS = (
     Group((CRITIC,), critic),
-    Group((SEPARATOR,), separator),
+    proved("verl.tool_separator", lambda: verl_agent_loop("0.8")),
     fp32_gradients.group(FP32, "tests.patches.verl.fp32_gradients_ranks", lambda: verl("0.7")),
 )

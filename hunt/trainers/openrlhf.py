@@ -16,7 +16,7 @@ def policy(*, name: str, garbage: str = "zero", order: str = "given", padding: i
     """Masked tokens hold `garbage`, in all that a rollout hands over."""
     import torch
 
-    from tests.patches.openrlhf import masked_nan_ranks
+    from rlhf_patches.patches.openrlhf.proofs import masked_nan_ranks
 
     loss_of = masked_nan_ranks.make_loss(name)
     if loss_of is None:

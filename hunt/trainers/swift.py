@@ -53,7 +53,7 @@ def loader(*, name: str, drawn: int = 8, ranks: int = 1) -> Outcome:
     """The samples that all ranks together draw in the first epoch."""
     import torch
 
-    from tests.patches.swift import sampler_tail_ranks as cases
+    from rlhf_patches.patches.swift.proofs import sampler_tail_ranks as cases
 
     groups.start(ranks)
     try:

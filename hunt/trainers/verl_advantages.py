@@ -91,10 +91,10 @@ def of_two(
 @trainer("verl/published-gdpo", "verl/published-rloo_vectorized", "verl/published-reinforce_plus_plus")
 def published(*, name: str, by: str = "trainer") -> Outcome:
     """Cases and definitions of the tests."""
-    from tests.patches.verl import gdpo_whitening_ranks as gdpo
-    from tests.patches.verl import reinforce_plus_plus_turns_ranks as turns
-    from tests.patches.verl import rloo_singletons_ranks as rloo
-    from tests.patches.verl.advantages import LENGTH, estimate
+    from rlhf_patches.patches.verl.proofs import gdpo_whitening_ranks as gdpo
+    from rlhf_patches.patches.verl.proofs import reinforce_plus_plus_turns_ranks as turns
+    from rlhf_patches.patches.verl.proofs import rloo_singletons_ranks as rloo
+    from rlhf_patches.patches.verl.proofs.advantages import LENGTH, estimate
 
     kind = name.partition("-")[2]
     try:

@@ -110,7 +110,7 @@ class Reached(NamedTuple):
         """A line for people; ``ended``: whether nothing can come any more."""
         if not self.calls:
             return "never reached"
-        said = f"reached {plural(self.calls, 'time', 'times')}"
+        said = f"reached {self.calls:,} {'time' if self.calls == 1 else 'times'}"
         if not self.has_condition:
             return said
         if not self.asked:

@@ -41,7 +41,7 @@ class Row:
         release: of the framework.
         without: at most 26 characters, as ``after`` 20 and ``verdict`` 13: what it was held against.
         repaired: the bug has shown without the patch, and nothing of it with the patch.
-        words: ``without``, ``after`` and ``verdict`` in more words.
+        words: ``without``, ``after`` and ``verdict`` in more words, where there are more to say.
         unaffected: the bug does not show in this case on this release: right without the patch, and with it.
     """
 
@@ -51,8 +51,12 @@ class Row:
     after: str
     verdict: str
     repaired: bool
-    words: tuple[str, str, str]
+    words: tuple[str, str, str] = ("", "", "")
     unaffected: bool = False
+
+    def __post_init__(self) -> None:
+        if not any(self.words):
+            object.__setattr__(self, "words", (self.without, self.after, self.verdict))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ HELD = {
 @pytest.fixture(scope="module", params=["0.10.2", "0.11.2"])
 def report(run_ranks, request):
     """Losses, gradients and metrics as released, with the patch, and after a revert."""
-    worker = "tests.patches.openrlhf.masked_nan_ranks"
+    worker = "rlhf_patches.patches.openrlhf.proofs.masked_nan_ranks"
     (found,) = run_ranks(worker, levels=beside(f"openrlhf-{request.param}", "openrlhf"), ranks=1)
     assert (found["version"], found["status"]) == (request.param, "applied")
     return found

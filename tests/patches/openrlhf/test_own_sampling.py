@@ -21,7 +21,7 @@ RELEASES = ["0.10.2", "0.11.2"]
 @pytest.fixture(scope="module", params=[*RELEASES, pytest.param("0.11.1", marks=pytest.mark.exhaustive)])
 def report(request, run_ranks):
     levels = beside(f"openrlhf-{request.param}", "openrlhf")
-    (found,) = run_ranks("tests.patches.openrlhf.own_sampling_ranks", levels=levels, ranks=1)
+    (found,) = run_ranks("rlhf_patches.patches.openrlhf.proofs.own_sampling_ranks", levels=levels, ranks=1)
     assert found["status"] == "applied"
     return found
 

@@ -18,7 +18,7 @@ HELD = {
     "Views are left as they are": "test_with_it_gradients_are_those_of_the_whole_model",
     "`set_adapter`, called by itself on views, raises as before": "test_set_adapter_on_views_raises_as_before",
 }
-WORKER = "tests.patches.peft.disable_adapter_fsdp_ranks"
+WORKER = "rlhf_patches.patches.peft.proofs.disable_adapter_fsdp_ranks"
 WRONG = ("second", "within")
 #: Of the largest gradient: float32 against float64.
 TOLERANCE = 1e-5

@@ -19,7 +19,7 @@ HELD = {
     "no new wait": "because it filters a dictionary, and asks for the state dict where PEFT would, as often; no lock",
     "are left as released": "test_a_single_adapter_and_other_methods_are_as_ever",
 }
-WORKER = "tests.patches.peft.save_adapter_prefix_ranks"
+WORKER = "rlhf_patches.patches.peft.proofs.save_adapter_prefix_ranks"
 KINDS = ("LoRA", "with a head")
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

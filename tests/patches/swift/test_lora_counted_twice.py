@@ -12,6 +12,7 @@ import pytest
 from tests.harness import side_by_side, unpacked
 from tests.harness.warm import PACKAGES, Level, swift
 
+WORKER = "rlhf_patches.patches.swift.proofs.lora_counted_twice_ranks"
 HELD = {
     "least reach": ("test_without_it_and_at_level_2_nothing_changes", "test_where_the_adapter_is_new"),
     "hands off": "test_the_policy_is_what_it_was",
@@ -39,7 +40,7 @@ def levels(release):
 @pytest.fixture(scope="module")
 def observe(run_ranks):
     def run(release):
-        (report,) = run_ranks("tests.patches.swift.lora_counted_twice_ranks", levels=levels(release), ranks=1)
+        (report,) = run_ranks(WORKER, levels=levels(release), ranks=1)
         return report
 
     return run

@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness.warm import swift
 
+WORKER = "rlhf_patches.patches.swift.proofs.rollout_update_failed_ranks"
 HELD = {
     "least reach": "test_where_nothing_raises_nothing_changes",
     "hands off": "because what it keeps is a text, beside the engine and not on it",
@@ -27,9 +28,7 @@ CASES = ["one worker", "two workers", "asynchronous"]
     params=[None, pytest.param("swift-3.12", marks=pytest.mark.exhaustive)],
 )
 def report(request, run_ranks):
-    (found,) = run_ranks(
-        "tests.patches.swift.rollout_update_failed_ranks", levels=swift(request.param, "swift_engine"), ranks=1
-    )
+    (found,) = run_ranks(WORKER, levels=swift(request.param, "swift_engine"), ranks=1)
     assert found["status"] == "applied"
     return found
 

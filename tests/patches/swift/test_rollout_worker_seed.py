@@ -13,6 +13,7 @@ import pytest
 from tests.harness import side_by_side, unpacked
 from tests.harness.warm import PACKAGES, Level, swift
 
+WORKER = "rlhf_patches.patches.swift.proofs.rollout_worker_seed_ranks"
 HELD = {
     "least reach": "test_with_one_worker_or_seeds_of_their_own_nothing_changes",
     "hands off": "because it reads the server's arguments, and gives a keyword to the engine that is made of them",
@@ -38,7 +39,7 @@ def report(request, run_ranks):
         needed = (str(side_by_side.folder(name)) for name in ("swift-3.12", "math-verify-0.7"))
         folders = os.pathsep.join((unpacked.folders(f"ms-swift=={request.param}"), *needed))
         levels = (*PACKAGES, Level("tests.harness.loading:swift_engine", folders))
-    (found,) = run_ranks("tests.patches.swift.rollout_worker_seed_ranks", levels=levels, ranks=1)
+    (found,) = run_ranks(WORKER, levels=levels, ranks=1)
     assert found["status"] == "applied"
     return found
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness.warm import swift
 
+WORKER = "rlhf_patches.patches.swift.proofs.sampler_tail_ranks"
 HELD = {
     "least reach": "test_where_the_ranks_divide_the_data_nothing_changes",
     "hands off": "because all it keeps is the data set's size, on the sampler that the trainer has made for itself",
@@ -28,9 +29,7 @@ DROPPED = [each.replace("kept", "dropped") for each in KEPT]
     params=[None, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("swift-3.8", "swift-3.12"))],
 )
 def reports(request, run_ranks):
-    found = run_ranks(
-        "tests.patches.swift.sampler_tail_ranks", levels=swift(request.param, "swift_transformers"), ranks=RANKS
-    )
+    found = run_ranks(WORKER, levels=swift(request.param, "swift_transformers"), ranks=RANKS)
     assert all(report["status"] == "applied" for report in found)
     return found
 

@@ -20,9 +20,9 @@ from transformers import TrainerCallback, TrainingArguments
 
 import rlhf_patches
 from rlhf_patches.patches.transformers import router_loss
+from rlhf_patches.patches.transformers.proofs import moe_aux_loss_ranks as small
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.patches.transformers import moe_aux_loss_ranks as small
 
 PLAIN = {"sync_module_states": "false", "cpu_ram_efficient_loading": "false", "use_orig_params": "true"}
 V5 = int(transformers.__version__.partition(".")[0]) >= 5

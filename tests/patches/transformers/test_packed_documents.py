@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.warm import beside
 
-WORKER = "tests.patches.transformers.packed_documents_ranks"
+WORKER = "rlhf_patches.patches.transformers.proofs.packed_documents_ranks"
 WRONG = ("packed", "2 rows", "compiled")
 LEFT = ("a mask", "not packed", "no positions", "other jumps", "a cache", "generated")
 HELD = {

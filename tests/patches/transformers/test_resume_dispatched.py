@@ -21,7 +21,7 @@ HELD = {
     "The order of every other loader is as it was": "test_another_loader_is_the_same",
     "it takes `accelerate-resume-dispatched` too": "test_on_two_ranks",
 }
-WORKER = "tests.patches.transformers.resume_dispatched_ranks"
+WORKER = "rlhf_patches.patches.transformers.proofs.resume_dispatched_ranks"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.patches.verl import fused_logprob_contiguity_ranks as ranks
+from rlhf_patches.patches.verl.proofs import fused_logprob_contiguity_ranks as ranks
 
 WORKER = ranks.__name__
 HELD = {

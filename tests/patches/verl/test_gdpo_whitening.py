@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.patches.verl import gdpo_whitening_ranks
+from rlhf_patches.patches.verl.proofs import gdpo_whitening_ranks
 
 WORKER = gdpo_whitening_ranks.__name__
 CASES = gdpo_whitening_ranks.CASES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.verl.proofs import lora_buckets_ranks
 from tests.harness import warm
-from tests.patches.verl import lora_buckets_ranks
 
 HELD = {
     "least reach": "test_the_base_model_is_loaded_bucket_by_bucket",

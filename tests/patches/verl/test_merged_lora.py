@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.verl.proofs import merged_lora_ranks
 from tests.harness import side_by_side
 from tests.harness.warm import PACKAGES, Level
-from tests.patches.verl import merged_lora_ranks
 
 HELD = {
     "least reach": "test_where_it_was_right_upstreams_own_iterator_is_given",

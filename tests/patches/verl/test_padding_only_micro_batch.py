@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from rlhf_patches.patches.verl.proofs import padding_only_micro_batch_ranks
 from tests.harness.logs import diagnosed
 from tests.harness.warm import Level
-from tests.patches.verl import padding_only_micro_batch_ranks
 
 WORKER = padding_only_micro_batch_ranks.__name__
 CASES = padding_only_micro_batch_ranks.CASES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.patches.verl import reinforce_plus_plus_turns_ranks
+from rlhf_patches.patches.verl.proofs import reinforce_plus_plus_turns_ranks
 
 WORKER = reinforce_plus_plus_turns_ranks.__name__
 CASES = reinforce_plus_plus_turns_ranks.CASES

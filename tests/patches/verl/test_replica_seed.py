@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from rlhf_patches.patches.verl.proofs import replica_seed_ranks
 from tests.harness import unpacked, warm
-from tests.patches.verl import replica_seed_ranks
 
 HELD = {
     "least reach": ("test_within_the_trainer_nothing_changes", "test_the_first_replica_keeps_its_seed"),

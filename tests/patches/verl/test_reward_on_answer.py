@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.patches.verl import reward_on_answer_ranks
+from rlhf_patches.patches.verl.proofs import reward_on_answer_ranks
 
 WORKER = reward_on_answer_ranks.__name__
 CASES, WRONG = reward_on_answer_ranks.CASES, reward_on_answer_ranks.WRONG

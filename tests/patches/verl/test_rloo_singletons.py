@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.patches.verl import rloo_singletons_ranks
+from rlhf_patches.patches.verl.proofs import rloo_singletons_ranks
 
 WORKER = rloo_singletons_ranks.__name__
 CASES = rloo_singletons_ranks.CASES

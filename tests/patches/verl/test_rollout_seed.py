@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.verl.proofs import rollout_seed_ranks
 from tests.harness import unpacked, warm
-from tests.patches.verl import rollout_seed_ranks
 
 HELD = {
     "least reach": "test_the_rest_is_as_released",

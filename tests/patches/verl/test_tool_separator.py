@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.verl.proofs import tool_separator_ranks
+from rlhf_patches.patches.verl.proofs.tool_separator_ranks import LIMITS, SEPARATED
 from tests.harness import unpacked, warm
-from tests.patches.verl import tool_separator_ranks
-from tests.patches.verl.tool_separator_ranks import LIMITS, SEPARATED
 
 HELD = {
     "least reach": ("test_the_rest_is_as_released", "test_a_template_is_asked_once"),

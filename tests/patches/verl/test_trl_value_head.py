@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlhf_patches.patches.verl import value_head_class
+from rlhf_patches.patches.verl.proofs import trl_value_head_ranks
 from tests.harness import unpacked
 from tests.harness.logs import diagnosed
 from tests.harness.warm import Level, verl
-from tests.patches.verl import trl_value_head_ranks
 
 HELD = {
     "least reach": "test_beside_an_older_trl_nothing_is_changed",

@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from rlhf_patches.patches.transformers import saved_weights
+from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import Collator, rows
+from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import SIZES, made, qwen3_moe
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.patches.transformers.eval_loss_ranks import Collator, rows
-from tests.patches.transformers.moe_aux_loss_ranks import SIZES, made, qwen3_moe
 
 NAME = "transformers-resume-weights"
 STEPS, STOP = 4, 2

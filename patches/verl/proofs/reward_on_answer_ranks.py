@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf_patches.patches.verl.proofs.advantages import LENGTH, at_the_end, differences
+from rlhf_patches.patches.verl.proofs.reinforce_plus_plus_turns_ranks import DTYPES, ENDS, ONE_TURN, TURNS
 from rlhf_patches.proving import states
-from tests.patches.verl.advantages import LENGTH, at_the_end, differences
-from tests.patches.verl.reinforce_plus_plus_turns_ranks import DTYPES, ENDS, ONE_TURN, TURNS
 
 GAMMA, LAMBDA = 0.9, 0.8
 GROUPS = (0, 1, 0, 1)

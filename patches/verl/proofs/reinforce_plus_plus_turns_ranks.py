@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.verl.proofs.advantages import LENGTH, at_the_end, differences, estimate
 from rlhf_patches.proving import states
-from tests.patches.verl.advantages import LENGTH, at_the_end, differences, estimate
 
 # Each letter is a token: a (counts), o (a tool's answer, does not count), . (padding).
 ONE_TURN = ("aaaaaaaaaaaa", "aaaaa.......", "aaa.........", "aaaaaaaa....")

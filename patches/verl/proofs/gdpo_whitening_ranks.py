@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf_patches.patches.verl.proofs.advantages import LENGTH, differences, estimate, lengths_as_mask
 from rlhf_patches.proving import states
-from tests.patches.verl.advantages import LENGTH, differences, estimate, lengths_as_mask
 
 GROUPS = "aaaabbbb"
 REWARDS = {"right": (1, 0, 0, 1, 1, 1, 0, 1), "short": (0.9, 0.1, 0.4, 1.0, 0.2, 0.7, 0.0, 0.5)}

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.verl.proofs.advantages import at_the_end, differences, estimate, lengths_as_mask
 from rlhf_patches.proving import states
-from tests.patches.verl.advantages import at_the_end, differences, estimate, lengths_as_mask
 
 CASES = {
     "groups": "aaaabbbb",

@@ -19,10 +19,10 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import Collator, classifier, rows, t5
+from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import dense, made
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.patches.transformers.eval_loss_ranks import Collator, classifier, rows, t5
-from tests.patches.transformers.moe_aux_loss_ranks import dense, made
 
 NAME = "transformers-first-token-count"
 ROWS, VOCABULARY = 4, 32

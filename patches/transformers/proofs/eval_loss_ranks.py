@@ -22,10 +22,10 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 import rlhf_patches
 from rlhf_patches.patches.transformers import batch_counts
+from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import COEFFICIENT, dense, made, qwen3_moe
+from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import NAME as MIXTURES
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.patches.transformers.moe_aux_loss_ranks import COEFFICIENT, dense, made, qwen3_moe
-from tests.patches.transformers.moe_aux_loss_ranks import NAME as MIXTURES
 
 NAME = "transformers-eval-loss-ranks"
 VOCABULARY, LENGTH, SMOOTHING = 32, 10, 0.1

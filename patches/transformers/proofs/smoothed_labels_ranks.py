@@ -22,10 +22,10 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from rlhf_patches.patches.transformers import router_loss, wrapped_names
+from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import SMOOTHING, Collator, classifier, rows, smoothed, t5
+from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import SIZES, dense, made
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.patches.transformers.eval_loss_ranks import SMOOTHING, Collator, classifier, rows, smoothed, t5
-from tests.patches.transformers.moe_aux_loss_ranks import SIZES, dense, made
 
 NAME = "transformers-smoothed-labels"
 Make = Callable[[], Any]

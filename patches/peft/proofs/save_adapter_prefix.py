@@ -1,0 +1,27 @@
+"""What is saved of an adapter whose name begins that of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+
+CASE = Case(
+    "peft",
+    "peft-save-adapter-prefix",
+    "two adapters, one is a prefix",
+    "what is saved of an adapter whose name begins another one's",
+)
+
+
+def rows(reports: Reports) -> Iterator[Row]:
+    """The keys that are saved, held against those of a model with this adapter alone."""
+    (report,) = reports
+    before, after = (report[state]["LoRA"] for state in ("before", "after"))
+    more = [max(len(found["superfluous"]) for found in each.values()) for each in (before, after)]
+    without, patched = (f"{number} keys too many" for number in more)
+    repaired = more[0] > 0 == more[1]
+    yield Row(CASE, report["version"], without, patched, "one adapter's" if repaired else "NO", repaired)
+
+
+PROOF = Proof((CASE,), rows)

@@ -1,0 +1,28 @@
+"""An adapter that is merged and sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+
+CASE = Case(
+    "ms-swift",
+    "swift-lora-counted-twice",
+    "adapter, three weight updates",
+    "what the engine computes with after three updates of an adapter, resumed",
+)
+
+
+def rows(reports: Reports) -> Iterator[Row]:
+    """How far the engine is from the policy after each update, as a part of what the policy adds."""
+    (report,) = reports
+    before, after = (report[state]["colocate"]["off"] for state in ("before", "after"))
+    without, patched = (f"off by {max(found):.2g}" for found in (before, after))
+    # bfloat16 or float32 weights, merged once.
+    repaired = min(before[1:]) > 0.3 and max(after) <= 2**-7
+    unaffected = max(*before, *after) <= 2**-7
+    yield Row(CASE, report["version"], without, patched, "the policy", repaired, unaffected=unaffected)
+
+
+PROOF = Proof((CASE,), rows, needs=("vllm",))

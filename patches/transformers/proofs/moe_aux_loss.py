@@ -1,0 +1,33 @@
+"""The routers' loss of a step of several micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+
+CASE = Case(
+    "transformers",
+    "transformers-moe-aux-loss",
+    "Qwen3-MoE, 4 micro-batches",
+    "loss of a step, output_router_logits, four micro-batches",
+)
+
+
+def rows(reports: Reports) -> Iterator[Row]:
+    """The loss, held against its definition in float64."""
+    (report, _) = reports
+    cases = report["before"]
+    case = next(
+        (name for name, one in cases.items() if one.get("wanted") and one["loss"] > 1.1 * one["wanted"]),
+        next(iter(cases)),
+    )
+    before, after = (report[state][case] for state in ("before", "after"))
+    without, patched = (f"{found['loss'] / found['wanted']:.3f} x its size" for found in (before, after))
+    off = abs(after["loss"] / after["wanted"] - 1)
+    # float32, one layer.
+    repaired = before["loss"] > 1.1 * before["wanted"] and off < 1e-5
+    yield Row(CASE, report["version"], without, patched, f"float64 {off:.0e}", repaired)
+
+
+PROOF = Proof((CASE,), rows, ranks=2, seconds=30, needs=("accelerate",))

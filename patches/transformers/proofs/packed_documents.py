@@ -1,0 +1,29 @@
+"""Documents that are packed into a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+
+CASE = Case(
+    "transformers",
+    "transformers-packed-documents",
+    "packed documents",
+    "gradient of three documents packed into a row, against each by itself",
+)
+
+
+def rows(reports: Reports) -> Iterator[Row]:
+    """The gradient, held against that of each document by itself in float64."""
+    (report,) = reports
+    case = next(
+        (name for name in report["before"] if name.endswith("packed") and not name.startswith("Qwen3")), "Qwen3, packed"
+    )
+    before, after = (report[state][case]["gradient"] for state in ("before", "after"))
+    without, patched = (f"off by {found:.2g}" for found in (before, after))
+    # float32, one layer.
+    yield Row(CASE, report["version"], without, patched, "float64", before > 0.1 and after < 1e-4)
+
+
+PROOF = Proof((CASE,), rows, seconds=30)

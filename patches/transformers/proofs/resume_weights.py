@@ -1,0 +1,27 @@
+"""Weights that resuming leaves as they were built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+
+CASE = Case(
+    "transformers",
+    "transformers-resume-weights",
+    "a checkpoint, other names",
+    "weights after from_checkpoint of a model whose files name them otherwise",
+)
+
+
+def rows(reports: Reports) -> Iterator[Row]:
+    """The weights, held against those that were saved, bit for bit."""
+    (report,) = reports
+    case = next(name for name, found in report["before"].items() if found.get("off"))
+    before, after = (report[state][case] for state in ("before", "after"))
+    without, patched = (f"{len(found['off'])} of {found['of']} off" for found in (before, after))
+    repaired = len(before["off"]) > 0 == len(after["off"])
+    yield Row(CASE, report["version"], without, patched, "bit for bit" if repaired else "NO", repaired)
+
+
+PROOF = Proof((CASE,), rows, seconds=30, needs=("accelerate",))

@@ -1,0 +1,28 @@
+"""Seeds of the samples of one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+
+CASE = Case(
+    "verl",
+    "verl-rollout-seed",
+    "full_determinism, a group",
+    "samples of one prompt, full_determinism",
+)
+
+
+def rows(reports: Reports) -> Iterator[Row]:
+    """How many of a group are different, and whether they come again."""
+    (report,) = reports
+    before, after = (report[state]["a group"]["tokens"] for state in ("before", "after"))
+    different = [len({tuple(tokens) for tokens in found}) for found in (before, after)]
+    without, patched = (f"{number} of {len(before)} differ" for number in different)
+    again = report["after"]["a group"] == report["after"]["again"]
+    repaired = different == [1, len(after)] and again
+    yield Row(CASE, report["version"], without, patched, "same again" if again else "NO", repaired)
+
+
+PROOF = Proof((CASE,), rows, needs=("vllm",))

@@ -1,0 +1,35 @@
+"""What stands between a tool's result and the next turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+
+CASE = Case(
+    "verl",
+    "verl-tool-separator",
+    "two tool results, ChatML",
+    "a conversation with two tool results, ChatML: the tokens of the rollout",
+)
+
+
+def rows(reports: Reports) -> Iterator[Row]:
+    """The tokens of the rollout, held against the chat template's of the whole conversation."""
+    (report,) = reports
+    before, after = (report[state]["ChatML"] for state in ("before", "after"))
+    whole = report["after"]["whole"]["ChatML"]
+    missing = len(after["tokens"]) - len(before["tokens"])
+    same = whole.startswith(after["prompt"] + after["response"])
+    without, patched = f"{missing} tokens too few", f"{len(after['tokens'])} tokens"
+    verdict = "token by token" if same else "NO"
+    words = (
+        f"{without}: `<|im_end|><|im_start|>`",
+        patched,
+        f"{verdict} the chat template's of the whole conversation",
+    )
+    repaired = same and not whole.startswith(before["prompt"] + before["response"])
+    yield Row(CASE, report["version"], without, patched, verdict[:13], repaired, words)
+
+
+PROOF = Proof((CASE,), rows)
