@@ -86,7 +86,7 @@ def trainer(runner: Runner) -> Iterator[Row]:
 def scale(runner: Runner) -> Iterator[Row]:
     """The gradient of GRPO's default loss, held against DAPO's formula in float64."""
     levels = beside("trl-1.5", "trl")
-    (report,) = runner.forked("tests.patches.trl.grpo_dapo_scale_ranks", levels=levels, ranks=1)
+    (report,) = runner.forked("rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks", levels=levels, ranks=1)
     before, after = (report[state]["4 and 2"] for state in ("before", "after"))
     without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
     repaired = after["error"] < 1e-5 and abs(before["factor"] - 0.5) < 1e-3
@@ -98,7 +98,9 @@ def scale(runner: Runner) -> Iterator[Row]:
 def truncated(runner: Runner) -> Iterator[Row]:
     """The same where some completions are truncated, and masked."""
     levels = beside("trl-1.5", "trl")
-    (report,) = runner.forked("tests.patches.trl.grpo_truncated_count_ranks", "masked", levels=levels, ranks=1)
+    (report,) = runner.forked(
+        "rlhf_patches.patches.trl.proofs.grpo_truncated_count_ranks", "masked", levels=levels, ranks=1
+    )
     before, after = (report[state]["masked"] for state in ("before", "after"))
     without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
     repaired = after["error"] < 1e-5 and before["factor"] < 0.8
@@ -153,7 +155,7 @@ def kto(runner: Runner) -> Iterator[Row]:
         Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
         Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders("trl==1.12.0")),
     )
-    (report,) = runner.forked("tests.patches.trl.kto_liger_reference_ranks", levels=levels, ranks=1)
+    (report,) = runner.forked("rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks", levels=levels, ranks=1)
     before, after = (report[state]["PEFT"] for state in ("before", "after"))
     without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
     repaired = before["error"] > 0.5 and after["error"] < 1e-6

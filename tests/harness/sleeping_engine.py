@@ -128,7 +128,7 @@ class LLM:
 
 
 def tokens_of(text: str) -> list[int]:
-    """As trl_on_cpu.py's tokenizer has them."""
+    """As small.py's tokenizer has them."""
     return [int(word[1:]) + 3 for word in text.split()]
 
 

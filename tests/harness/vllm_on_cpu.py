@@ -41,7 +41,7 @@ def checkpoint(
     Args:
         folder: where.
         spread: of the initial weights; the wider, the further its log-probabilities are from those of any token.
-        tokenizer: None for trl_on_cpu.py's.
+        tokenizer: None for small.py's.
         likely: of some tokens, how many times as large their weights in the head are: they are sampled more often.
 
     Returns:
@@ -50,9 +50,9 @@ def checkpoint(
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from tests.harness import trl_on_cpu
+    from rlhf_patches.patches.trl.proofs import small
 
-    tokenizer = tokenizer or trl_on_cpu.tokenizer()
+    tokenizer = tokenizer or small.tokenizer()
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=max(128, len(tokenizer)),

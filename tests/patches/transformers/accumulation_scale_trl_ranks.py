@@ -18,8 +18,8 @@ import transformers
 from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.prm import PRMConfig, PRMTrainer
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
 from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "transformers-accumulation-scale"
@@ -33,13 +33,13 @@ TEMPLATE = "{% for each in messages %}{{ each['content'] + ' ' }}{% endfor %}"
 
 def classifier() -> Any:
     torch.manual_seed(2)
-    config = copy.deepcopy(trl_on_cpu.model().config)
+    config = copy.deepcopy(small.model().config)
     config.num_labels, config.pad_token_id = 2, 0
     return transformers.Qwen2ForTokenClassification(config)
 
 
 def teacher() -> Any:
-    made = trl_on_cpu.model()
+    made = small.model()
     torch.manual_seed(3)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -66,10 +66,10 @@ def gradient(model: Any, steps: int, kind: Any, config: Any, rows: list[dict[str
         per_device_train_batch_size=SAMPLES // steps,
         gradient_accumulation_steps=steps,
         max_steps=1,
-        **trl_on_cpu.STEPS,
+        **small.STEPS,
         **({"lmbda": 0.0, "temperature": 1.0, "beta": 0.5} if config is GKDConfig else {}),
     )
-    words = trl_on_cpu.tokenizer()
+    words = small.tokenizer()
     words.chat_template = TEMPLATE
     optimizer = Kept(model.parameters(), lr=0.1)
     trainer = kind(
@@ -85,7 +85,7 @@ def gradient(model: Any, steps: int, kind: Any, config: Any, rows: list[dict[str
 
 
 def messages() -> list[dict[str, Any]]:
-    words = trl_on_cpu.tokenizer()
+    words = small.tokenizer()
     return [
         {
             "messages": [
@@ -101,7 +101,7 @@ def observe() -> dict[str, Any]:
     """Of each trainer: sizes of the gradients over that of the reference, and how far off they are."""
     cases: dict[str, tuple[Callable[[], Any], Callable[[Any], torch.Tensor], tuple[Any, ...], dict[str, Any]]] = {
         "PRM": (classifier, of_steps, (PRMTrainer, PRMConfig, TOKENS), {}),
-        "GKD": (trl_on_cpu.model, of_divergence, (GKDTrainer, GKDConfig, messages()), {"teacher_model": teacher()}),
+        "GKD": (small.model, of_divergence, (GKDTrainer, GKDConfig, messages()), {"teacher_model": teacher()}),
     }
     found: dict[str, Any] = {}
     for name, (make, loss, arguments, more) in cases.items():

@@ -27,7 +27,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer import sft_trainer
 
 import rlhf_patches
-from tests.harness import trl_on_cpu
+from rlhf_patches.patches.trl.proofs import small
 
 NAME = "trl-chunked-nll-zero3"
 CHUNK, EXAMPLES = 4, 8
@@ -55,7 +55,7 @@ def examples() -> Dataset:
 def train(out: Path, lora: bool = False, tied: bool = False, compiled: bool = False) -> dict[str, Any]:
     """Train a tiny model from the same start; numbers as hexadecimal, so that equal means bit for bit."""
     forget_earlier_runs()
-    model = trl_on_cpu.model(tied)
+    model = small.model(tied)
     config = SFTConfig(
         output_dir=str(out / "trainer"),
         loss_type="chunked_nll",
@@ -85,7 +85,7 @@ def train(out: Path, lora: bool = False, tied: bool = False, compiled: bool = Fa
             model=model,
             args=config,
             train_dataset=examples(),
-            processing_class=trl_on_cpu.tokenizer(),
+            processing_class=small.tokenizer(),
             peft_config=adapter,
         )
         trainer.train()

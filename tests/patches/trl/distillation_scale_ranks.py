@@ -21,8 +21,8 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.gold import GOLDConfig, GOLDTrainer
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
 from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "trl-distillation-scale"
@@ -57,7 +57,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def teacher() -> Any:
-    made = trl_on_cpu.model()
+    made = small.model()
     torch.manual_seed(3)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -87,7 +87,7 @@ def made(case: str) -> Any:
     """The trainer of a case, such as ``GOLD 8``, ``GKD 1 alone`` or ``GOLD 2 generated``: micro-batches, and more."""
     name, steps, *more = case.split()
     kind, config = KINDS[name]
-    words, model, folder = letters(), trl_on_cpu.model(), tempfile.mkdtemp()
+    words, model, folder = letters(), small.model(), tempfile.mkdtemp()
     settings: dict[str, Any] = {"lmbda": 0.0, "temperature": 1.0, "beta": 0.5}
     settings |= {"max_new_tokens": 4} if config is GKDConfig else {"max_completion_length": 4}
     if name == "ULD":
@@ -104,7 +104,7 @@ def made(case: str) -> Any:
         max_steps=1,
         max_length=32,
         logging_steps=1,
-        **trl_on_cpu.STEPS,
+        **small.STEPS,
         **settings,
     )
     optimizer = Kept(model.parameters(), lr=0.1)
@@ -137,7 +137,7 @@ def compared(got: torch.Tensor, batches: list[dict[str, Any]]) -> dict[str, floa
     """How many times as large as by the definitions a gradient is, and how far off."""
     found: dict[str, float] = {}
     for place, name in enumerate(("tokens", "means")):
-        model = trl_on_cpu.model().double()  # no step has changed it
+        model = small.model().double()  # no step has changed it
         divergence(model, batches)[place].backward()
         wanted = torch.cat([each.grad.flatten() for each in model.parameters()])
         found[f"factor of {name}"] = float(got @ wanted / (wanted @ wanted))

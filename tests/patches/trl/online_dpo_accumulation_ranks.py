@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu, trl_on_cpu
+from tests.harness import deepspeed_on_cpu
 from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "trl-online-dpo-accumulation"
@@ -43,7 +44,7 @@ MODULES = {"OnlineDPO": "online_dpo", "NashMD": "nash_md", "XPO": "xpo"}
 
 
 def text(tokens: list[int]) -> str:
-    """As the tokenizer of trl_on_cpu.py has them."""
+    """As the tokenizer of small.py has them."""
     return " ".join(f"w{token - 3}" for token in tokens)
 
 
@@ -51,7 +52,7 @@ ROW_OF = {text(prompt): row for row, prompt in enumerate(PROMPTS)}
 
 
 def reference() -> Any:
-    made = trl_on_cpu.model()
+    made = small.model()
     torch.manual_seed(3)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -112,7 +113,7 @@ def made(case: str) -> Any:
         module = importlib.import_module(f"trl.experimental.{MODULES[name]}")
     except ModuleNotFoundError:
         module = importlib.import_module("trl")
-    kind, folder, model = getattr(module, f"{name}Trainer"), tempfile.mkdtemp(), trl_on_cpu.model()
+    kind, folder, model = getattr(module, f"{name}Trainer"), tempfile.mkdtemp(), small.model()
     rows = len(PROMPTS)
     arguments = getattr(module, f"{name}Config")(
         folder,
@@ -124,7 +125,7 @@ def made(case: str) -> Any:
         max_length=32,
         missing_eos_penalty=None,
         logging_steps=1,
-        **trl_on_cpu.STEPS,
+        **small.STEPS,
         **({"deepspeed": ENGINE, **STEPS_BY_RATE} if "deepspeed" in words else {}),
     )
     optimizer = Kept(model.parameters(), lr=RATE)
@@ -132,10 +133,10 @@ def made(case: str) -> Any:
         model=model,
         ref_model=reference(),
         reward_funcs=reward if name == "OnlineDPO" else judge(),
-        **({"reward_processing_classes": trl_on_cpu.tokenizer()} if name == "XPO" else {}),
+        **({"reward_processing_classes": small.tokenizer()} if name == "XPO" else {}),
         args=arguments,
         train_dataset=datasets.Dataset.from_list([{"prompt": text(prompt)} for prompt in PROMPTS]),
-        processing_class=trl_on_cpu.tokenizer(),
+        processing_class=small.tokenizer(),
         **({} if "deepspeed" in words else {"optimizers": (optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer))}),
     )
 
@@ -148,7 +149,7 @@ def summed(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
 
 def by_definition(rows: list[int]) -> tuple[torch.Tensor, float]:
     """Equation 2 of Guo et al. (2024), a mean over prompts, and its gradient."""
-    policy, other = trl_on_cpu.model().double(), reference().double()
+    policy, other = small.model().double(), reference().double()
     losses = []
     for row in rows:
         pair = (FIRST[row], SECOND[row]) if REWARDS[row] >= 0.5 else (SECOND[row], FIRST[row])

@@ -21,8 +21,9 @@ import torch
 import transformers
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import sleeping_engine, trl_on_cpu
+from tests.harness import sleeping_engine
 from tests.patches.transformers.accumulation_scale_release import Kept
 from tests.patches.trl import online_dpo_accumulation_ranks as given
 
@@ -92,7 +93,7 @@ def module() -> Any:
 def made(case: str) -> Any:
     found = module()
     folder = tempfile.mkdtemp()
-    trl_on_cpu.model().save_pretrained(folder)
+    small.model().save_pretrained(folder)
     policy = transformers.AutoModelForCausalLM.from_pretrained(folder)
     rows = ONE_LENGTH if "one length" in case else range(len(given.PROMPTS))
     settings = {"vllm_mode": "colocate", **CASES[case]}
@@ -107,7 +108,7 @@ def made(case: str) -> Any:
         max_length=32,
         missing_eos_penalty=None,
         logging_steps=1,
-        **{**trl_on_cpu.STEPS, **settings},
+        **{**small.STEPS, **settings},
     )
     optimizer = Kept(policy.parameters(), lr=given.RATE)
     with a_device():
@@ -117,7 +118,7 @@ def made(case: str) -> Any:
             reward_funcs=reward,
             args=arguments,
             train_dataset=datasets.Dataset.from_list([{"prompt": given.text(given.PROMPTS[row])} for row in rows]),
-            processing_class=trl_on_cpu.tokenizer(),
+            processing_class=small.tokenizer(),
             optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
         )
     return trainer, list(rows)

@@ -17,8 +17,8 @@ import torch
 from transformers import TrainerCallback, modeling_flash_attention_utils
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
 
 NAME = "trl-sft-first-label"
 DOCUMENTS = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16], [17, 18, 19]]
@@ -103,7 +103,7 @@ def trained(case: str) -> dict[str, Any]:
 
     settings = {"max_length": 64, "learning_rate": 0.0, "max_steps": 1, "per_device_train_batch_size": 4, **CASES[case]}
     attention, completions = settings.pop("attention", "flash_attention_2"), settings.pop("completions", False)
-    model = trl_on_cpu.model().double()
+    model = small.model().double()
     model.config._attn_implementation = attention
     rows: dict[str, Any] = {"input_ids": DOCUMENTS}
     if completions:
@@ -111,9 +111,9 @@ def trained(case: str) -> dict[str, Any]:
         settings["completion_only_loss"] = True
     trainer = SFTTrainer(
         model,
-        args=SFTConfig(output_dir=tempfile.mkdtemp(), **{**trl_on_cpu.STEPS, **settings}),
+        args=SFTConfig(output_dir=tempfile.mkdtemp(), **{**small.STEPS, **settings}),
         train_dataset=Dataset.from_dict(rows),
-        processing_class=trl_on_cpu.tokenizer(),
+        processing_class=small.tokenizer(),
     )
     seen = Gradients()
     trainer.add_callback(seen)

@@ -14,7 +14,7 @@ HELD = {
     "no new wait": "because it computes on one rank's numbers; no lock, no collective",
     "bit for bit": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
 }
-WORKER = "tests.patches.trl.grpo_dapo_scale_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks"
 FACTORS = {"4 and 2": 2 / 4, "1 and 4": 4 / 1, "4 and 2, cispo": 2 / 4}
 """Optimizer step's by generation's micro-batches: how much too large it is."""
 SAME = ("2 and 2", "4 and 2, grpo")

@@ -25,7 +25,7 @@ HELD = {
     "the loss stays 0": "test_where_all_are_truncated_the_loss_stays_0",
     "both factors are right": "test_with_the_other_factor_of_the_loss",
 }
-WORKER = "tests.patches.trl.grpo_truncated_count_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.grpo_truncated_count_ranks"
 HALF = "masked, half a generation"
 WRONG = ("masked", "masked, an environment")
 SAME = ("none is truncated", "not masked", "masked, grpo")

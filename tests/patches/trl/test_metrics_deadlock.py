@@ -16,7 +16,7 @@ HELD = {
     "whatever worked": "test_what_worked_without_it_has_the_same_mean",
     "no new wait": ("test_every_rank_has_what_any_has_logged", "test_what_is_no_number_is_an_error_on_every_rank"),
 }
-WORKER = "tests.patches.trl.metrics_deadlock_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.metrics_deadlock_ranks"
 BOTH = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 
 # The mean of all that is logged; in a column the values of rank 0, then those of rank 1: rank and number of the sample.

@@ -29,7 +29,7 @@ HELD = {
         "test_what_was_right_or_is_asked_for_is_the_same",
     ),
 }
-WORKER = "tests.patches.trl.resume_order_ranks"
+WORKER = "rlhf_patches.patches.trl.proofs.resume_order_ranks"
 RESUMED = {"GRPO": (8, 14), "RLOO": (6,)}
 """By the case, the steps after which it is resumed: within its second and third epoch, and between two."""
 MORE = {"GRPO reusing": (16,), "GRPO accumulating": (4,), "GRPO workers": (8,)}

@@ -19,12 +19,12 @@ import torch
 import trl
 from trl.generation import vllm_generation
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
 from tests.patches.trl.vllm_nan_logprob_cases import CAP, COMPLETIONS, DIFFERENCES, MODES, REWARDS, UNSCORED
 
 NAME = "trl-vllm-nan-logprob"
-PROMPT = trl_on_cpu.PROMPTS[0]
+PROMPT = small.PROMPTS[0]
 
 
 class Sampler:
@@ -93,7 +93,7 @@ def trained(out: Path, mode: str, unscored: list[tuple[int, int]], corrected: bo
     def reward(completions: list[str], **kwargs: Any) -> list[float]:
         return REWARDS
 
-    trainer = trl_on_cpu.rollouts(
+    trainer = small.rollouts(
         "GRPO",
         out,
         [reward],

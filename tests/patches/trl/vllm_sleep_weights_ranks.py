@@ -19,8 +19,9 @@ import torch
 import transformers
 from datasets import Dataset
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import sleeping_engine, trl_on_cpu
+from tests.harness import sleeping_engine
 
 NAME = "trl-vllm-sleep-weights"
 MODULES = ("trl.generation.vllm_generation", "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer")
@@ -78,15 +79,15 @@ def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
 
 def made(case: str, out: Path) -> Any:
     folder = tempfile.mkdtemp(dir=out)
-    trl_on_cpu.model().save_pretrained(folder)
+    small.model().save_pretrained(folder)
     policy = transformers.AutoModelForCausalLM.from_pretrained(folder)
     kind = "RLOO" if case.startswith("RLOO") else "GRPO"
     more: dict[str, Any] = {}
     if case == "evaluated":
-        more["eval_dataset"] = Dataset.from_list([{"prompt": prompt} for prompt in trl_on_cpu.PROMPTS[:2]])
+        more["eval_dataset"] = Dataset.from_list([{"prompt": prompt} for prompt in small.PROMPTS[:2]])
     if case == "rollouts":
         more["rollout_func"] = rollout
-    return trl_on_cpu.rollouts(
+    return small.rollouts(
         kind,
         Path(folder),
         [some_words],

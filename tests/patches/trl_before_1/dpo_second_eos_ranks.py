@@ -11,9 +11,9 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from trl import DPOConfig, DPOTrainer
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
-from tests.harness import trl_on_cpu
 
 NAME = "trl-dpo-second-eos"
 TEMPLATE = (
@@ -55,11 +55,11 @@ def prepared(
     rows: Any, out: Path, kind: type[DPOTrainer] = DPOTrainer, template: str = TEMPLATE, **settings: Any
 ) -> dict[str, Any]:
     """The words of each answer that is trained on, and what happened to the tokenizer, the rows and the arguments."""
-    tokenizer = trl_on_cpu.tokenizer()
+    tokenizer = small.tokenizer()
     tokenizer.chat_template = template
     settings = {"report_to": [], "max_steps": 1, "save_strategy": "no", **settings}
     arguments = DPOConfig(str(out / "trainer"), bf16=False, use_cpu=True, **settings)
-    model, reference, touched = trl_on_cpu.model(), trl_on_cpu.model(), ""
+    model, reference, touched = small.model(), small.model(), ""
     try:
         with untouched(tokenizer, rows, arguments):
             trainer = kind(

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import small, tool_loop
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu, trl_server, vllm_on_cpu
-from tests.patches.trl import tool_loop
+from tests.harness import trl_server, vllm_on_cpu
 from tests.patches.trl_on_vllm.grpo_loop_cases import CASES, STEPS
 from tests.patches.trl_on_vllm.tool_loop_ranks import LIKELY
 
@@ -60,7 +60,7 @@ def trainer(settings: dict[str, Any], folder: Path, stack: contextlib.ExitStack)
     settings = dict(settings)
     peft_config = LoraConfig(r=4, lora_alpha=32, target_modules="all-linear") if settings.pop("lora", False) else None
     rows: list[Any] = [" ".join(f"w{first + more}" for more in range(1 + first % 3)) for first in range(32)]
-    tokenizer, tools, likely = trl_on_cpu.tokenizer(), None, None
+    tokenizer, tools, likely = small.tokenizer(), None, None
     if settings.pop("tools", False):
         tokenizer, tools, likely = tool_loop.tokenizer(), [tool_loop.look], LIKELY
         rows = [[{"role": "user", "content": row}] for row in rows]
@@ -76,7 +76,7 @@ def trainer(settings: dict[str, Any], folder: Path, stack: contextlib.ExitStack)
         args=GRPOConfig(
             str(folder / "out"),
             **{
-                **trl_on_cpu.STEPS,
+                **small.STEPS,
                 "use_vllm": True,
                 "vllm_mode": "colocate",
                 "vllm_gpu_memory_utilization": 0.1,

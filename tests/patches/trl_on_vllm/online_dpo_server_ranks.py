@@ -19,8 +19,9 @@ import trl
 from trl.experimental import online_dpo
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu, trl_server, vllm_on_cpu
+from tests.harness import trl_server, vllm_on_cpu
 
 SERVER, PADDING = "trl-online-dpo-server", "trl-online-dpo-server-padding"
 STATES = {"before": (), "server": (SERVER,), "after": (SERVER, PADDING)}
@@ -45,10 +46,10 @@ def trainer(checkpoint: str, port: int, out: Path) -> Any:
             max_length=32,
             temperature=1.0,
             generation_kwargs={"seed": 1},
-            **trl_on_cpu.STEPS,
+            **small.STEPS,
         ),
         train_dataset=datasets.Dataset.from_dict({"prompt": PROMPTS}),
-        processing_class=trl_on_cpu.tokenizer(),
+        processing_class=small.tokenizer(),
     )
 
 
@@ -76,7 +77,7 @@ def observe(trainer: Any, exact: Any) -> dict[str, Any]:
     }
     with torch.no_grad():
         trained = trainer._forward(trainer.model, prompt_ids, prompt_mask, completion_ids, completion_mask)
-    encoded, right, differences = trl_on_cpu.tokenizer()(list(PROMPTS))["input_ids"], 0, [0.0]
+    encoded, right, differences = small.tokenizer()(list(PROMPTS))["input_ids"], 0, [0.0]
     for row, (mask, tokens) in enumerate(zip(completion_mask, completion_ids.tolist(), strict=True)):
         prompt, tokens = encoded[row % len(PROMPTS)], tokens[: int(mask.sum())]
         sampled = scores.get(tuple(tokens))

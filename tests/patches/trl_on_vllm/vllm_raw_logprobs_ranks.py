@@ -15,8 +15,9 @@ import vllm
 from transformers import AutoModelForCausalLM
 from vllm.utils import network_utils
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu, vllm_on_cpu
+from tests.harness import vllm_on_cpu
 
 NAME = "trl-vllm-raw-logprobs"
 CASES: dict[str, dict[str, Any]] = {
@@ -64,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = vllm_on_cpu.checkpoint(Path(folder))
         model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
-        prompts = [trl_on_cpu.tokenizer()(prompt)["input_ids"] for prompt in trl_on_cpu.PROMPTS]
+        prompts = [small.tokenizer()(prompt)["input_ids"] for prompt in small.PROMPTS]
 
         def differences() -> dict[str, float]:
             """Of each case the largest difference of a token's log-probability from the exact one."""

@@ -21,9 +21,9 @@ import torch
 from omegaconf import OmegaConf
 
 from rlhf_patches.patches.verl import watched_rollouts
+from rlhf_patches.patches.verl.proofs import lora_buckets_ranks, merged_lora_ranks
 from rlhf_patches.proving import states
 from tests.harness import watched
-from rlhf_patches.patches.verl.proofs import lora_buckets_ranks, merged_lora_ranks
 from tests.patches.verl.watch_rollouts_cases import NEWER, OLDER
 
 NAME = "verl-watch-rollouts"

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks import LOSS_ALONE, Gradients
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
-from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE, Gradients
 
 NAMES = ("trl-dpo-liger-settings", "trl-dpo-liger-label-smoothing")
 BETA, SMOOTHED, TAU = 0.3, 0.2, 0.5
@@ -66,7 +66,7 @@ def log_probability(model: Any, prompt: list[int], answer: list[int]) -> torch.T
 def by_the_formula(policy: Any, reference: Any, kind: str, smoothing: float) -> dict[str, torch.Tensor]:
     policy = copy.deepcopy(policy)
     policy.zero_grad()
-    words = trl_on_cpu.tokenizer()
+    words = small.tokenizer()
     found = []
     for prompt, *answers in zip(*PAIRS.values(), strict=True):
         start = words(prompt)["input_ids"]
@@ -100,16 +100,16 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     switch = "use_liger_loss" if "use_liger_loss" in known else "use_liger_kernel"
     settings |= {switch: settings.pop("liger", True), "liger_kernel_config": LOSS_ALONE}
     settings = {name: value for name, value in settings.items() if name in known}
-    policy, reference = trl_on_cpu.model().double(), trl_on_cpu.model().double()
+    policy, reference = small.model().double(), small.model().double()
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.mul_(1.3)
-    words = trl_on_cpu.tokenizer()
+    words = small.tokenizer()
     try:
         trainer = DPOTrainer(
             policy,
             reference,
-            args=DPOConfig(output_dir=str(out), beta=BETA, **{**trl_on_cpu.STEPS, **settings}),
+            args=DPOConfig(output_dir=str(out), beta=BETA, **{**small.STEPS, **settings}),
             train_dataset=Dataset.from_dict(PAIRS),
             processing_class=words,
         )

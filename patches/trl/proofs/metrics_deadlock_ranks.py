@@ -17,8 +17,8 @@ import torch
 import trl
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
 
 NAME = "trl-metrics-deadlock"
 RANK = int(os.environ["RANK"])
@@ -72,7 +72,7 @@ def reward(case: str) -> Any:
 
 def trained(kind: str, case: str, out: Path) -> dict[str, Any]:
     """A step of the trainer: what it has logged of our names."""
-    trainer = trl_on_cpu.rollouts(kind, out, [reward(case)])
+    trainer = small.rollouts(kind, out, [reward(case)])
     trainer.train()
     logged = trainer.state.log_history[0]
     return {
@@ -90,7 +90,7 @@ def no_number(kind: str, out: Path) -> str:
         return [0.0 for _ in completions]
 
     try:
-        trl_on_cpu.rollouts(kind, out, [worded]).train()
+        small.rollouts(kind, out, [worded]).train()
     except TypeError as error:
         return str(error)
     return ""
@@ -99,8 +99,8 @@ def no_number(kind: str, out: Path) -> str:
 def stalled(kind: str, out: Path) -> dict[str, Any]:
     """Unpatched, where one rank logs."""
     store = torch.distributed.distributed_c10d._get_default_store()
-    trainer = trl_on_cpu.rollouts(kind, out, [reward("on one rank")])
-    batch = [{"prompt": prompt} for prompt in trl_on_cpu.PROMPTS[:1] * 2]
+    trainer = small.rollouts(kind, out, [reward("on one rank")])
+    batch = [{"prompt": prompt} for prompt in small.PROMPTS[:1] * 2]
     torch.distributed.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=3), torch.distributed.group.WORLD)
     started, failed = time.monotonic(), None
     try:

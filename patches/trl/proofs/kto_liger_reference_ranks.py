@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
 
 NAME = "trl-kto-liger-reference"
 CASES: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def trainer(out: Path, peft: bool = True, wrapped: bool = False, **settings: Any
         "max_steps": 1,
         "per_device_train_batch_size": 4,
     }
-    arguments = KTOConfig(output_dir=str(out), beta=BETA, **{**trl_on_cpu.STEPS, **given, **settings})
+    arguments = KTOConfig(output_dir=str(out), beta=BETA, **{**small.STEPS, **given, **settings})
     rows = Dataset.from_dict(
         {
             "prompt": ["w1 w2", "w3", "w4 w5 w6", "w7"],
@@ -76,7 +76,7 @@ def trainer(out: Path, peft: bool = True, wrapped: bool = False, **settings: Any
             "label": [True, False, True, False],
         }
     )
-    model = trl_on_cpu.model().double()
+    model = small.model().double()
     if wrapped:
         model = adapted(model)
     config = (
@@ -84,12 +84,12 @@ def trainer(out: Path, peft: bool = True, wrapped: bool = False, **settings: Any
     )
     other = None
     if not peft:
-        other = trl_on_cpu.model().double()
+        other = small.model().double()
         with torch.no_grad():
             for parameter in other.parameters():
                 parameter.mul_(1.3)
     made = KTOTrainer(
-        model, other, arguments, train_dataset=rows, processing_class=trl_on_cpu.tokenizer(), peft_config=config
+        model, other, arguments, train_dataset=rows, processing_class=small.tokenizer(), peft_config=config
     )
     return made if wrapped else (off_zero(made.model), made)[1]
 
@@ -135,7 +135,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
         reference = copy.deepcopy(made.model)
         reference.set_adapter("ref")
     else:
-        reference = trl_on_cpu.model().double()
+        reference = small.model().double()
     right = by_the_formula(made.model, reference, batches[0])
     found = torch.cat([seen.found[name].flatten() for name in right])
     expected = torch.cat([each.flatten() for each in right.values()])

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import transformers
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
 
 NAME = "trl-resume-order"
 PROMPTS = [f"w{2 * row + 1} w{2 * row + 2}" for row in range(6)]
@@ -60,7 +60,7 @@ class Run:
         self.trained: list[tuple[int, str]] = []
         self.evaluated: list[str] = []
         chosen = {**SETTINGS, "max_steps": steps, **settings}
-        self.trainer = trl_on_cpu.rollouts(kind, folder, [self.reward], PROMPTS, **chosen)
+        self.trainer = small.rollouts(kind, folder, [self.reward], PROMPTS, **chosen)
         self.trainer.eval_dataset = self.trainer.train_dataset
         self.trainer.add_callback(Saves(saved))
 

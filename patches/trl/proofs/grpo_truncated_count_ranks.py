@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import rlhf_patches
+from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks import Gradients, of_some_words
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
-from tests.patches.trl.grpo_dapo_scale_ranks import Gradients, of_some_words
 
 NAME, SCALE = "trl-grpo-truncated-count", "trl-grpo-dapo-scale"
 STATES = {"before": (), "after": (NAME,), "both": (NAME, SCALE), "scale": (SCALE,), "reverted": ()}
@@ -94,7 +94,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     """The mean gradient of the case's optimizer steps, and that of the formula."""
     settings = {"mask_truncated_completions": True, "generation_kwargs": FEW_WORDS, **CASES[case]}
     of_an_environment = settings.pop("environment", False)
-    trainer = trl_on_cpu.rollouts(
+    trainer = small.rollouts(
         "GRPO",
         out,
         [of_some_words],

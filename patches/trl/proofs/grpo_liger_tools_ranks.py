@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.trl.proofs import small
+from rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks import LOSS_ALONE
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
-from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE
 
 NAME = "trl-grpo-liger-tools"
 CASES: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     def rewards(completions: list[str], **_: Any) -> list[float]:
         return [float(at) for at, _ in enumerate(completions)]
 
-    trainer = trl_on_cpu.rollouts(
+    trainer = small.rollouts(
         "GRPO", out, [rewards], liger_kernel_config=LOSS_ALONE, generation_kwargs={"min_new_tokens": 4}, **settings
     )
     if settings["use_liger_kernel"]:
@@ -69,7 +69,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     trainer.current_gradient_accumulation_steps = 1
     model.train()
     torch.manual_seed(0)
-    batch = trainer._generate_and_score_completions([{"prompt": trl_on_cpu.PROMPTS[0]}] * 2)
+    batch = trainer._generate_and_score_completions([{"prompt": small.PROMPTS[0]}] * 2)
     if tools:
         batch["tool_mask"] = tool_mask(batch["completion_mask"])
         trainer.tools = [len]  # 0.26 and 0.27 ask for these, and not for the mask

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import trl_on_cpu
 
 NAME = "trl-grpo-dapo-scale"
 CASES: dict[str, dict[str, Any]] = {
@@ -97,7 +97,7 @@ def loss_of(trainer: Any, batch: Any) -> float | str:
 def trained(case: str, out: Path) -> dict[str, Any]:
     """The mean gradient of the case's optimizer steps, and that of the formula."""
     settings = CASES[case]
-    trainer = trl_on_cpu.rollouts(
+    trainer = small.rollouts(
         "GRPO", out, [of_some_words], learning_rate=0.0, max_grad_norm=1e9, generation_kwargs=FEW_WORDS, **settings
     )
     seen = Gradients()
@@ -112,7 +112,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     trainer.compute_loss = recording
     trainer.train()
     right = by_the_formula(trainer.model, batches, trainer.args.steps_per_generation, settings.get("loss_type", "dapo"))
-    untrained = trl_on_cpu.rollouts("GRPO", out, [of_some_words], **settings)
+    untrained = small.rollouts("GRPO", out, [of_some_words], **settings)
     untrained.model.train()
     found = torch.cat([(total / seen.steps).flatten() for total in seen.sums.values()])
     expected = torch.cat([right[name].flatten() for name in seen.sums])
