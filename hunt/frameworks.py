@@ -119,7 +119,7 @@ FRAMEWORKS = {
     "accelerate": Framework("trl", ("accelerate", "torch.distributed.fsdp"), "transformers"),
     "deepspeed": Framework(
         "trl",
-        ("tests.harness.deepspeed_on_cpu", "torch._inductor.compile_fx", "deepspeed")
+        ("rlhf_patches.patches.deepspeed.proofs.on_cpu", "torch._inductor.compile_fx", "deepspeed")
         # Newer ones compile functions of Muon's whatever the optimizer, which imports half of torch.
         + ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.utils.tensor_fragment"),
         "transformers",

@@ -28,9 +28,9 @@ def arguments(kind: str | None, dtype: str = "float32") -> dict[str, Any]:
             "fsdp": True,
             "fsdp_config": {**own, **(_FSDP1 if kind == "fsdp1" else {})},
         }
-    from tests.harness import deepspeed_on_cpu
+    from rlhf_patches.patches.deepspeed.proofs import on_cpu
 
-    config = deepspeed_on_cpu.of_trainer(int(kind[-1]))
+    config = on_cpu.of_trainer(int(kind[-1]))
     return {**of_accelerator, "deepspeed": config, "bf16": dtype == "bfloat16"}
 
 
@@ -46,12 +46,12 @@ def prepare(kind: str | None) -> None:
         PartialState(cpu=True, backend="gloo")
         PartialState._shared_state.update(distributed_type=DistributedType.MULTI_GPU, device=torch.device("cpu"))
     else:
-        from tests.harness import deepspeed_on_cpu
+        from rlhf_patches.patches.deepspeed.proofs import on_cpu
 
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        deepspeed_on_cpu.without_operator()
+        on_cpu.without_operator()
         PartialState(backend="gloo")
-        deepspeed_on_cpu.start()
+        on_cpu.start()
 
 
 @contextlib.contextmanager

@@ -56,10 +56,11 @@ def proved(name: str, levels: Callable[[], Levels]) -> Group:
     package, _, bug = name.rpartition(".")
     module = f"rlhf_patches.patches.{package}.proofs.{bug}"
     proof: Proof = importlib.import_module(module).PROOF
+    worker = f"{module.rpartition('.')[0]}.{proof.worker}" if proof.worker else f"{module}_ranks"
 
     def rows(runner: Runner) -> Iterator[Row]:
         settings = dict(proof.settings)
-        reports = runner.forked(f"{module}_ranks", *proof.arguments, levels=levels(), ranks=proof.ranks, **settings)
+        reports = runner.forked(worker, *proof.arguments, levels=levels(), ranks=proof.ranks, **settings)
         return proof.rows(reports)
 
     return Group(proof.cases, rows)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
-from cases import Case, Group, Row, Runner
+from cases import Case, Group, Row, Runner, proved
 
 from tests.harness import side_by_side, unpacked
 from tests.harness.warm import TORCH, TRL, Level, beside
@@ -13,18 +14,6 @@ from tests.harness.warm import TORCH, TRL, Level, beside
 PATCH = "trl-chunked-nll-zero3"
 TRAINED = Case("trl", PATCH, "loss, head is trained")
 UNEQUAL = Case("trl", PATCH, "1 chunk on one rank, 5 on other", "loss, 1 chunk on one rank and 5 on the other")
-SCALE = Case(
-    "trl",
-    "trl-grpo-dapo-scale",
-    "GRPO, a step is 1/2 a generation",
-    "GRPOTrainer, loss dapo, 4 steps_per_generation, 2 gradient_accumulation_steps: size of the gradient",
-)
-TRUNCATED = Case(
-    "trl",
-    "trl-grpo-truncated-count",
-    "GRPO, some completions truncated",
-    "GRPOTrainer, loss dapo, mask_truncated_completions, some completions truncated: size of the gradient",
-)
 SLEEP = Case(
     "trl",
     "trl-vllm-sleep-weights",
@@ -83,32 +72,6 @@ def trainer(runner: Runner) -> Iterator[Row]:
     yield row(TRAINER, reports[0]["versions"]["trl"], without, f"loss {losses[0]:.3f} -> {losses[-1]:.3f}", same)
 
 
-def scale(runner: Runner) -> Iterator[Row]:
-    """The gradient of GRPO's default loss, held against DAPO's formula in float64."""
-    levels = beside("trl-1.5", "trl")
-    (report,) = runner.forked("rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks", levels=levels, ranks=1)
-    before, after = (report[state]["4 and 2"] for state in ("before", "after"))
-    without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
-    repaired = after["error"] < 1e-5 and abs(before["factor"] - 0.5) < 1e-3
-    verdict = f"float64 {after['error']:.0e}"
-    words = (without, with_it, f"the formula in float64: {after['error']:.0e}")
-    yield Row(SCALE, report["version"], without, with_it, verdict, repaired, words)
-
-
-def truncated(runner: Runner) -> Iterator[Row]:
-    """The same where some completions are truncated, and masked."""
-    levels = beside("trl-1.5", "trl")
-    (report,) = runner.forked(
-        "rlhf_patches.patches.trl.proofs.grpo_truncated_count_ranks", "masked", levels=levels, ranks=1
-    )
-    before, after = (report[state]["masked"] for state in ("before", "after"))
-    without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
-    repaired = after["error"] < 1e-5 and before["factor"] < 0.8
-    version, _ = report["trl-grpo-truncated-count"]
-    words = (without, with_it, f"the formula in float64: {after['error']:.0e}")
-    yield Row(TRUNCATED, version, without, with_it, f"float64 {after['error']:.0e}", repaired, words)
-
-
 def sleep(runner: Runner) -> Iterator[Row]:
     """Which generations come from the policy's present weights, of an engine that drops them after each."""
     levels = beside("trl-1.5", "trl")
@@ -155,7 +118,7 @@ def kto(runner: Runner) -> Iterator[Row]:
         Level("tests.harness.loading:torch_and_interpreter", str(side_by_side.folder("liger-0.8"))),
         Level("tests.harness.loading:trl_kto_with_liger", unpacked.folders("trl==1.12.0")),
     )
-    (report,) = runner.forked("rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks", levels=levels, ranks=1)
+    (report,) = runner.forked("tests.patches.trl.kto_liger_reference_ranks", levels=levels, ranks=1)
     before, after = (report[state]["PEFT"] for state in ("before", "after"))
     without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
     repaired = before["error"] > 0.5 and after["error"] < 1e-6
@@ -178,8 +141,8 @@ def row(case: Case, release: str, without: str | None, after: str, same: bool) -
 GROUPS = (
     Group((TRAINED, UNEQUAL), loss),
     Group((TRAINER,), trainer),
-    Group((SCALE,), scale),
-    Group((TRUNCATED,), truncated),
+    proved("trl.grpo_dapo_scale", partial(beside, "trl-1.5", "trl")),
+    proved("trl.grpo_truncated_count", partial(beside, "trl-1.5", "trl")),
     Group((SLEEP,), sleep),
     Group((SERVED,), served),
     Group((OLD,), old),

@@ -32,17 +32,17 @@ def engine(
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
-    from tests.harness import deepspeed_on_cpu
+    from rlhf_patches.patches.deepspeed.proofs import on_cpu
 
     if zero == 3 and deepspeed.__version__ < "0.16" and not shutil.which("numactl"):
         raise CannotRun("ZeRO-3 of this release asks the program numactl about CPUs")
-    rank, low = deepspeed_on_cpu.start(), dtype != "float32"
+    rank, low = on_cpu.start(), dtype != "float32"
     model = loops.model(groups, dtype)
     sgd = loops.optimizer(model, groups, dtype)
     warm_up = {"type": "WarmupLR", "params": {"warmup_num_steps": 2, "warmup_type": "linear"}}
     falling = loops.scheduler(sgd, schedule)
     offloaded = {"offload_optimizer": {"device": "cpu", "pin_memory": False}} if offload else {}
-    made = deepspeed_on_cpu.engine(
+    made = on_cpu.engine(
         model,
         {"stage": zero, "stage3_param_persistence_threshold": 0, **offloaded},  # see `whole`
         sgd,

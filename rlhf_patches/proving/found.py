@@ -34,7 +34,7 @@ def proof_of(patch: KnownBug) -> Found | None:
         proof = getattr(importlib.import_module(where), "PROOF", None)
         if not isinstance(proof, Proof) or patch.name not in {case.patch for case in proof.cases}:
             raise DefinitionError(f"{where}.PROOF is {proof!r}: expected a Proof with a case of {patch.name}")
-        return Found(proof, f"{where}_ranks")
+        return Found(proof, f"{package}.proofs.{proof.worker or f'{bug}_ranks'}")
     return None
 
 

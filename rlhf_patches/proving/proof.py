@@ -71,6 +71,7 @@ class Proof:
         arguments: of the worker.
         needs: top-level modules of which it needs one or more besides the patched one.
         settings: environment variables of each rank.
+        worker: the module with the worker, beside this one, where it is another proof's too: ``OTHER_ranks``.
     """
 
     cases: tuple[Case, ...]
@@ -80,3 +81,4 @@ class Proof:
     arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
+    worker: str = ""

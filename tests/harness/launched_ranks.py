@@ -47,7 +47,7 @@ def start(library: str) -> None:
         torch.distributed.init_process_group("gloo")
     elif library == "deepspeed":
         import deepspeed
-        from deepspeed_on_cpu import without_operator  # beside this script
+        from on_cpu import without_operator  # beside this script
 
         without_operator()
         deepspeed.init_distributed("gloo")

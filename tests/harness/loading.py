@@ -347,7 +347,7 @@ def accelerate_and_bitsandbytes() -> None:
 
 def deepspeed() -> None:
     """DeepSpeed alone."""
-    importlib.import_module("tests.harness.deepspeed_on_cpu")
+    importlib.import_module("rlhf_patches.patches.deepspeed.proofs.on_cpu")
     importlib.import_module("deepspeed")
 
 

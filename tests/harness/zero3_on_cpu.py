@@ -22,7 +22,7 @@ os.environ.update(
 import torch
 import torch.distributed as dist
 
-from tests.harness import deepspeed_on_cpu
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
 
 COLLECTIVES = ("all_gather_into_tensor", "all_gather", "all_reduce", "broadcast", "reduce_scatter_tensor", "barrier")
 
@@ -66,7 +66,7 @@ def start() -> tuple[int, Communication]:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     counted = communication()
-    deepspeed_on_cpu.without_operator()
+    on_cpu.without_operator()
     from accelerate import PartialState
 
     # For the trainer this comes before SFTConfig.

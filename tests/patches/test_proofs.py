@@ -17,21 +17,21 @@ from rlhf_patches.proving.proof import Proof
 PATCHES = Path(importlib.import_module("rlhf_patches.patches").__path__[0])
 PROOFS = sorted(
     ".".join(file.relative_to(PATCHES).with_suffix("").parts)
-    for file in PATCHES.glob("*/proofs/*_ranks.py")
-    if file.with_name(file.name.replace("_ranks", "")).exists()
+    for file in PATCHES.glob("*/proofs/*.py")
+    if "PROOF = " in file.read_text()
 )
 BUILT_IN = {patch.name: patch for patch in plugin.rlhf_patches()}
 FRAMEWORKS = ("torch", "transformers", "numpy", "accelerate", "deepspeed", "megatron", "trl", "peft", "vllm")
 
 
-@pytest.mark.parametrize("worker", PROOFS)
-def test_it_is_found_by_its_patch(worker):
-    package, _, name = f"rlhf_patches.patches.{worker}".rpartition(".")
-    proof = importlib.import_module(f"{package}.{name.removesuffix('_ranks')}").PROOF
+@pytest.mark.parametrize("module", PROOFS)
+def test_it_is_found_by_its_patch(module):
+    package, _, name = f"rlhf_patches.patches.{module}".rpartition(".")
+    proof = importlib.import_module(f"{package}.{name}").PROOF
     assert isinstance(proof, Proof)
     for case in proof.cases:
         patch = BUILT_IN[case.patch]
-        assert found.proof_of(patch) == (proof, f"{package}.{name}")
+        assert found.proof_of(patch) == (proof, f"{package}.{proof.worker or f'{name}_ranks'}")
         assert case.framework == patch.distribution
         assert len(case.title) <= 33, "more does not fit into the tables"
 

@@ -15,9 +15,9 @@ from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
 from peft.optimizers import create_loraplus_optimizer
 
+from rlhf_patches.patches.deepspeed.proofs.empty_groups_ranks import NAME
 from rlhf_patches.proving import states
 from tests.harness import zero3_on_cpu
-from tests.patches.deepspeed.empty_groups_ranks import NAME
 
 
 class WithLoraPlus(transformers.Trainer):

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.deepspeed.proofs import on_cpu, steps
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu
-from tests.patches.deepspeed import steps
 
 FOUR, NOT_IN_THE_FIRST = steps.Case(), steps.Case(rare=(1, 2, 3))
 
@@ -39,7 +38,7 @@ class Adam(torch.optim.AdamW):
 def norms(case: steps.Case, rank: int, overlapped: bool) -> list[float]:
     """Of each step's gradient."""
     model = steps.fresh(case)
-    engine = deepspeed_on_cpu.engine(
+    engine = on_cpu.engine(
         model,
         {
             "stage": case.stage,
@@ -88,7 +87,7 @@ def exactly(case: steps.Case) -> list[float]:
 
 def main() -> None:
     options = states.parser().parse_args()
-    rank = deepspeed_on_cpu.start()
+    rank = on_cpu.start()
     cases: dict[str, tuple[steps.Case, bool]] = {
         "ZeRO-2": (FOUR, False),
         "ZeRO-1": (steps.Case(stage=1), False),

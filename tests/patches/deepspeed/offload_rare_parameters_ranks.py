@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.patches.deepspeed import steps
+from rlhf_patches.patches.deepspeed.proofs import steps
 
 FIRST, LAST = (1, 2, 3), (0, 1, 2)
 """Micro-batches that use the whole model: not in the first one, not in the last one."""

@@ -37,7 +37,7 @@ HELD = {
         "test_where_no_group_is_empty_no_object_is_looked_at",
     ),
 }
-WORKER = "tests.patches.deepspeed.empty_groups_ranks"
+WORKER = "rlhf_patches.patches.deepspeed.proofs.empty_groups_ranks"
 RAISES = ("last", "in between", "first", "partitioned", "passed", "sequence", "resumed")
 SILENT = "DeepSpeed's own, passed"
 JOINED = tuple(f"joined: {how}" for how in ("chained", "chained for", "in sequence", "another for theirs"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.deepspeed.proofs import offload_accumulation_ranks
 from tests.harness.warm import beside
-from tests.patches.deepspeed import offload_accumulation_ranks
 
 HELD = {
     "least reach": "test_what_was_right_is_the_same_bit_for_bit",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.deepspeed.proofs import accumulation_scale_ranks
 from tests.harness.warm import beside
-from tests.patches.deepspeed import accumulation_scale_ranks
 
 WORKER = accumulation_scale_ranks.__name__
 NAME = "deepspeed-pipeline-accumulation"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.deepspeed.proofs import topk_drops_ranks
 from tests.harness.warm import beside
-from tests.patches.deepspeed import topk_drops_ranks
 
 WORKER = topk_drops_ranks.__name__
 ROUNDING = 1e-5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.deepspeed.proofs import zero1_last_micro_batch_ranks
 from tests.harness.warm import beside
-from tests.patches.deepspeed import zero1_last_micro_batch_ranks
 
 HELD = {
     "least reach": "test_other_optimizers_are_the_same_bit_for_bit",

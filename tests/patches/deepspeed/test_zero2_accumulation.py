@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.deepspeed.proofs import zero2_accumulation_ranks
 from tests.harness.warm import beside
-from tests.patches.deepspeed import zero2_accumulation_ranks
 
 HELD = {
     "least reach": "test_with_it_all_micro_batches_count",

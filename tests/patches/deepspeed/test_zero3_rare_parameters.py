@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_patches.patches.deepspeed.proofs import zero3_rare_parameters_ranks
 from tests.harness.warm import beside
-from tests.patches.deepspeed import zero3_rare_parameters_ranks
 
 HELD = {
     "least reach": "test_where_everything_is_used_nothing_more_is_computed",

@@ -17,10 +17,11 @@ from accelerate.state import AcceleratorState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 import rlhf_patches
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.patches.transformers.proofs import accumulation_scale_ranks as small
 from rlhf_patches.patches.transformers.proofs.accumulation_scale_ranks import Case
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu, zero3_on_cpu
+from tests.harness import zero3_on_cpu
 from tests.patches.transformers.accumulation_scale_wrapped_ranks import against
 
 KINDS = {
@@ -33,7 +34,7 @@ KINDS = {
 
 def settings(stage: int, dtype: str) -> dict[str, Any]:
     return {
-        "deepspeed": deepspeed_on_cpu.of_trainer(stage, small.ROWS),
+        "deepspeed": on_cpu.of_trainer(stage, small.ROWS),
         "accelerator_config": {"use_configured_state": True},
         "bf16": dtype == "bf16",
     }

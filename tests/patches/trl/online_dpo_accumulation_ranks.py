@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu
 from tests.patches.transformers.accumulation_scale_release import Kept
 
 NAME = "trl-online-dpo-accumulation"
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="+")
     options = parser.parse_args()
     if "deepspeed" in options.cases[0]:
-        deepspeed_on_cpu.start()
+        on_cpu.start()
     else:
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     states.report(NAME, lambda: {case: trained(case) for case in options.cases}, options.out)

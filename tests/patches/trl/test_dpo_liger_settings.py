@@ -22,7 +22,7 @@ HELD = {
     "no new wait": "because it is two arguments; no lock, no collective",
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
 }
-WORKER = "rlhf_patches.patches.trl.proofs.dpo_liger_settings_ranks"
+WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
 #: Everything is in float64 but for one factor of Liger's; seen are 3e-7.
 TOLERANCE = 1e-6
 WRONG = ("robust", "discopop", "exo_pair")

@@ -19,7 +19,7 @@ HELD = {
     "the very arguments": "test_what_was_right_is_the_same_bit_for_bit",
     "as before": "test_tokens_of_tools_are_left_out",
 }
-WORKER = "rlhf_patches.patches.trl.proofs.grpo_liger_tools_ranks"
+WORKER = "tests.patches.trl.grpo_liger_tools_ranks"
 WRONG = ("tools", "tools, bnpo")
 SAME = ("no tools", "tools, without Liger")
 #: Both in float64, but for Liger's softmax, which it computes in float32.

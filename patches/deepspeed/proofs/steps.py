@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu
 
 STEPS, RANKS = 3, 2
 
@@ -101,7 +101,7 @@ def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor, dict
         "enabled": case.dtype == torch.bfloat16,
         **({"bf16_master_weights_and_grads": True} if case.masters else {}),
     }
-    engine = deepspeed_on_cpu.engine(
+    engine = on_cpu.engine(
         fresh(case),
         zero,
         gradient_accumulation_steps=1 if case.by_hand else case.micro_batches,
@@ -147,7 +147,7 @@ def exactly(case: Case) -> tuple[list[float], torch.Tensor]:
         scale = min(1.0, case.clip / norm) if case.clip else 1.0
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= deepspeed_on_cpu.LEARNING_RATE * scale * gradient
+                parameter -= on_cpu.LEARNING_RATE * scale * gradient
         norms.append(norm)
     return norms, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
@@ -175,5 +175,5 @@ def report(name: str, cases: Mapping[str, Case]) -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=[name for name in cases if not cases[name].masters])
     options = parser.parse_args()
-    rank = deepspeed_on_cpu.start()
+    rank = on_cpu.start()
     states.report(name, lambda: {case: outcome(cases[case], rank) for case in options.cases}, options.out)

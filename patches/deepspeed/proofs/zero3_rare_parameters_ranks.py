@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlhf_patches.patches.deepspeed.proofs import on_cpu, steps
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu
-from tests.patches.deepspeed import steps
 
 NAME = "deepspeed-zero3-rare-parameters"
 KINDS: dict[str, dict[str, Any]] = {
@@ -63,7 +62,7 @@ def set_by_hand(offload: bool, rank: int) -> list[float]:
     zero: dict[str, Any] = {"stage": 3, "stage3_param_persistence_threshold": 0}
     if offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    engine = deepspeed_on_cpu.engine(steps.fresh(case), zero, gradient_clipping=0.0)
+    engine = on_cpu.engine(steps.fresh(case), zero, gradient_clipping=0.0)
     (x, y), rare = (tensor[:, 0, rank] for tensor in steps.data(case)), engine.module.rare.weight
     engine.backward(((engine(x[0], True) - y[0]) ** 2).sum())
     engine.step()
@@ -72,7 +71,7 @@ def set_by_hand(offload: bool, rank: int) -> list[float]:
     safe_set_full_grad(rare, torch.ones(rare.ds_shape))
     before = steps.whole(rare)
     engine.step()
-    way = (before - steps.whole(rare)) / deepspeed_on_cpu.LEARNING_RATE
+    way = (before - steps.whole(rare)) / on_cpu.LEARNING_RATE
     engine.destroy()
     return [float(unused.abs().max()), float(way.min()), float(way.max())]
 
@@ -88,7 +87,7 @@ def main() -> None:
     parser.add_argument("--more", action="store_true")
     parser.add_argument("cases", nargs="*", metavar="CASE")
     options = parser.parse_args()
-    rank = deepspeed_on_cpu.start()
+    rank = on_cpu.start()
 
     def observe() -> dict[str, Any]:
         found: dict[str, Any] = {case: steps.outcome(CASES[case], rank) for case in options.cases}

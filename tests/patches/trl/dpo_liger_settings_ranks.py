@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 import rlhf_patches
 from rlhf_patches.patches.trl.proofs import small
-from rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks import LOSS_ALONE, Gradients
 from rlhf_patches.proving import states
+from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE, Gradients
 
 NAMES = ("trl-dpo-liger-settings", "trl-dpo-liger-label-smoothing")
 BETA, SMOOTHED, TAU = 0.3, 0.2, 0.5

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from rlhf_patches.patches.trl.proofs import small
-from rlhf_patches.patches.trl.proofs.kto_liger_reference_ranks import LOSS_ALONE
 from rlhf_patches.proving import states
+from tests.patches.trl.kto_liger_reference_ranks import LOSS_ALONE
 
 NAME = "trl-grpo-liger-tools"
 CASES: dict[str, dict[str, Any]] = {

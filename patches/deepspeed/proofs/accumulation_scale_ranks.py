@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu
 
 WIDTH, ROWS = 6, 3
 RATE = 1.0  # bfloat16 parameters are rounded by 2**-9 of their own size, which a small step would not be above
@@ -145,7 +145,7 @@ def pipeline(case: Case) -> tuple[Any, dict[int, Any]]:
     ]
     module = PipelineModule(specs, num_stages=stages(case), loss_fn=loss_of, partition_method="uniform")
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    engine = deepspeed_on_cpu.engine(module, {"stage": case.stage}, optimizer, **configuration(case))
+    engine = on_cpu.engine(module, {"stage": case.stage}, optimizer, **configuration(case))
     layers = {int(name): layer for name, layer in module.named_children() if name.isdigit()}
     if case.tied:
         layers |= {0: module.tied_modules["tied"]} if len(module.tied_modules) else {}
@@ -156,7 +156,7 @@ def plain(case: Case) -> tuple[Any, dict[int, Any]]:
     """The same without pipelines."""
     module = torch.nn.Sequential(*(Layer(number) for number in numbers(case))).to(case.dtype)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    engine = deepspeed_on_cpu.engine(module, {"stage": case.stage}, optimizer, **configuration(case))
+    engine = on_cpu.engine(module, {"stage": case.stage}, optimizer, **configuration(case))
     return engine, dict(enumerate(engine.module.children()))
 
 
@@ -218,5 +218,5 @@ def main() -> None:
     parser.add_argument("patch")
     parser.add_argument("cases", nargs="+", metavar="CASE")
     options = parser.parse_args()
-    rank = deepspeed_on_cpu.start()
+    rank = on_cpu.start()
     states.report(options.patch, lambda: {case: outcome(CASES[case], rank) for case in options.cases}, options.out)

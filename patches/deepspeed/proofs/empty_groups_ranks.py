@@ -16,8 +16,8 @@ from deepspeed import zero
 from deepspeed.runtime import lr_schedules
 from torch.optim import lr_scheduler
 
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu
 
 NAME = "deepspeed-empty-groups"
 RATES, FACTORS, STEPS = (0.1, 0.004, 0.03), (1.0, 2.0, 3.0), 4
@@ -110,7 +110,7 @@ def through_deepspeed(case: dict[str, Any]) -> dict[str, Any]:
     if case.get("added"):
         optimizer.add_param_group({"params": []})
     passed = bool(case.get("called") or case.get("passed"))
-    engine = deepspeed_on_cpu.engine(model, {"stage": case.get("stage", 0)}, optimizer, scheduler if passed else None)
+    engine = on_cpu.engine(model, {"stage": case.get("stage", 0)}, optimizer, scheduler if passed else None)
     scheduler = joined(case, optimizer, scheduler)
     if case.get("resumed"):
         scheduler.load_state_dict(kept[start])
@@ -140,5 +140,5 @@ def main() -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=list(CASES))
     options = parser.parse_args()
-    deepspeed_on_cpu.start()
+    on_cpu.start()
     states.report(NAME, lambda: {name: through_deepspeed(CASES[name]) for name in options.cases}, options.out)

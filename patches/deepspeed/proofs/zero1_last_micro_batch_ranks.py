@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.patches.deepspeed import steps
+from rlhf_patches.patches.deepspeed.proofs import steps
 
 BF16 = {"stage": 1, "offload": False, "dtype": torch.bfloat16}
 CASES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.patches.deepspeed import steps
+from rlhf_patches.patches.deepspeed.proofs import steps
 
 CASES = {
     "four": steps.Case(offload=False),

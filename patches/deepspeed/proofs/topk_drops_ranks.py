@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.proving import states
-from tests.harness import deepspeed_on_cpu
 
 NAME = "deepspeed-topk-drops"
 TOKENS, WIDTH, EXPERTS = 59, 12, 8
@@ -137,5 +137,5 @@ def observe() -> dict[str, Any]:
 
 def main() -> None:
     options = states.parser().parse_args()
-    deepspeed_on_cpu.start()
+    on_cpu.start()
     states.report(NAME, observe, options.out)
