@@ -245,12 +245,15 @@ def _survey(
     if fresh.path.exists() and not again:
         old = record.load(fresh.path)
         if old.digests == fresh.digests:
-            known = texts.known_texts()
+            known, shipped = texts.known_texts(), {entry.file for entry in texts.kept(old)}
             fresh.entries = [
                 entry
                 for entry in old.entries
                 if sums.get(entry.file) == entry.sha256
-                and all((module.partition(".")[0], digest) in known for module, digest in entry.texts.items())
+                and (
+                    entry.file not in shipped
+                    or all((module.partition(".")[0], digest) in known for module, digest in entry.texts.items())
+                )
             ]
     done = {entry.file for entry in fresh.entries}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -23,7 +23,7 @@ from rlhf_patches.offline import facts
 from rlhf_patches.offline.archive import Release
 
 if TYPE_CHECKING:
-    from record import Record
+    from record import Entry, Record
 
 FOLDER = Path(known.__file__).parent / "texts"
 CACHE = Path(__file__).parent.parent / ".cache" / "texts"
@@ -56,9 +56,10 @@ class Facts:
                     changes[change] = None
                 elif found != changes[change]:
                     raise ValueError(f"of the text {key} of {function['name']} different things were found")
-            if {**function, "changes": {}} != {**mine, "changes": {}}:
+            told = {**mine, **function}  # what an earlier patch did not ask for
+            if {**mine, **told, "changes": {}} != {**told, **mine, "changes": {}}:
                 raise ValueError(f"of the text {key} of {function['name']} different things were found")
-            self.functions[key] = {**function, "changes": changes}
+            self.functions[key] = {**told, "changes": changes}
         for key, text in other.texts.items():
             mine = self.texts.setdefault(key, text)
             self.texts[key] = {**text, "functions": {**mine["functions"], **text["functions"]}}
@@ -84,7 +85,10 @@ class Facts:
         """The file; what says nearly the same stands together, so that it packs to three quarters in a wheel."""
         parts = []
         for name in ("texts", "functions"):
-            found = sorted((json.dumps(value), json.dumps(key)) for key, value in getattr(self, name).items())
+            found = sorted(
+                (json.dumps(value, separators=(",", ":")), json.dumps(key))
+                for key, value in getattr(self, name).items()
+            )
             lines = [f"{key}: {value}" for value, key in found]
             parts.append(f'"{name}": {{\n' + ",\n".join(lines) + "\n}")
         rest = (",\n".join(parts) + "}\n").encode()
@@ -117,11 +121,24 @@ def known_texts() -> set[tuple[str, str]]:
     return {(package, digest) for package in packages() for digest in load(package).texts}
 
 
+NEWEST = 30
+"""Releases of a distribution whose facts are shipped: of older ones, and of nightly builds, a process looks at the text
+itself, which takes it most of a second where a framework has dozens of patches."""
+
+
+def kept(record: Record) -> list[Entry]:
+    """The releases of which facts are shipped: the newest, without pre-releases, and whatever is in git."""
+    if record.in_git:
+        return record.entries
+    released = [entry for entry in record.entries if not entry.order.is_prerelease]
+    return sorted(released, key=lambda entry: entry.order)[-NEWEST:]
+
+
 def of_record(records: Iterable[Record], patches: Iterable[KnownBug]) -> dict[str, Facts]:
-    """By package what is shipped of the texts that the record has: no others, and of no other changes."""
+    """By package what is shipped of the texts that the record has (`kept`): no others, and of no other changes."""
     wanted: dict[str, set[str]] = {package: set() for package in packages()}
     for record in records:
-        for entry in record.entries:
+        for entry in kept(record):
             for module, digest in entry.texts.items():
                 wanted.setdefault(module.partition(".")[0], set()).add(digest)
     changes = [change for patch in patches for variant in patch.variants for change in variant.changes]
@@ -144,7 +161,7 @@ def of_release(release: Release, patches: Iterable[KnownBug]) -> tuple[dict[str,
             sources.parse(source)
         except (NotFound, Unreadable):
             continue
-        digests[module] = known.digest(source.text, 32)
+        digests[module] = known.digest(source.text)
         found.setdefault(module.partition(".")[0], Facts()).add(of_text(source, variants))
         CACHE.mkdir(parents=True, exist_ok=True)
         if not (path := CACHE / f"{digests[module]}.py").exists():
@@ -192,11 +209,12 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
             "column": place.column,
             "async": place.is_async,
             "parameters": [list(parameter) for parameter in place.parameters],
-            "fingerprint": sources.fingerprint_of(node),
             "changes": changes,
         }
+        if not all(isinstance(change, (Rewrite, Shape)) for change in found):  # which nothing asks for it
+            functions[known.digest(text)]["fingerprint"] = sources.fingerprint_of(node)
     text_facts = {"future": sorted(_imported(module)[1]), "functions": places}
-    return Facts({known.digest(source.text, 32): text_facts}, functions)
+    return Facts({known.digest(source.text): text_facts}, functions)
 
 
 def _of_module(source: Source, groups: Iterable[list[Change]]) -> tuple[list[Any], dict[str, Any]]:
@@ -210,7 +228,7 @@ def _of_module(source: Source, groups: Iterable[list[Change]]) -> tuple[list[Any
             changes[known.key_of(change)] = str(error)
     lines = source.text.count("\n") + 1
     described = {"name": MODULE, "line": 0, "lines": lines, "column": 0, "async": False, "parameters": []}
-    return [1, known.digest(source.text), []], {**described, "fingerprint": None, "changes": changes}
+    return [1, known.digest(source.text), []], {**described, "changes": changes}
 
 
 def by_function(module: str, variants: Iterable[Variant]) -> dict[str, list[list[Change]]]:

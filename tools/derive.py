@@ -22,6 +22,7 @@ from rlhf_patches import autoload, site_hook
 from rlhf_patches.definitions import pages
 from rlhf_patches.definitions.listed import Listed
 from rlhf_patches.definitions.patch import KnownBug
+from rlhf_patches.proving import found
 
 ROOT = Path(__file__).parents[1]
 _HEAD = '''\
@@ -47,7 +48,7 @@ def main() -> None:
     site_hook.WATCHED = watched(patches)
     for name, text in hook_files().items():
         (ROOT / "site_hook" / name).write_text(text, encoding="utf-8")
-    pages.write(patches, ROOT / "docs" / "patches")
+    pages.write(patches, ROOT / "docs" / "patches", found.told)
     sys.path.insert(0, str(ROOT / "release_record"))
     import record
     import shipped

@@ -1,1 +1,4 @@
 """Patches of megatron-core, the library under every Megatron framework."""
+
+NO_PROOF = "Megatron runs on CUDA alone, for which the tests have a stand-in on two CPU ranks"
+"""Why `rlhf-patches prove` cannot try those of the patches that have no proof."""

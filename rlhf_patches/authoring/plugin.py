@@ -62,6 +62,9 @@ class Plugin:
             f"{self.package}/__init__.py": f'"""A patch for {self._framework}, found by rlhf_patches."""\n',
             f"{self.package}/patch.py": self._patch(),
             "tests/test_patch.py": self._test(),
+            f"{self.package}/proofs/__init__.py": '"""What `rlhf-patches prove` runs, if you write it."""\n',
+            f"{self.package}/proofs/patch.py": self._proof(),
+            f"{self.package}/proofs/patch_ranks.py": self._worker(),
         }
         repairs = [_implementation(change, self.nodes[change.target]) for change in self.changes]
         if any(repairs):
@@ -94,7 +97,7 @@ test = ["pytest"]
 {self.name} = "{self.package}.patch"
 
 [tool.setuptools]
-packages = ["{self.package}"]
+packages = ["{self.package}", "{self.package}.proofs"]
 """
 
     def _patch(self) -> str:
@@ -151,6 +154,53 @@ def rlhf_patches() -> list[Patch]:
             said = "# The release that was read has the bug. `rlhf-patches survey` tells of the others."
         distribution = self.owner.distribution if self.owner else "unknown"
         return f"            {said}\n            guard=Guard({literal(distribution)}, {literal(versions)}),"
+
+    def _proof(self) -> str:
+        return f'''\
+"""What `rlhf-patches prove {self.name}` shows. It imports no framework: its worker, patch_ranks.py, does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+
+CASE = Case({literal(self._framework)}, {literal(self.name)}, "{MARK} what is run")
+RIGHT = "{MARK} what is right, from a computation that does not use the patch"
+
+
+def rows(reports: Reports) -> Iterator[Row]:
+    """One row for each case, from each rank's report."""
+    (report,) = reports
+    before, after = report["before"], report["after"]
+    said = f"{{before}}"[:26], f"{{after}}"[:20], f"{{RIGHT}}"[:13]
+    right = after == RIGHT
+    yield Row(CASE, report["version"], *said, right and before != RIGHT, unaffected=right and before == RIGHT)
+
+
+PROOF = Proof((CASE,), rows)
+'''
+
+    def _worker(self) -> str:
+        return f'''\
+"""What runs upstream's code for proofs/patch.py: as released, with the patch, and reverted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_patches.proving import states
+
+
+def observe() -> Any:
+    """{MARK} call upstream's code as the report of the bug does; return what shows it, as JSON has it."""
+    raise NotImplementedError("observe() of proofs/patch_ranks.py is not written yet")
+
+
+def main() -> None:
+    """Run on each rank, by `rlhf-patches prove`."""
+    states.report({literal(self.name)}, observe, states.parser().parse_args().out)
+'''
 
     def _test(self) -> str:
         wanted: dict[str, str] = {}

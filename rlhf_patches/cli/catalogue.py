@@ -14,6 +14,7 @@ from ..definitions.status import PatchReport, printable
 from ..guards.rewriting import NoEffect, Unrecognised
 from ..guards.sources import NotFound, Unreadable
 from ..offline import changes, evaluate
+from ..proving import found
 from . import output
 from .command_line import Commands, UsageError
 
@@ -69,7 +70,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     item = _patch(options.name)
-    text = output.printable_lines(pages.page(item.patch, item.plugin))
+    text = output.printable_lines(pages.page(item.patch, item.plugin, found.told(item.patch)))
     console = output.console()
     if console.is_terminal:
         from rich.markdown import Markdown

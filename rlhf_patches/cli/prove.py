@@ -109,7 +109,7 @@ def _prove(options: argparse.Namespace) -> int:
             why = f"it needs {', '.join(missing)}, not installed here"
         elif not why:
             without_proof += 1
-            why = "it has no proof: its page says how it was proven"
+            why = f"it has no proof: {found.why_none(by_name[row.name]) or 'its page says how it was proven'}"
         if why and options.name:
             outcomes.append(_Outcome(row.name, row.version, None, 0.0, why))
     runs.sort(key=lambda run: (run[1].proof.seconds > _QUICK, run[1].proof.seconds))

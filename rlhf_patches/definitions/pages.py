@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -18,14 +18,21 @@ from .registry import BUILT_IN
 _WIDTH = 120
 
 
-def page(patch: KnownBug, plugin: str = BUILT_IN) -> str:
-    """The page of a patch, an advice or a watch as Markdown. It says who brings it where that is not this package."""
+def page(patch: KnownBug, plugin: str = BUILT_IN, proof: str = "") -> str:
+    """The page of a patch, an advice or a watch as Markdown. It says who brings it where that is not this package.
+
+    Args:
+        patch: the patch.
+        plugin: who brings it.
+        proof: how to try it, or why it cannot be tried, in a paragraph (`proving.found.told`), if that is to be said.
+    """
     parts = [
         f"# {patch.name}",
         patch.summary + ".",
         *_at_a_glance(patch),
         *([] if plugin == BUILT_IN else [f"Brought by the plugin {plugin}, not by rlhf-patches."]),
         *_of_kind(patch),
+        *(["## Try it here", _prose(proof)] if proof else []),
         "## When it can go",
         wrapped(patch.retire[0].upper() + patch.retire[1:] + "."),
         "## References",
@@ -279,12 +286,12 @@ def _table(heads: Iterable[str], entries: Iterable[KnownBug]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in [tuple(heads), ("---",) * 4, *rows])
 
 
-def write(patches: Iterable[KnownBug], folder: Path) -> None:
-    """Write every page and the index, and remove pages of patches that are gone."""
+def write(patches: Iterable[KnownBug], folder: Path, proof: Callable[[KnownBug], str]) -> None:
+    """Write every page and the index, and remove pages of patches that are gone; ``proof`` as that of `page`."""
     patches = list(patches)
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob("*.md"):
         stale.unlink()
     for patch in patches:
-        (folder / f"{patch.name}.md").write_text(page(patch), encoding="utf-8")
+        (folder / f"{patch.name}.md").write_text(page(patch, proof=proof(patch)), encoding="utf-8")
     (folder / "README.md").write_text(index(patches), encoding="utf-8")

@@ -20,6 +20,8 @@ from .rewriting import Edit, with_edits
 from .slices import Slice
 from .sources import Place, Source
 
+_DIGITS = 12
+
 Found = tuple[Place, tuple[Edit, ...], Union[str, None]]
 """Where a change's target is, the edits, and the fingerprint; the latter two as those of `shapes.Recognised`."""
 
@@ -42,11 +44,11 @@ def look_up(source: Source) -> Source:
 def _known(source: Source) -> Known | None:
     package = source.module.partition(".")[0]
     data = sources.remembered(("facts", package), lambda: _read(package), small=True)
-    entry = _entry(data, digest(source.text, 32))
+    entry = _entry(data, "texts", digest(source.text))
     if entry is None:
         return None
     functions = {
-        name: place if isinstance(place, str) else [*place, _entry(data, place[1])]
+        name: place if isinstance(place, str) else [*place, _entry(data, "functions", place[1])]
         for name, place in entry["functions"].items()
     }
     return Known(entry["future"], functions)
@@ -67,8 +69,9 @@ def header(rest: bytes) -> bytes:
     return b'{"sha256": "%s",' % hashlib.sha256(rest).hexdigest().encode()
 
 
-def _entry(data: bytes, key: str) -> Any:
-    start = data.find(b'\n"%s": ' % key.encode())
+def _entry(data: bytes, section: str, key: str) -> Any:
+    # A module has the same digest as a text and as what runs in it.
+    start = data.find(b'\n"%s": ' % key.encode(), max(0, data.find(b'"%s": {' % section.encode())))
     if start < 0:
         return None
     line = data[start + 1 : data.index(b"\n", start + 1)]
@@ -101,7 +104,8 @@ def _find(change: Change, source: Source, known: Known) -> Found | str | None:
     line = first + facts["line"]
     place = Place(facts["name"], line, first, facts["column"], bool(facts["async"]), parameters, slice_)
     if not isinstance(change, (Rewrite, Shape)):
-        return place, (), facts["fingerprint"]
+        fingerprint = facts.get("fingerprint")
+        return (place, (), fingerprint) if fingerprint is not None else None
     found = facts["changes"].get(key_of(change))
     if found is None or isinstance(found, str):
         return found
@@ -112,9 +116,9 @@ def _find(change: Change, source: Source, known: Known) -> Found | str | None:
     return place, tuple(Edit(start + edit.start, start + edit.end, edit.text) for edit in edits), None
 
 
-def digest(text: str, digits: int = 16) -> str:
-    """The first hex digits of a text's SHA-256."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+def digest(text: str) -> str:
+    """The first hex digits of a text's SHA-256: of some thousand texts two are alike once in 10**8 times."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
 
 def key_of(change: Rewrite | Shape) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..definitions import registry
-from ..definitions.listed import DefinitionError
+from ..definitions.listed import PATCH, DefinitionError
 from ..definitions.patch import KnownBug
 from .proof import Proof
 
@@ -29,13 +29,42 @@ def proof_of(patch: KnownBug) -> Found | None:
     for module in registry.modules_of(patch):
         package, _, bug = module.__name__.rpartition(".")
         where = f"{package}.proofs.{bug}"
-        if not _is_there(f"{package}.proofs") or not _is_there(where):
+        if not package or not _is_there(f"{package}.proofs") or not _is_there(where):
             continue
         proof = getattr(importlib.import_module(where), "PROOF", None)
         if not isinstance(proof, Proof) or patch.name not in {case.patch for case in proof.cases}:
             raise DefinitionError(f"{where}.PROOF is {proof!r}: expected a Proof with a case of {patch.name}")
         return Found(proof, f"{package}.proofs.{proof.worker or f'{bug}_ranks'}")
     return None
+
+
+def why_none(patch: KnownBug) -> str:
+    """Why a patch has no proof: ``NO_PROOF`` of its module, or of the package around it; empty where nobody says."""
+    for module in registry.modules_of(patch):
+        package = importlib.import_module(module.__name__.rpartition(".")[0] or module.__name__)
+        for where in (module, package):
+            said = getattr(where, "NO_PROOF", None)
+            if isinstance(said, str) and said:
+                return said
+    return ""
+
+
+def told(patch: KnownBug) -> str:
+    """A paragraph of a patch's page: how to try it, or why it cannot be tried. Empty for what changes nothing."""
+    if patch.kind != PATCH:
+        return ""
+    found = proof_of(patch)
+    if found is None:
+        why = why_none(patch)
+        return f"`rlhf-patches prove` cannot try it{f': {why}' if why else ''}."
+    proof = found.proof
+    cases = "; ".join(case.words or case.title for case in proof.cases if case.patch == patch.name)
+    ranks = f" on {proof.ranks} ranks" if proof.ranks > 1 else ""
+    needs = f" It needs {' and '.join(f'`{name}`' for name in proof.needs)} as well." if proof.needs else ""
+    return (
+        f"`rlhf-patches prove {patch.name}` runs the installed release, as it is and with the patch, for about "
+        f"{proof.seconds} s{ranks}, and holds both against a yardstick: {cases}.{needs}"
+    )
 
 
 def missing(needs: Iterable[str]) -> list[str]:

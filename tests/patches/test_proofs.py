@@ -56,3 +56,12 @@ def test_what_applies_here_is_repaired_here():
     shown = {row["patch"] for row in rows if row["verdict"] == "repaired"}
     assert shown == {row["patch"] for row in rows}, "each patch has a case that its bug is in"
     assert done.returncode == (0 if rows else 2), done.stderr
+
+
+@pytest.mark.parametrize("patch", [patch for patch in BUILT_IN.values() if patch.kind == "patch"], ids=str)
+def test_each_patch_has_a_proof_or_says_why_not(patch):
+    assert found.proof_of(patch) is not None or found.why_none(patch)
+
+
+def test_most_patches_that_can_have_one_do():
+    assert sum(found.proof_of(patch) is not None for patch in BUILT_IN.values()) >= 45

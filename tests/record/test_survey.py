@@ -96,7 +96,7 @@ def test_what_is_known_of_the_texts_is_written(index, make_releases):
     index.publish("1.1", DEFECT_ELSEWHERE)
     make_releases()
     found = texts.load("toy")
-    digests = {known.digest(text, 32): text for text in ("def other():\n    pass\n", DEFECT, DEFECT_ELSEWHERE)}
+    digests = {known.digest(text): text for text in ("def other():\n    pass\n", DEFECT, DEFECT_ELSEWHERE)}
     assert set(found.texts) == set(digests)
     entries = record.load(make_releases.home / "record" / "toy.json").entries
     assert [{digests[each] for each in entry.texts.values()} for entry in entries] == [
@@ -108,7 +108,7 @@ def test_what_is_known_of_the_texts_is_written(index, make_releases):
     # A text that the record does not have any more is gone, and a lost one is looked at again.
     index.publish("1.1", FIXED)
     make_releases()
-    assert known.digest(DEFECT_ELSEWHERE, 32) not in texts.load("toy").texts
+    assert known.digest(DEFECT_ELSEWHERE) not in texts.load("toy").texts
     before = (make_releases.home / "texts" / "toy.json").read_bytes()
     (make_releases.home / "texts" / "toy.json").unlink()
     make_releases()
@@ -119,11 +119,11 @@ def test_everything_again(index, make_releases):
     index.publish("1.0", DEFECT)
     index.publish("1.1", DEFECT)
     make_releases()
-    (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT, 32)}.py").unlink()
+    (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT)}.py").unlink()
     make_releases()
-    assert not (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT, 32)}.py").exists()
+    assert not (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT)}.py").exists()
     make_releases("--again")
-    assert (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT, 32)}.py").read_text() == DEFECT
+    assert (make_releases.home / "cache" / "texts" / f"{known.digest(DEFECT)}.py").read_text() == DEFECT
 
 
 def test_releases_that_need_no_reading_are_not_fetched(index, make_releases):

@@ -115,7 +115,9 @@ def test_an_older_release(run_ranks, release):
 def test_transformers_trainer(run_ranks):
     """With LoRA, and with LoRA+, whose third group of four has the rate of the B matrices."""
     (report,) = run_ranks(
-        f"{WORKER[:-6]}_trainer_ranks", levels=beside("transformers-4.57", "transformers_trainer"), ranks=1
+        "tests.patches.deepspeed.empty_groups_trainer_ranks",
+        levels=beside("transformers-4.57", "transformers_trainer"),
+        ranks=1,
     )
     assert report["status"] == "applied"
     linear = [1.0, 2 / 3, 1 / 3]  # during the three steps

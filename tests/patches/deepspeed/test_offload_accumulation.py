@@ -104,7 +104,9 @@ def test_what_is_kept_is_not_on_the_optimizer(reports):
 @pytest.fixture(scope="module")
 def zenflow(run_ranks):
     """Norms of the gradients that ZenFlow's optimizer gets, on both ranks."""
-    reports = run_ranks(f"{WORKER[:-6]}_zenflow_ranks", levels=beside(NEWEST, "deepspeed"))
+    reports = run_ranks(
+        "tests.patches.deepspeed.offload_accumulation_zenflow_ranks", levels=beside(NEWEST, "deepspeed")
+    )
     assert {report["status"] for report in reports} == {"applied"}
     return reports
 

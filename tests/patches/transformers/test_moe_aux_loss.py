@@ -9,7 +9,8 @@ import pytest
 
 from tests.harness.warm import beside
 
-WORKER, WRAPPED = (f"tests.patches.transformers.moe_aux_loss{kind}_ranks" for kind in ("", "_wrapped"))
+WORKER = "rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks"
+WRAPPED = "tests.patches.transformers.moe_aux_loss_wrapped_ranks"
 WRONG = ("Qwen3-MoE", "JetMoE", "LoRA", "chunked", "evaluation")
 ALONE = ("dense", "not averaged", "own loss", "label smoothing", "own forward")
 HELD = {
