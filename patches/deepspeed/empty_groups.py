@@ -6,7 +6,7 @@ import contextlib
 import gc
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Signature, Variant
 
 
 class AllGroups:
@@ -150,6 +150,12 @@ one should have its learning rates looked at again; checkpoints can be trained o
             "zip() argument 2 is longer than argument 1",
             frames=("torch.optim.lr_scheduler:LRScheduler._update_lr",),
             specific=False,
+        ),
+    ),
+    conditions=(
+        Condition(
+            "deepspeed.runtime.engine:DeepSpeedEngine._configure_optimizer",
+            f"{__package__}.conditions:has_an_empty_group",
         ),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _CLASS = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
 
@@ -103,4 +103,10 @@ the factor, Adam mostly the noise. A checkpoint is as good as what it was traine
         ),
     ),
     retire="when the oldest DeepSpeed in use is 0.19.0",
+    conditions=(
+        Condition(
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step",
+            f"{__package__}.conditions:accumulates_offloaded",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="deepspeed-topk-drops",
@@ -45,4 +45,5 @@ evaluation repeated, and its capacity factor looked at again.""",
         ),
     ),
     retire="when the oldest DeepSpeed in use is 0.19.0",
+    conditions=(Condition("deepspeed.moe.sharded_moe:topkgating", f"{__package__}.conditions:drops_of_several"),),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="deepspeed-zero2-accumulation",
@@ -50,4 +50,10 @@ is as good as what it was trained on, and can be trained on.""",
         ),
     ),
     retire="when the oldest DeepSpeed in use is 0.18.3",
+    conditions=(
+        Condition(
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue",
+            f"{__package__}.conditions:accumulates",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TRAINER = "transformers.trainer:Trainer"
 _COUNTS = f"{__package__}.batch_counts"
@@ -124,4 +124,7 @@ to as many times too large as there are ranks: that many times for models that d
 causal language models by what the last step weighs. With the patch it is what one rank has. Do not compare it with
 values that were logged without it, and choose thresholds for it anew (early stopping). What was trained is right; which
 checkpoint was kept as the best may not be.""",
+    conditions=(
+        Condition("transformers.trainer:Trainer.prediction_step", f"{__package__}.conditions:averaged_over_ranks"),
+    ),
 )

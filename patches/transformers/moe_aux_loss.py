@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="transformers-moe-aux-loss",
@@ -55,4 +55,9 @@ Under gradient accumulation the auxiliary losses of the micro-batches add up, si
 Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many
 times as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance
 with `router_aux_loss_coef` multiplied by its number of ranks.""",
+    conditions=(
+        Condition(
+            "transformers.trainer:Trainer.compute_loss", f"{__package__}.conditions:routers_of_ranks", "router loss x"
+        ),
+    ),
 )

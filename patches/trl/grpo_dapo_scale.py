@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="trl-grpo-dapo-scale",
@@ -59,4 +59,11 @@ rate by A / S; Adam sees the factor in clipping and in its epsilon only.""",
         ),
     ),
     retire="when the oldest trl in use is 1.9.1",
+    conditions=(
+        Condition(
+            "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
+            f"{__package__}.conditions:part_of_a_generation",
+            "gradient x",
+        ),
+    ),
 )

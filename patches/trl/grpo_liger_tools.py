@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def of_the_model(loss: Callable[..., Any], inputs: Mapping[str, Any]) -> Callable[..., Any]:
@@ -66,4 +66,7 @@ with those before.""",
         ),
     ),
     retire="when the oldest trl in use is 0.29.0",
+    conditions=(
+        Condition("trl.trainer.grpo_trainer:GRPOTrainer.compute_liger_loss", f"{__package__}.conditions:has_tools"),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def _counted(versions: str, mask: str, alongside: tuple[str, ...], unless: tuple[str, ...] = ()) -> Variant:
@@ -71,4 +71,10 @@ much as that share was on average.""",
         ),
     ),
     retire="when the oldest trl in use is 1.9.0",
+    conditions=(
+        Condition(
+            "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
+            f"{__package__}.conditions:masks_truncated",
+        ),
+    ),
 )

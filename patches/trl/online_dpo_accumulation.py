@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _CLASSES = {"online_dpo": "OnlineDPOTrainer", "nash_md": "NashMDTrainer", "xpo": "XPOTrainer"}
 
@@ -68,4 +68,9 @@ rate multiplied by it; Adam sees the factor in clipping and in its epsilon only.
         ),
     ),
     retire="when the oldest trl in use divides by itself; none released so far does",
+    conditions=tuple(
+        Condition(_divided(where.format(kind), kind).target, f"{__package__}.conditions:micro_batches", "gradient x")
+        for where in ("trainer", "experimental.{}")
+        for kind in _CLASSES
+    ),
 )

@@ -109,7 +109,7 @@ def _prove(options: argparse.Namespace) -> int:
             why = f"it needs {', '.join(missing)}, not installed here"
         elif not why:
             without_proof += 1
-            why = f"it has no proof: {found.why_none(by_name[row.name]) or 'its page says how it was proven'}"
+            why = f"it has no proof: {found.why_none(by_name[row.name]) or 'nobody has said why'}"
         if why and options.name:
             outcomes.append(_Outcome(row.name, row.version, None, 0.0, why))
     runs.sort(key=lambda run: (run[1].proof.seconds > _QUICK, run[1].proof.seconds))
@@ -160,7 +160,7 @@ def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_pro
     cases = f"{len(outcomes)} case{'s' * (len(outcomes) != 1)}"
     output.say(f"{cases}: {said}" if said else "no patch that applies here has a proof", style="bold")
     if without_proof and not options.name:
-        output.say(f"{without_proof} patches that apply here have no proof; their pages say how they were proven")
+        output.say(f"{without_proof} patches that apply here have no proof; their pages say why")
 
 
 @contextlib.contextmanager

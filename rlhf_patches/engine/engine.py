@@ -516,7 +516,9 @@ class Engine:
         reached = self._ledger.reached(name)
         if entry is not None and entry.outcome.status is Status.OBSERVED and speaks():
             by = reached.by_how_much if reached else ""
-            logger().warning("%s: this run has the bug%s, left as released (RLHF_PATCHES_OBSERVE)", name, by)
+            logger().warning(
+                "%s: the bug's condition holds in this run%s, left as released (RLHF_PATCHES_OBSERVE)", name, by
+            )
         self.on_change()
 
     def _define(self, entry: _Entry) -> KnownBug:

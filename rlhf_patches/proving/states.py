@@ -22,6 +22,8 @@ def parser() -> argparse.ArgumentParser:
 def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool = True) -> None:
     """Write this rank's report: ``version``, ``status``, and what was observed ``before``, ``after`` and ``reverted``.
 
+    And ``reached``: how often the patched functions were entered, and whether the bug's condition held there.
+
     Args:
         patch: the patch's name.
         observe: called once in each state; what it returns becomes JSON.
@@ -32,6 +34,8 @@ def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool 
     row = api.apply(only=patch)[patch]
     found.update(version=row.version, status=row.status.value)
     found["after"] = observe()
+    reached = api.report()[patch].reached
+    found["reached"] = reached and reached.to_dict()
     api.revert()
     if reverted:
         found["reverted"] = observe()

@@ -321,7 +321,10 @@ def observe() -> dict[str, Any]:
         found["DoRA"] = once(use_dora=True)
         found["bias"] = once(lora_bias=True)
         found["shard"] = a_shard()
-        found["by TRL"] = by_trl()
+        from trl.generation.vllm_generation import VLLMGeneration
+
+        if hasattr(VLLMGeneration, "_iter_named_params"):  # an older TRL beside it has another way
+            found["by TRL"] = by_trl()
     return found
 
 

@@ -179,8 +179,13 @@ def test_what_is_observed_is_said_once_and_kept(make, monkeypatch, caplog):
     for _ in range(3):
         assert module.step([1, 2, 3]) == 5
     assert changed == ["reached 2 times, with the bug's condition in 1 (divisor x 1.5)"]
-    (said,) = (record.getMessage() for record in caplog.records if "this run has the bug" in record.getMessage())
-    assert said == f"{patch.name}: this run has the bug (divisor x 1.5), left as released (RLHF_PATCHES_OBSERVE)"
+    (said,) = (
+        record.getMessage()
+        for record in caplog.records
+        if "the bug's condition holds in this run" in record.getMessage()
+    )
+    held = "the bug's condition holds in this run (divisor x 1.5)"
+    assert said == f"{patch.name}: {held}, left as released (RLHF_PATCHES_OBSERVE)"
 
 
 def test_several_of_one_function(framework, engine, monkeypatch):

@@ -1,0 +1,10 @@
+"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def base_is_rounded(self: Any) -> bool:
+    """Of a LoRA layer: whether what is merged into has less than 32 bits."""
+    return bool(self.get_base_layer().weight.element_size() < 4)
