@@ -1,8 +1,8 @@
 """What a call of a patched function costs more than one of the original: ``python benchmarks/call_overhead.py``.
 
 The same function unpatched, rewritten, rewritten with a condition that is told in each call, replaced and wrapped.
-Timings alternate within each round; the figure is the median over the rounds. What a rewritten function costs more, whose
-edit costs nothing in itself, is counting: how often it is entered, and how often the condition holds.
+Timings alternate within each round; the figure is the median over the rounds. What a rewritten function costs more,
+whose edit costs nothing in itself, is counting: how often it is entered, and how often the condition holds.
 """
 
 from __future__ import annotations
