@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .. import settings
@@ -122,9 +122,8 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, until: float, seco
             return
         if time.monotonic() > until:
             raise NotTried(f"it was not done after {seconds:g} seconds, the limit (--seconds)")
-        for process in ranks:
-            if _resident(process.pid) > memory:
-                raise NotTried(f"a rank took more than {memory / 2**30:g} GiB, the limit (--memory)")
+        if max(_resident({process.pid for process in ranks}).values()) > memory:
+            raise NotTried(f"a rank took more than {memory / 2**30:g} GiB, the limit (--memory)")
         time.sleep(pause)
         pause = min(pause * 1.5, 0.2)
 
@@ -139,14 +138,14 @@ def _last(log: Path) -> str:
     return lines[-1] if lines else "it wrote nothing"
 
 
-def _resident(session: int) -> int:
-    """Bytes of the processes of a session (Linux; elsewhere 0)."""
-    total = 0
+def _resident(sessions: Iterable[int]) -> dict[int, int]:
+    """Bytes of the processes of each session (Linux; elsewhere 0)."""
+    total = dict.fromkeys(sessions, 0)
     for entry in _processes():
         try:
             fields = Path(entry, "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                total += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+            if (session := int(fields[3])) in total:
+                total[session] += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError, IndexError):
             continue
     return total

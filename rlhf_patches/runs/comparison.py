@@ -75,7 +75,8 @@ def effects(engine: Engine) -> dict[str, Effect]:
         return found
     # What waits for its import will be observed then, as it is on a rank that has had it.
     observed = Effect(Status.OBSERVED.value)
-    return {name: observed if each.in_force or each.status == observed.status else each for name, each in found.items()}
+    alike = (Status.PENDING.value, observed.status)
+    return {name: observed if each.status in alike else each for name, each in found.items()}
 
 
 def effect(patch: KnownBug | Listed, row: PatchReport, texts: Mapping[str, str]) -> Effect:

@@ -202,6 +202,20 @@ def test_pending_and_applied_are_the_same_in_effect(repaired, engine):
     assert after.code is not None
 
 
+def test_what_is_observed_is_so_before_its_import_as_well(repaired, engine, monkeypatch):
+    framework, patch, _ = repaired
+    monkeypatch.setenv("RLHF_PATCHES_OBSERVE", "1")
+    made = engine(patch)
+    made.apply()
+    before = comparison.effects(made)[patch.name]
+    framework.load()
+    after = comparison.effects(made)[patch.name]
+    assert made.report()[patch.name].status == "observed"
+    assert before == after
+    assert compare(before, after, name=patch.name) is None
+    assert "observed" in compare(before, APPLIED, name=patch.name)
+
+
 def test_an_edit_of_the_file_changes_the_fingerprint(repaired, effect_of):
     _, patch, file = repaired
     original = effect_of(patch).code
