@@ -47,7 +47,8 @@ def start(library: str) -> None:
         torch.distributed.init_process_group("gloo")
     elif library == "deepspeed":
         import deepspeed
-        from on_cpu import without_operator  # beside this script
+
+        from rlhf_patches.patches.deepspeed.proofs.on_cpu import without_operator
 
         without_operator()
         deepspeed.init_distributed("gloo")
