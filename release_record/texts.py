@@ -121,17 +121,22 @@ def known_texts() -> set[tuple[str, str]]:
     return {(package, digest) for package in packages() for digest in load(package).texts}
 
 
-NEWEST = 30
-"""Releases of a distribution whose facts are shipped: of older ones, and of nightly builds, a process looks at the text
-itself, which takes it most of a second where a framework has dozens of patches."""
+NEWEST, MINOR = 10, 20
 
 
 def kept(record: Record) -> list[Entry]:
-    """The releases of which facts are shipped: the newest, without pre-releases, and whatever is in git."""
+    """The releases of which facts are shipped, and whatever is in git: those that people pin.
+
+    The newest, the last of each of some minor versions and of each major one, without pre-releases. On others a process
+    looks at the texts itself, which takes it most of a second where a framework has dozens of patches.
+    """
     if record.in_git:
         return record.entries
-    released = [entry for entry in record.entries if not entry.order.is_prerelease]
-    return sorted(released, key=lambda entry: entry.order)[-NEWEST:]
+    released = sorted((e for e in record.entries if not e.order.is_prerelease), key=lambda entry: entry.order)
+    minor = {entry.order.release[:2]: entry for entry in released}
+    major = {entry.order.release[:1]: entry for entry in released}
+    chosen = {e.file for e in (*released[-NEWEST:], *[*minor.values()][-MINOR:], *major.values())}
+    return [entry for entry in released if entry.file in chosen]
 
 
 def of_record(records: Iterable[Record], patches: Iterable[KnownBug]) -> dict[str, Facts]:

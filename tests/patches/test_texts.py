@@ -19,7 +19,12 @@ from rlhf_patches.guards.sources import Source
 from tests.patches.test_contract import CASES, UNKNOWN, Case, each_of, one_for_each_variant, stands_in
 
 ROOT = str(Path(__file__).parents[2])
-RELEASED = [case for case in CASES if case.version != UNKNOWN and not stands_in(case)]
+KEPT = {(item.distribution, entry.version) for item in record.load_all() for entry in texts.kept(item)}
+RELEASED = [
+    case
+    for case in CASES
+    if case.version != UNKNOWN and not stands_in(case) and (case.patch.distribution, case.version) in KEPT
+]
 
 
 @each_of(one_for_each_variant(RELEASED))

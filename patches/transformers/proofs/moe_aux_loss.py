@@ -17,12 +17,7 @@ CASE = Case(
 def rows(reports: Reports) -> Iterator[Row]:
     """The loss, held against its definition in float64."""
     (report, _) = reports
-    cases = report["before"]
-    case = next(
-        (name for name, one in cases.items() if one.get("wanted") and one["loss"] > 1.1 * one["wanted"]),
-        next(iter(cases)),
-    )
-    before, after = (report[state][case] for state in ("before", "after"))
+    before, after = (report[state]["Qwen3-MoE"] for state in ("before", "after"))
     without, patched = (f"{found['loss'] / found['wanted']:.3f} x its size" for found in (before, after))
     off = abs(after["loss"] / after["wanted"] - 1)
     # float32, one layer.
@@ -30,4 +25,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield Row(CASE, report["version"], without, patched, f"float64 {off:.0e}", repaired)
 
 
-PROOF = Proof((CASE,), rows, ranks=2, seconds=30, needs=("accelerate",))
+PROOF = Proof((CASE,), rows, ranks=2, seconds=15, arguments=("Qwen3-MoE",), needs=("accelerate",))
