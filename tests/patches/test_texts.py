@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "release_record"))
 
+import record
 import texts
 
 from rlhf_patches.definitions import registry
