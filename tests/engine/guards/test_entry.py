@@ -95,7 +95,7 @@ def test_what_is_not_there():
 @pytest.mark.parametrize("part", range(4))
 def test_in_the_standard_library(part):
     """Each way in which people write functions; those that the text cannot take are left to the tree."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[part::4]
+    files = [file for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")) if file.exists()][part::4]
     count = 0
     for file in files:
         text = file.read_text(encoding="utf-8", errors="replace")
