@@ -45,6 +45,16 @@ def run(found: Found, *, seconds: float = SECONDS, memory: int = MEMORY) -> Repo
     Raises:
         NotTried: a rank has failed, or went beyond a limit.
     """
+    for _ in range(2):
+        try:
+            return _run(found, seconds, memory)
+        except NotTried as error:
+            if "EADDRINUSE" not in str(error):
+                raise
+    return _run(found, seconds, memory)  # another process had taken the port in between, twice
+
+
+def _run(found: Found, seconds: float, memory: int) -> Reports:
     proof = found.proof
     with tempfile.TemporaryDirectory(prefix="rlhf-patches-prove-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

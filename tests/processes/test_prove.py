@@ -54,6 +54,11 @@ def main():
     kind = os.environ.get("TOY_KIND")
     if kind == "fails":
         raise KeyError("what is wrong")
+    if kind == "port taken" and not (notes / "taken").exists():
+        if os.environ["RANK"] == "0":
+            (notes / "taken").write_text("")
+            raise OSError("EADDRINUSE")
+        time.sleep(600)
     if kind == "says nothing":
         return
     if kind == "hangs":
@@ -187,6 +192,12 @@ def test_what_could_not_be_tried(prove, site, kind, options, reason):
     assert "not tried" in said
     assert reason in " ".join(said.split()).replace("rank 1 ended", "rank 0 ended")
     assert not any(map(alive, pids(site)))
+
+
+def test_a_port_that_was_taken_in_between(prove):
+    """It is chosen before the ranks start: where other processes are many, one of them may have it by then."""
+    status, said, _ = prove(NAME, TOY_KIND="port taken")
+    assert status == 0, said
 
 
 def test_by_default_all_that_apply_here(prove):
