@@ -22,14 +22,14 @@ def rows(reports: Reports) -> Iterator[Row]:
     missing = len(after["tokens"]) - len(before["tokens"])
     same = whole.startswith(after["prompt"] + after["response"])
     without, patched = f"{missing} tokens too few", f"{len(after['tokens'])} tokens"
-    verdict = "token by token" if same else "NO"
+    verdict = "each token" if same else "NO"
     words = (
         f"{without}: `<|im_end|><|im_start|>`",
         patched,
-        f"{verdict} the chat template's of the whole conversation",
+        f"{'token by token' if same else 'NO,'} the chat template's of the whole conversation",
     )
     repaired = same and not whole.startswith(before["prompt"] + before["response"])
-    yield Row(CASE, report["version"], without, patched, verdict[:13], repaired, words)
+    yield Row(CASE, report["version"], without, patched, verdict, repaired, words)
 
 
 PROOF = Proof((CASE,), rows)
