@@ -10,7 +10,7 @@ CASE = Case(
     "deepspeed",
     "deepspeed-offload-accumulation",
     "ZeRO-2, offload, 4 micro-batches",
-    "ZeRO-2 with an offloaded optimizer, 4 micro-batches a step: gradient norm of three steps",
+    "ZeRO-2 with an offloaded optimizer, 4 micro-batches a step: norms and parameters of three steps",
 )
 
 
