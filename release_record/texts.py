@@ -56,10 +56,9 @@ class Facts:
                     changes[change] = None
                 elif found != changes[change]:
                     raise ValueError(f"of the text {key} of {function['name']} different things were found")
-            told = {**mine, **function}  # what an earlier patch did not ask for
-            if {**mine, **told, "changes": {}} != {**told, **mine, "changes": {}}:
+            if any(mine[fact] != function[fact] for fact in (mine.keys() & function.keys()) - {"changes"}):
                 raise ValueError(f"of the text {key} of {function['name']} different things were found")
-            self.functions[key] = {**told, "changes": changes}
+            self.functions[key] = {**mine, **function, "changes": changes}  # with what an earlier patch did not ask for
         for key, text in other.texts.items():
             mine = self.texts.setdefault(key, text)
             self.texts[key] = {**text, "functions": {**mine["functions"], **text["functions"]}}
@@ -200,14 +199,15 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
             check(source, place, [])
         except Unrecognised:  # its slice is not what it should be: it is looked at anew in every process
             continue
-        places[qualname] = [place.first_line, known.digest(text), list(slice_.imported)]
+        digest = known.digest(text)
+        places[qualname] = [place.first_line, digest, list(slice_.imported)]
         changes: dict[str, Any] = {}
         for group in groups:
             own = {known.key_of(change): found[change] for change in group if isinstance(change, (Rewrite, Shape))}
             holds = _holds(source, place, own.values(), start)
             for key, each in own.items():
                 changes[key] = each if holds and each == changes.get(key, each) else None
-        functions[known.digest(text)] = {
+        functions[digest] = {
             "name": place.name,
             "line": place.lineno - place.first_line,
             "lines": slice_.last_line - place.first_line + 1,
@@ -216,8 +216,8 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
             "parameters": [list(parameter) for parameter in place.parameters],
             "changes": changes,
         }
-        if not all(isinstance(change, (Rewrite, Shape)) for change in found):  # which nothing asks for it
-            functions[known.digest(text)]["fingerprint"] = sources.fingerprint_of(node)
+        if not all(isinstance(change, (Rewrite, Shape)) for change in found):  # these do not ask for it
+            functions[digest]["fingerprint"] = sources.fingerprint_of(node)
     text_facts = {"future": sorted(_imported(module)[1]), "functions": places}
     return Facts({known.digest(source.text): text_facts}, functions)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlhf_patches.proving.found import worker_of
 from rlhf_patches.proving.proof import Case, Proof, Row
 from tests.harness import cold
 from tests.harness.cold import Reports
@@ -56,7 +57,7 @@ def proved(name: str, levels: Callable[[], Levels]) -> Group:
     package, _, bug = name.rpartition(".")
     module = f"rlhf_patches.patches.{package}.proofs.{bug}"
     proof: Proof = importlib.import_module(module).PROOF
-    worker = f"{module.rpartition('.')[0]}.{proof.worker}" if proof.worker else f"{module}_ranks"
+    worker = worker_of(module, proof)
 
     def rows(runner: Runner) -> Iterator[Row]:
         settings = dict(proof.settings)

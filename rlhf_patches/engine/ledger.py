@@ -48,6 +48,10 @@ class Patched(Held):
     given: list[tuple[CodeType, list[str]]] = field(default_factory=list)
     """Every code object that it was given, with the patches in that: what a reader without the lock can rely on."""
 
+    def counted_without(self, name: str) -> dict[str, Told | None]:
+        """What is left of those without a patch."""
+        return {other: told for other, told in self.counted.items() if other != name}
+
     @property
     def carried(self) -> list[str]:
         """The patches on this function, its watch, and what only observes it."""
@@ -190,9 +194,9 @@ class Ledger:
                     watch = _watch(patched, changes, implementation)
                 else:
                     counted = {**counted, name: _told(name, function, target, conditions, implementation)}
-                    if observes:
+                    if observes and not patched.trampoline_of:  # which counts, and must stay
                         inner = _coded(patched, _edits(patched), (), counted)
-                    else:
+                    elif not observes:
                         inner = _compose(
                             name, patched, changes, _rewritten_beside(target, groups), implementation, counted
                         )
@@ -222,11 +226,9 @@ class Ledger:
             for swap in plan.swaps:
                 if plan.watches:
                     swap.patched.watched_by = name
-                elif plan.observes:
-                    pass
-                elif isinstance(swap.changes[0].change, Rewrite):
+                elif not plan.observes and isinstance(swap.changes[0].change, Rewrite):
                     swap.patched.rewrites[name] = [edit for item in swap.changes for edit in item.edits]
-                else:
+                elif not plan.observes:
                     swap.patched.trampoline_of = name
                 swap.patched.inner, swap.patched.watch, swap.patched.counted = swap.inner, swap.watch, swap.counted
                 self._patched[swap.patched.function] = swap.patched
@@ -247,7 +249,7 @@ class Ledger:
                     patched.trampoline_of = None
                 if patched.watched_by == name:
                     patched.watched_by = None
-                patched.counted = {other: told for other, told in patched.counted.items() if other != name}
+                patched.counted = patched.counted_without(name)
                 patched.inner, patched.watch = inner, watch
                 _give(patched, code)
         for patched in ours:
@@ -313,7 +315,7 @@ def _without(name: str, patched: Patched) -> tuple[CodeType, Callable[..., Any] 
         watch = None
     elif patched.trampoline_of in (None, name):
         edits = [edit for other, theirs in patched.rewrites.items() if other != name for edit in theirs]
-        inner = _coded(patched, edits, (), {other: told for other, told in patched.counted.items() if other != name})
+        inner = _coded(patched, edits, (), patched.counted_without(name))
     return inner, watch, _around(patched, inner, watch, patched.watched_by)
 
 

@@ -70,11 +70,9 @@ def _by_tree(text: str, filename: str, name: str, line: int, statement: str) -> 
         tree = ast.parse(text, filename)
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (node.name, node.lineno) == (name, line):
-                first = node.body[0]
-                has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
                 (call,) = ast.parse(statement).body
                 for each in ast.walk(call):
-                    ast.copy_location(each, first)
-                node.body.insert(1 if has_docstring and isinstance(first.value.value, str) else 0, call)  # type: ignore[attr-defined]
+                    ast.copy_location(each, node.body[0])
+                node.body.insert(int(ast.get_docstring(node, clean=False) is not None), call)
                 return compile(tree, filename, "exec", dont_inherit=True)
     raise ValueError(f"no function {name} in line {line}")

@@ -43,25 +43,31 @@ def look_up(source: Source) -> Source:
 
 def _known(source: Source) -> Known | None:
     package = source.module.partition(".")[0]
-    data = sources.remembered(("facts", package), lambda: _read(package), small=True)
-    entry = _entry(data, "texts", digest(source.text))
+    texts, of_functions = sources.remembered(("facts", package), lambda: _read(package), small=True)
+    entry = _entry(texts, digest(source.text))
     if entry is None:
         return None
     functions = {
-        name: place if isinstance(place, str) else [*place, _entry(data, "functions", place[1])]
+        name: place if isinstance(place, str) else [*place, _entry(of_functions, place[1])]
         for name, place in entry["functions"].items()
     }
     return Known(entry["future"], functions)
 
 
-def _read(package: str) -> bytes:
-    """The facts of one package, each on a line of its own, so that none but those that are needed are parsed."""
+def _read(package: str) -> tuple[bytes, bytes]:
+    """The facts of one package, of texts and of functions: what a module has may be as a text of both.
+
+    Each is on a line of its own, so that none but those that are needed are parsed.
+    """
     try:
         data = pkgutil.get_data(__package__, f"texts/{package}.json") or b""
     except OSError:
-        return b""
+        return b"", b""
     head, _, rest = data.partition(b"\n")
-    return rest if head == header(rest) else b""
+    if head != header(rest):
+        return b"", b""
+    texts, _, of_functions = rest.partition(b'"functions": {')
+    return texts, of_functions
 
 
 def header(rest: bytes) -> bytes:
@@ -69,9 +75,8 @@ def header(rest: bytes) -> bytes:
     return b'{"sha256": "%s",' % hashlib.sha256(rest).hexdigest().encode()
 
 
-def _entry(data: bytes, section: str, key: str) -> Any:
-    # A module has the same digest as a text and as what runs in it.
-    start = data.find(b'\n"%s": ' % key.encode(), max(0, data.find(b'"%s": {' % section.encode())))
+def _entry(data: bytes, key: str) -> Any:
+    start = data.find(b'\n"%s": ' % key.encode())
     if start < 0:
         return None
     line = data[start + 1 : data.index(b"\n", start + 1)]

@@ -34,8 +34,14 @@ def proof_of(patch: KnownBug) -> Found | None:
         proof = getattr(importlib.import_module(where), "PROOF", None)
         if not isinstance(proof, Proof) or patch.name not in {case.patch for case in proof.cases}:
             raise DefinitionError(f"{where}.PROOF is {proof!r}: expected a Proof with a case of {patch.name}")
-        return Found(proof, f"{package}.proofs.{proof.worker or f'{bug}_ranks'}")
+        return Found(proof, worker_of(where, proof))
     return None
+
+
+def worker_of(module: str, proof: Proof) -> str:
+    """The module of the worker of the proof that is in ``module``."""
+    package, _, bug = module.rpartition(".")
+    return f"{package}.{proof.worker or f'{bug}_ranks'}"
 
 
 def why_none(patch: KnownBug) -> str:

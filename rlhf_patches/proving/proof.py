@@ -59,6 +59,23 @@ class Row:
             object.__setattr__(self, "words", (self.without, self.after, self.verdict))
 
 
+def off_by(
+    case: Case, release: str, before: float, after: float, *, bug: float, tolerance: float, against: str = "float64"
+) -> Row:
+    """A row of two errors, without the patch and with it: the bug is above one bound, what is right below another.
+
+    Args:
+        case, release: of the row.
+        before, after: the errors.
+        bug: what the bug makes at least.
+        tolerance: what is left to rounding, whose reason stands where it is given.
+        against: what they were held against, the row's verdict.
+    """
+    without, patched = (f"off by {error:.2g}" for error in (before, after))
+    repaired, unaffected = before > bug > tolerance > after, max(before, after) < tolerance
+    return Row(case, release, without, patched, against, repaired, unaffected=unaffected)
+
+
 @dataclass(frozen=True)
 class Proof:
     """What is run, and what its ranks' reports say.

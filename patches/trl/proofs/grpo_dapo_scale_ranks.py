@@ -94,14 +94,8 @@ def loss_of(trainer: Any, batch: Any) -> float | str:
         return str(error)
 
 
-def trained(case: str, out: Path) -> dict[str, Any]:
-    """The mean gradient of the case's optimizer steps, and that of the formula."""
-    settings = CASES[case]
-    trainer = small.rollouts(
-        "GRPO", out, [of_some_words], learning_rate=0.0, max_grad_norm=1e9, generation_kwargs=FEW_WORDS, **settings
-    )
-    seen = Gradients()
-    trainer.add_callback(seen)
+def recorded(trainer: Any) -> list[dict[str, torch.Tensor]]:
+    """What a trainer computes losses of from now on, until its own ``compute_loss`` is deleted."""
     batches: list[dict[str, torch.Tensor]] = []
     compute_loss = trainer.compute_loss
 
@@ -110,6 +104,18 @@ def trained(case: str, out: Path) -> dict[str, Any]:
         return compute_loss(model, inputs, **kwargs)
 
     trainer.compute_loss = recording
+    return batches
+
+
+def trained(case: str, out: Path) -> dict[str, Any]:
+    """The mean gradient of the case's optimizer steps, and that of the formula."""
+    settings = CASES[case]
+    trainer = small.rollouts(
+        "GRPO", out, [of_some_words], learning_rate=0.0, max_grad_norm=1e9, generation_kwargs=FEW_WORDS, **settings
+    )
+    seen = Gradients()
+    trainer.add_callback(seen)
+    batches = recorded(trainer)
     trainer.train()
     right = by_the_formula(trainer.model, batches, trainer.args.steps_per_generation, settings.get("loss_type", "dapo"))
     untrained = small.rollouts("GRPO", out, [of_some_words], **settings)

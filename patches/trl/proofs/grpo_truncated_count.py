@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from rlhf_patches.proving.proof import Case, Proof, Reports, Row
 
+from .grpo_dapo_scale import sized
+
 CASE = Case(
     "trl",
     "trl-grpo-truncated-count",
@@ -15,14 +17,10 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The gradient, held against DAPO's formula in float64."""
+    """Some completions are truncated, and masked."""
     (report,) = reports
     before, after = (report[state]["masked"] for state in ("before", "after"))
-    without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
-    verdict = f"float64 {after['error']:.0e}"
-    words = (without, with_it, f"the formula in float64: {after['error']:.0e}")
-    repaired = before["factor"] < 0.8 and after["error"] < 1e-5
-    yield Row(CASE, report[CASE.patch][0], without, with_it, verdict, repaired, words)
+    yield sized(CASE, report[CASE.patch][0], before, after, bug=lambda factor: factor < 0.8)
 
 
 PROOF = Proof((CASE,), rows, seconds=20, arguments=("masked",), settings=(("ACCELERATE_USE_CPU", "true"),))

@@ -16,7 +16,7 @@ import torch
 
 import rlhf_patches
 from rlhf_patches.patches.trl.proofs import small
-from rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks import Gradients, of_some_words
+from rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks import Gradients, of_some_words, recorded
 from rlhf_patches.proving import states
 
 NAME, SCALE = "trl-grpo-truncated-count", "trl-grpo-dapo-scale"
@@ -111,14 +111,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
         trainer.rollout_func = played
     seen = Gradients()
     trainer.add_callback(seen)
-    batches: list[dict[str, torch.Tensor]] = []
-    compute_loss = trainer.compute_loss
-
-    def recording(model: Any, inputs: Any, **kwargs: Any) -> Any:
-        batches.append({name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)})
-        return compute_loss(model, inputs, **kwargs)
-
-    trainer.compute_loss = recording
+    batches = recorded(trainer)
     trainer.train()
     del trainer.compute_loss
     right, tokens = by_the_formula(trainer.model, batches)

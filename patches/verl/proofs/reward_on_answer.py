@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_patches.proving.proof import Case, Proof, Reports, Row
+from rlhf_patches.proving.proof import Case, Proof, Reports, Row, off_by
 
 CASE = Case(
     "verl",
@@ -18,10 +18,8 @@ def rows(reports: Reports) -> Iterator[Row]:
     """The returns, held against the definition in float64."""
     (report,) = reports
     before, after = (report[state]["gae, ends with an answer"]["returns"]["error"] for state in ("before", "after"))
-    without, patched = (f"off by {found:.2g}" for found in (before, after))
     # float32: returns are of the order of 1.
-    repaired, unaffected = before > 1e-2 > 1e-5 > after, max(before, after) < 1e-5
-    yield Row(CASE, report["version"], without, patched, "float64", repaired, unaffected=unaffected)
+    yield off_by(CASE, report["version"], before, after, bug=1e-2, tolerance=1e-5)
 
 
 PROOF = Proof((CASE,), rows)

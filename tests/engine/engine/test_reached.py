@@ -209,6 +209,28 @@ def test_several_of_one_function(framework, engine, monkeypatch):
     assert not [name for name in original.co_names if "rlhf_patches" in name]
 
 
+def test_observing_leaves_a_replacement_that_is_there(framework, engine, monkeypatch):
+    """Of another patch, which was applied before counting alone was asked for."""
+    text = "def f(a):\n    return a - 1\n"
+    framework.write("mod", text)
+    framework.write("fixes", "def f(a):\n    return a + 1\n")
+    path = framework.path("mod:f")
+    first = framework.patch(Replace(path, framework.path("fixes:f"), {fingerprint(text, "f"): "1.0"}), name="bug-1")
+    second = framework.patch(Rewrite(path, "a - 1", "a + 2"), name="bug-2")
+    module, made = framework.load(), engine(first, second)
+    made.apply("bug-1")
+    monkeypatch.setenv("RLHF_PATCHES_OBSERVE", "1")
+    made.apply()
+    assert [made.report()[f"bug-{n}"].status for n in (1, 2)] == [Status.APPLIED, Status.OBSERVED]
+    assert module.f(0) == 1
+    assert made.in_force("bug-1")
+    assert [made.report()[f"bug-{n}"].reached.calls for n in (1, 2)] == [1, 1]
+    made.revert("bug-2")
+    assert module.f(0) == 1
+    made.revert("bug-1")
+    assert module.f(0) == -1
+
+
 def test_threads_are_all_counted(make):
     made, module, patch = make(condition="uneven")
     threads = [threading.Thread(target=lambda: [module.step([1, 2, 3]) for _ in range(5000)]) for _ in range(4)]
