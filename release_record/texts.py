@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType
@@ -61,7 +60,8 @@ class Facts:
             self.functions[key] = {**mine, **function, "changes": changes}  # with what an earlier patch did not ask for
         for key, text in other.texts.items():
             mine = self.texts.setdefault(key, text)
-            self.texts[key] = {**text, "functions": {**mine["functions"], **text["functions"]}}
+            imported = sorted({*mine["imported"], *text["imported"]})
+            self.texts[key] = {**text, "imported": imported, "functions": {**mine["functions"], **text["functions"]}}
 
     def only(self, wanted: Iterable[str], changes: Iterable[Change]) -> Facts:
         """Those of the texts of these digests, and of these changes."""
@@ -81,17 +81,28 @@ class Facts:
         return Facts(texts, functions)
 
     def to_bytes(self) -> bytes:
-        """The file; what says nearly the same stands together, so that it packs to three quarters in a wheel."""
+        """The file, made to be packed: what says nearly the same stands together, and texts name functions briefly."""
         parts = []
-        for name in ("texts", "functions"):
+        for name, facts_of in (("texts", self._brief()), ("functions", self.functions)):
             found = sorted(
-                (json.dumps(value, separators=(",", ":")), json.dumps(key))
-                for key, value in getattr(self, name).items()
+                (json.dumps(value, separators=(",", ":")), json.dumps(key)) for key, value in facts_of.items()
             )
             lines = [f"{key}: {value}" for value, key in found]
             parts.append(f'"{name}": {{\n' + ",\n".join(lines) + "\n}")
         rest = (",\n".join(parts) + "}\n").encode()
         return known.header(rest) + b"\n" + rest
+
+    def _brief(self) -> dict[str, Any]:
+        """The texts, with no more of a function's digest than tells it from the others'."""
+        digits = next(n for n in range(4, 65) if len({key[:n] for key in self.functions}) == len(self.functions))
+        return {
+            key: {**text, "functions": {name: _with(place, digits) for name, place in text["functions"].items()}}
+            for key, text in self.texts.items()
+        }
+
+
+def _with(place: list[Any] | str, digits: int) -> list[Any] | str:
+    return place if isinstance(place, str) else [place[0], place[1][:digits]]
 
 
 def load(package: str) -> Facts:
@@ -100,6 +111,10 @@ def load(package: str) -> Facts:
     if not path.exists():
         return Facts()
     data = json.loads(path.read_text(encoding="utf-8"))
+    for text in data["texts"].values():
+        for place in text["functions"].values():
+            if isinstance(place, list):
+                (place[1],) = (key for key in data["functions"] if key.startswith(place[1]))
     return Facts(data["texts"], data["functions"])
 
 
@@ -124,13 +139,14 @@ NEWEST, MINOR = 10, 20
 
 
 def kept(record: Record) -> list[Entry]:
-    """The releases of which facts are shipped, and whatever is in git: those that people pin.
+    """The releases of which facts are shipped: those that people pin, no pre-releases among them.
 
-    The newest, the last of each of some minor versions and of each major one, without pre-releases. On others a process
-    looks at the texts itself, which takes it most of a second where a framework has dozens of patches.
+    Of what is in git all others, and the newest commit; of the rest the newest, the last of each of some minor versions
+    and of each major one. On others a process looks at the texts itself, which takes it most of a second where a
+    framework has dozens of patches.
     """
     if record.in_git:
-        return record.entries
+        return [entry for entry in record.entries if entry.label == "main" or not entry.order.is_prerelease]
     released = sorted((e for e in record.entries if not e.order.is_prerelease), key=lambda entry: entry.order)
     minor = {entry.order.release[:2]: entry for entry in released}
     major = {entry.order.release[:1]: entry for entry in released}
@@ -177,6 +193,7 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
     """What is found of the changes of variants in a text."""
     places: dict[str, Any] = {}
     functions: dict[str, Any] = {}
+    imported: set[str] = set()
     module = sources.parse(source)
     for qualname, groups in by_function(source.module, variants).items():
         if qualname == MODULE:
@@ -193,14 +210,15 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
         start = sum(len(line) + 1 for line in lines[: place.first_line - 1])
         found = {change: _of_change(change, source, text, start) for group in groups for change in group}
         new = [edit[2] for each in found.values() if isinstance(each, dict) for edit in each["edits"]]
-        slice_ = slice_of(module, node, qualname, names_in(text, *new))
+        slice_ = slice_of(module, node, qualname, known.names_in(text, *new))
         place = place._replace(slice=slice_)
         try:
             check(source, place, [])
         except Unrecognised:  # its slice is not what it should be: it is looked at anew in every process
             continue
         digest = known.digest(text)
-        places[qualname] = [place.first_line, digest, list(slice_.imported)]
+        places[qualname] = [place.first_line, digest]
+        imported.update(slice_.imported)
         changes: dict[str, Any] = {}
         for group in groups:
             own = {known.key_of(change): found[change] for change in group if isinstance(change, (Rewrite, Shape))}
@@ -218,7 +236,7 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
         }
         if not all(isinstance(change, (Rewrite, Shape)) for change in found):  # these do not ask for it
             functions[digest]["fingerprint"] = sources.fingerprint_of(node)
-    text_facts = {"future": sorted(_imported(module)[1]), "functions": places}
+    text_facts = {"future": sorted(_imported(module)[1]), "imported": sorted(imported), "functions": places}
     return Facts({known.digest(source.text): text_facts}, functions)
 
 
@@ -233,7 +251,7 @@ def _of_module(source: Source, groups: Iterable[list[Change]]) -> tuple[list[Any
             changes[known.key_of(change)] = str(error)
     lines = source.text.count("\n") + 1
     described = {"name": MODULE, "line": 0, "lines": lines, "column": 0, "async": False, "parameters": []}
-    return [1, known.digest(source.text), []], {**described, "changes": changes}
+    return [1, known.digest(source.text)], {**described, "changes": changes}
 
 
 def by_function(module: str, variants: Iterable[Variant]) -> dict[str, list[list[Change]]]:
@@ -278,11 +296,6 @@ def slice_of(module: ast.Module, node: sources.FunctionNode, qualname: str, name
     last, classes = node.end_lineno or node.lineno, tuple(qualname.split(".")[:-1])
     imported, future = _imported(module)
     return slices.Slice(last, classes, tuple(sorted({*names} & imported)), tuple(sorted(future)))
-
-
-def names_in(*texts: str) -> set[str]:
-    """Whatever may be a name there."""
-    return {name for text in texts for name in re.findall(r"\w+", text)}
 
 
 def _imported(module: ast.Module) -> tuple[set[str], set[str]]:

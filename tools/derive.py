@@ -95,9 +95,9 @@ def _entry(path: str) -> str:
     module, _, name = path.partition(":")
     listed: Listed = getattr(importlib.import_module(module), name).listed(path)
     variants = "".join(f"        {variant!r},\n" for variant in listed.variants)
-    more = f"{listed.changes_numbers!r}" + (f", {listed.contested!r}" if listed.contested else "")
+    more = f", {listed.contested!r}" if listed.contested else ""
     more += ", watches=True" * listed.watches
-    return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ), {more}),\n"
+    return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ){more}),\n"
 
 
 def watched(patches: Iterable[KnownBug]) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class Listed(NamedTuple):
     """A patch or an advice that is not imported yet: what a process has to know that has not imported what it is for.
 
     Attributes:
-        name, changes_numbers, contested: as those of the `Patch`.
+        name, contested: as those of the `Patch`.
         path: the patch, ``module:NAME``.
         variants: those of the patch.
         watches: whether it is a `Watch`.
@@ -81,7 +81,6 @@ class Listed(NamedTuple):
     name: str
     path: str
     variants: tuple[ListedVariant, ...]
-    changes_numbers: str | None = None
     contested: str = ""
     watches: bool = False
 

@@ -665,7 +665,7 @@ class KnownBug:
     def listed(self, path: str) -> Listed:
         """Its entry in a list; ``path`` is where it is, as ``module:NAME``."""
         variants = tuple(variant.listed() for variant in self.variants)
-        return Listed(self.name, path, variants, self.changes_numbers, self.contested, self.kind == WATCH)
+        return Listed(self.name, path, variants, self.contested, self.kind == WATCH)
 
     @property
     def excluding(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -176,7 +176,7 @@ class PatchReport:
     places: tuple[str, ...] = ()
     """``file:line`` of each function that runs with the patch, or would."""
     changes_numbers: str | None = None
-    """What `Patch.changes_numbers` says, on one line, where the framework is there, applied or not."""
+    """What `Patch.changes_numbers` says, on one line, where the framework and the patch have been imported."""
     kind: str = PATCH
     """Or ``advice``, or ``watch``."""
     what_to_do: str | None = None
@@ -276,7 +276,7 @@ def patch_report(
 ) -> PatchReport:
     """A patch's state together with what the patch says about itself."""
     there = status is not Status.ABSENT
-    changes_numbers = patch.changes_numbers if there else None
+    changes_numbers: str | None = getattr(patch, "changes_numbers", None) if there else None
     what_to_do: str | None = getattr(patch, "what_to_do", None) if there else None
     harm, bug, when = ("", "", "") if isinstance(patch, Listed) else (patch.harm, patch.bug, patch.when)
     if status is Status.ADVICE and not isinstance(patch, Listed):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pkgutil
+import re
 from collections.abc import Sequence
 from typing import Any, Union
 
@@ -27,13 +28,13 @@ Found = tuple[Place, tuple[Edit, ...], Union[str, None]]
 
 
 class Known:
-    """What is known of one text: its future statements, and by qualified name the functions, or why there is none.
+    """What is known of one text: its future statements, its imports, and by qualified name the functions, or why not.
 
-    Of a function: its first line, the digest of its text, which names in it are imported, and the facts of its text.
+    Of a function: its first line, the digest of its text, and the facts of its text.
     """
 
-    def __init__(self, future: Sequence[str], functions: dict[str, Any]) -> None:
-        self.future, self.functions = tuple(future), functions
+    def __init__(self, future: Sequence[str], imported: Sequence[str], functions: dict[str, Any]) -> None:
+        self.future, self.imported, self.functions = tuple(future), frozenset(imported), functions
 
 
 def look_up(source: Source) -> Source:
@@ -45,13 +46,13 @@ def _known(source: Source) -> Known | None:
     package = source.module.partition(".")[0]
     texts, of_functions = sources.remembered(("facts", package), lambda: _read(package), small=True)
     entry = _entry(texts, digest(source.text))
-    if entry is None:
+    if entry[1] is None:
         return None
     functions = {
-        name: place if isinstance(place, str) else [*place, _entry(of_functions, place[1])]
-        for name, place in entry["functions"].items()
+        name: place if isinstance(place, str) else [place[0], *_entry(of_functions, place[1])]
+        for name, place in entry[1]["functions"].items()
     }
-    return Known(entry["future"], functions)
+    return Known(entry[1]["future"], entry[1]["imported"], functions)
 
 
 def _read(package: str) -> tuple[bytes, bytes]:
@@ -75,12 +76,13 @@ def header(rest: bytes) -> bytes:
     return b'{"sha256": "%s",' % hashlib.sha256(rest).hexdigest().encode()
 
 
-def _entry(data: bytes, key: str) -> Any:
-    start = data.find(b'\n"%s": ' % key.encode())
+def _entry(data: bytes, beginning: str) -> tuple[str, Any]:
+    """A key that begins so, and what is said of it; None where there is none."""
+    start = data.find(b'\n"%s' % beginning.encode())
     if start < 0:
-        return None
-    line = data[start + 1 : data.index(b"\n", start + 1)]
-    return json.loads(line.partition(b": ")[2].removesuffix(b","))
+        return beginning, None
+    key, _, said = data[start + 2 : data.index(b"\n", start + 1)].partition(b'": ')
+    return key.decode(), json.loads(said.removesuffix(b","))
 
 
 def find(change: Change, source: Source) -> Found | str | None:
@@ -96,7 +98,7 @@ def _find(change: Change, source: Source, known: Known) -> Found | str | None:
     entry = known.functions.get(qualname)
     if entry is None or isinstance(entry, str):
         return entry
-    first, key, imported, facts = entry
+    first, key, facts = entry
     if facts is None:
         return None
     lines = sources.lines_of(source)
@@ -105,7 +107,9 @@ def _find(change: Change, source: Source, known: Known) -> Found | str | None:
         return None
     parameters = tuple((name, kind, bool(default)) for name, kind, default in facts["parameters"])
     classes = tuple(qualname.split(".")[:-1])
-    slice_ = Slice(first - 1 + facts["lines"], classes, tuple(imported), known.future)
+    new = [edit[2] for each in facts["changes"].values() if isinstance(each, dict) for edit in each["edits"]]
+    imported = tuple(sorted(known.imported & names_in(text, *new)))
+    slice_ = Slice(first - 1 + facts["lines"], classes, imported, known.future)
     line = first + facts["line"]
     place = Place(facts["name"], line, first, facts["column"], bool(facts["async"]), parameters, slice_)
     if not isinstance(change, (Rewrite, Shape)):
@@ -124,6 +128,11 @@ def _find(change: Change, source: Source, known: Known) -> Found | str | None:
 def digest(text: str) -> str:
     """The first hex digits of a text's SHA-256: of some thousand texts two are alike once in 10**8 times."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+
+
+def names_in(*texts: str) -> set[str]:
+    """Whatever may be a name there."""
+    return {name for text in texts for name in re.findall(r"\w+", text)}
 
 
 def key_of(change: Rewrite | Shape) -> str:

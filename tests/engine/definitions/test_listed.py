@@ -158,14 +158,17 @@ def test_it_is_not_imported_under_the_lock(listing, listed, framework, tmp_path,
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"changes_numbers": "no"}, "DefinitionError: .* is not the patch that is listed as .*; write the list anew"),
-        ({"path": "no_such_module:PATCH"}, "ModuleNotFoundError: No module named 'no_such_module'"),
-        ({"path": "sys:path"}, "DefinitionError: sys:path is not the patch"),
+        (
+            lambda it: {"variants": tuple(one._replace(independent=True) for one in it.variants)},
+            "DefinitionError: .* is not the patch that is listed as .*; write the list anew",
+        ),
+        (lambda it: {"path": "no_such_module:PATCH"}, "ModuleNotFoundError: No module named 'no_such_module'"),
+        (lambda it: {"path": "sys:path"}, "DefinitionError: sys:path is not the patch"),
     ],
 )
 def test_one_that_cannot_be_imported_is_failed_and_named(listing, listed, framework, monkeypatch, wrong, said):
     _write(framework)
-    wrong = listed._replace(**wrong)
+    wrong = listed._replace(**wrong(listed))
     made = listing(wrong)
     made.apply()
     (effect,) = comparison.effects(made).values()

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "release_record"))
 
 import texts
 
-from rlhf_patches.guards import rewriting, sources
+from rlhf_patches.guards import known, rewriting, sources
 from rlhf_patches.guards.rewriting import Edit, Unrecognised
 from rlhf_patches.guards.sources import Place, Source
 
@@ -36,7 +36,7 @@ def places(source: Source) -> Iterator[tuple[str, Place]]:
             yield (
                 qualname,
                 sources.place_of(nodes[0])._replace(
-                    slice=texts.slice_of(module, nodes[0], qualname, texts.names_in(source.text))
+                    slice=texts.slice_of(module, nodes[0], qualname, known.names_in(source.text))
                 ),
             )
 
