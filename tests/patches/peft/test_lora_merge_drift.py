@@ -26,7 +26,7 @@ HELD = {
     "`merge_and_unload` makes no copy": "test_merged_for_good_nothing_is_copied",
     "The merged weights, which vLLM gets, are what they were": "test_merged_weights_are_as_right_as_before",
 }
-WORKER = "rlhf_patches.patches.peft.proofs.lora_merge_drift_ranks"
+WORKER = "tests.patches.peft.lora_merge_drift_ranks"
 EXACT = ("bfloat16", "float16", "safe merge", "two adapters", "transposed")
 #: Relative to what is added: the product is rounded at most once, and the sum once, each by half a unit at most.
 ROUNDING = {"bfloat16": 2 * 2**-8, "float16": 2 * 2**-11, "safe merge": 2 * 2**-8}
