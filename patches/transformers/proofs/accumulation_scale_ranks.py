@@ -1,7 +1,7 @@
 """Steps of small models by ``Trainer`` over several micro-batches, on each of one or two ranks: ``--out FOLDER``.
 
-Each case as released, with transformers-accumulation-scale, with transformers-moe-aux-loss as well, and after revert().
-Beside it, in float64, the same steps from the losses' definitions: no Trainer, and no number of items.
+Each case as released, with transformers-accumulation-scale, some with transformers-moe-aux-loss as well, and after
+revert(). Beside it, in float64, the same steps from the losses' definitions: no Trainer, and no number of items.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import gc
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from torch.utils.data import SequentialSampler, default_collate
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -30,7 +29,6 @@ from rlhf_patches.proving import states
 NAME, ROUTERS = "transformers-accumulation-scale", "transformers-moe-aux-loss"
 RANKS, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 ROWS, WORDS, LENGTH, LABELS = 2, 32, 8, 3
-COEFFICIENT, SMOOTHING = 0.5, 0.1
 
 Batch = dict[str, torch.Tensor]
 SIZES: dict[str, Any] = {
@@ -43,7 +41,6 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 LLAMA: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "attn_implementation": "eager"}
-BERT: dict[str, Any] = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def t5() -> Any:
@@ -52,33 +49,10 @@ def t5() -> Any:
     return transformers.T5ForConditionalGeneration(config)
 
 
-def bert_classifier() -> Any:
-    config = transformers.BertConfig(**BERT, num_labels=LABELS, problem_type="single_label_classification")
-    return transformers.BertForSequenceClassification(config)
-
-
-def bert_masked() -> Any:
-    return transformers.BertForMaskedLM(transformers.BertConfig(**BERT))
-
-
 def llama_classifier(problem: str) -> Any:
     labels = 1 if problem == "regression" else LABELS
     config = transformers.LlamaConfig(**LLAMA, num_labels=labels, problem_type=problem)
     return transformers.LlamaForSequenceClassification(config)
-
-
-def llama() -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
-
-
-def mixtral() -> Any:
-    mixture = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
-    routed = {"output_router_logits": True, "router_aux_loss_coef": COEFFICIENT}
-    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**LLAMA, **mixture, **routed))
-
-
-def lora(model: Any, targets: list[str]) -> Any:
-    return get_peft_model(model, LoraConfig(target_modules=targets, init_lora_weights=False))
 
 
 # -- the data: rows of different lengths
@@ -120,33 +94,6 @@ def aligned(outputs: Any, labels: torch.Tensor) -> Terms:
     return flat(outputs.logits, labels)
 
 
-def shifted(outputs: Any, labels: torch.Tensor) -> Terms:
-    return flat(outputs.logits[:, :-1], labels[:, 1:])
-
-
-def smoothed(outputs: Any, labels: torch.Tensor) -> Terms:
-    logits, labels = outputs.logits[:, :-1].flatten(0, -2), labels[:, 1:].flatten()
-    kept = labels != -100
-    each = -torch.log_softmax(logits[kept], -1)
-    right = each[torch.arange(len(each)), labels[kept]]
-    return Terms(((1 - SMOOTHING) * right + SMOOTHING * each.mean(-1)).sum(), int(kept.sum()))
-
-
-def routed(outputs: Any, labels: torch.Tensor) -> Terms:
-    terms = shifted(outputs, labels)
-    return Terms(terms.total, terms.items, COEFFICIENT * outputs.aux_loss)
-
-
-def classes(outputs: Any, labels: torch.Tensor) -> Terms:
-    logits = outputs.logits.double()
-    total = functional.softplus(logits) - labels.double() * logits
-    return Terms(total.sum(), labels.numel())
-
-
-def squares(outputs: Any, labels: torch.Tensor) -> Terms:
-    return Terms((outputs.logits.squeeze(-1) - labels.double()).square().sum(), labels.numel())
-
-
 @dataclass(frozen=True)
 class Kind:
     """A model, its data and its loss: over the window's items, or the mean of the micro-batches' means."""
@@ -158,15 +105,7 @@ class Kind:
 
 
 T5 = Kind(t5, "words", aligned)
-CLASSIFIER = Kind(bert_classifier, "class", aligned)
-MASKED = Kind(bert_masked, "words", aligned)
 LLAMA_CLASSIFIER = Kind(lambda: llama_classifier("single_label_classification"), "class", aligned)
-REGRESSION = Kind(lambda: llama_classifier("regression"), "number", squares)
-SEVERAL = Kind(lambda: llama_classifier("multi_label_classification"), "classes", classes)
-CAUSAL = Kind(llama, "words", shifted, window=True)
-MIXTURE = Kind(mixtral, "words", routed, window=True)
-SMOOTHED = Kind(llama, "words", smoothed, window=True)
-SMOOTHED_MIXTURE = Kind(mixtral, "words", smoothed, window=True)
 
 
 def window_loss(kind: Kind, window: Sequence[Sequence[Terms]], averaged: bool) -> list[torch.Tensor]:
@@ -346,77 +285,16 @@ def one(case: Case) -> dict[str, Any]:
     return report
 
 
-APART = {"average_tokens_across_devices": False}
-UNSOUGHT = {"ddp_find_unused_parameters": False}
-SMOOTH = {"label_smoothing_factor": SMOOTHING}
-EACH = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
-BY_ACCELERATE = {
-    "gradient_accumulation_steps": 1,
-    "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}},
-}
-BFLOAT16 = {"bf16": True}
+CASES = {"T5": Case(T5, 4), "Llama classifier": Case(LLAMA_CLASSIFIER, 4)}
 
 
-def checkpoints(*, reentrant: bool) -> dict[str, Any]:
-    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
-
-
-MEANS = {
-    "T5": Case(T5, 4),
-    "T5, one micro-batch": Case(T5, 1),
-    "T5, it learns": Case(T5, 3, 5, rate=0.1),
-    "T5, tokens not averaged": Case(T5, 3, 5, arguments=APART),
-    "T5, parameters not looked for": Case(T5, 4, arguments=UNSOUGHT),
-    "T5, each batch synchronised": Case(T5, 4, arguments=EACH),
-    "T5, static graph": Case(T5, 3, 5, arguments={**EACH, **UNSOUGHT, "ddp_static_graph": True}),
-    "T5, LoRA": Case(T5, 4, wrap=lambda model: lora(model, ["q", "v"])),
-    "BERT masked": Case(MASKED, 3, 5),
-    "BERT classifier, accelerate's steps": Case(CLASSIFIER, 4, arguments=BY_ACCELERATE),
-    "BERT classifier, evaluated": Case(CLASSIFIER, 3, 5, evaluate=True),
-    "Llama classifier": Case(LLAMA_CLASSIFIER, 4),
-    "Llama classifier, checkpoints": Case(LLAMA_CLASSIFIER, 4, arguments=checkpoints(reentrant=False)),
-    "Llama classifier, reentrant checkpoints": Case(LLAMA_CLASSIFIER, 4, arguments=checkpoints(reentrant=True)),
-    "Llama regression": Case(REGRESSION, 4),
-    "Llama multi-label": Case(SEVERAL, 4),
-    "T5, bfloat16": Case(T5, 4, arguments=BFLOAT16),
-    "Llama multi-label, bfloat16": Case(SEVERAL, 4, arguments=BFLOAT16),
-    "T5, bfloat16 weights": Case(T5, 4, wrap=lambda model: model.bfloat16()),
-}
-WINDOWS = {
-    "Llama": Case(CAUSAL, 4),
-    "Llama, one micro-batch": Case(CAUSAL, 1),
-    "Llama, it learns": Case(CAUSAL, 3, 5, rate=0.1),
-    "Llama, tokens not averaged": Case(CAUSAL, 3, 5, arguments=APART),
-    "Llama, label smoothing": Case(SMOOTHED, 3, 5, arguments=SMOOTH),
-    "Llama, evaluated": Case(CAUSAL, 3, 5, evaluate=True),
-    "Llama, bfloat16": Case(CAUSAL, 4, arguments=BFLOAT16),
-    "Mixtral, label smoothing": Case(SMOOTHED_MIXTURE, 3, 5, arguments=SMOOTH),
-}
-PARTS = {
-    "Mixtral": Case(MIXTURE, 4),
-    "Mixtral, it learns": Case(MIXTURE, 3, 5, rate=0.1),
-    "Mixtral, tokens not averaged": Case(MIXTURE, 3, 5, arguments=APART),
-    "Mixtral, parameters not looked for": Case(MIXTURE, 4, arguments=UNSOUGHT),
-    "Mixtral, LoRA": Case(MIXTURE, 4, wrap=lambda model: lora(model, ["q_proj"])),
-    "Mixtral, bfloat16": Case(MIXTURE, 4, arguments=BFLOAT16),
-}
-ALONE = {
-    "a short batch": Case(CLASSIFIER, 3, 5, short=True),  # elsewhere accelerate fills it up
-    **{name: MEANS[name] for name in ("T5", "T5, it learns", "BERT masked", "Llama regression", "Llama multi-label")},
-    **{name: MEANS[name] for name in ("T5, one micro-batch", "BERT classifier, accelerate's steps")},
-    **{name: WINDOWS[name] for name in ("Llama", "Llama, it learns", "Llama, label smoothing")},
-    **{name: PARTS[name] for name in ("Mixtral", "Mixtral, it learns")},
-}
-
-
-def main() -> None:
+def main(cases: Mapping[str, Case] = CASES, with_routers: Iterable[str] = ()) -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", help="by default all")
     options = parser.parse_args()
     gc.freeze()  # train() ends with a collection, which would look at all that is imported
-    cases = ALONE if RANKS == 1 else {**MEANS, **WINDOWS, **PARTS}
     cases = {name: case for name, case in cases.items() if name in (options.cases or cases)}
-    chosen = {"before": [*cases], "after": [*cases], "both": [*PARTS], "reverted": ["T5", "Llama", "Mixtral"]}
+    chosen = {"before": [*cases], "after": [*cases], "both": with_routers, "reverted": ["T5", "Llama", "Mixtral"]}
     found: dict[str, Any] = {"version": transformers.__version__}
     for state, patches in {"before": (), "after": (NAME,), "both": (NAME, ROUTERS), "reverted": ()}.items():
         report = rlhf_patches.apply(only=patches) if patches else rlhf_patches.revert()

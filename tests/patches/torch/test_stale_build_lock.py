@@ -41,7 +41,7 @@ HELD = {
     "means what it did": ("test_a_living_builder_is_waited_for_by_all", "test_a_killed_build"),
     "everything is as released": "test_on_other_systems_all_is_as_released",
 }
-WORKER = "rlhf_patches.patches.torch.proofs.stale_build_lock_ranks"
+WORKER = "tests.patches.torch.stale_build_lock_ranks"
 CASES = ("killed", "living", "orphans", "several", "killed_with_the_patch", "elsewhere", "recycled", "raising", "again")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere everything is as released")
 with_a_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler (apt install g++)")

@@ -25,6 +25,7 @@ import rlhf_patches
 from rlhf_patches.patches.transformers.proofs import accumulation_scale_ranks as small
 from rlhf_patches.patches.transformers.proofs.accumulation_scale_ranks import Case
 from rlhf_patches.proving import states
+from tests.patches.transformers import accumulation_scale_ranks as more
 
 PLAIN = {"sync_module_states": "false", "cpu_ram_efficient_loading": "false", "use_orig_params": "true"}
 FSDP1 = {"fsdp": True, "fsdp_config": {**PLAIN, "version": 1}}
@@ -97,17 +98,17 @@ def learning(kind: small.Kind, arguments: dict[str, Any]) -> Case:
 
 KINDS = {
     "T5": small.T5,
-    "BERT classifier": small.CLASSIFIER,
+    "BERT classifier": more.CLASSIFIER,
     "Llama classifier": small.LLAMA_CLASSIFIER,
-    "Llama regression": small.REGRESSION,
-    "Llama": small.CAUSAL,
-    "Mixtral": small.MIXTURE,
+    "Llama regression": more.REGRESSION,
+    "Llama": more.CAUSAL,
+    "Mixtral": more.MIXTURE,
 }
 WRAPPERS = {
     "FSDP1": FSDP1,
-    "FSDP1 bf16": {**FSDP1, **small.BFLOAT16},
+    "FSDP1 bf16": {**FSDP1, **more.BFLOAT16},
     "FSDP2": FSDP2,
-    "FSDP2 bf16": {**FSDP2, **small.BFLOAT16},
+    "FSDP2 bf16": {**FSDP2, **more.BFLOAT16},
     "compiled": COMPILED,
 }
 CASES = {

@@ -12,7 +12,7 @@ import pytest
 from tests.harness.warm import beside
 
 WORKER, WRAPPED, ENGINE = (
-    "rlhf_patches.patches.transformers.proofs.accumulation_scale_ranks",
+    "tests.patches.transformers.accumulation_scale_ranks",
     *(f"tests.patches.transformers.accumulation_scale_{kind}_ranks" for kind in ("wrapped", "deepspeed")),
 )
 NAME, ROUTERS = "transformers-accumulation-scale", "transformers-moe-aux-loss"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.warm import beside
 
-WORKER = "rlhf_patches.patches.transformers.proofs.eval_loss_ranks"
+WORKER = "tests.patches.transformers.eval_loss_ranks"
 #: What is wrong in every release, in 5.23.0, and in 4.57.6.
 WRONG = ("causal", "causal, even", "causal, 13", "Qwen3-MoE", "label smoothing", "own loss", "passes on")
 WRONG += ("counts others", "after an exception", "beside the other patch")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.warm import beside
 
-WORKER = "rlhf_patches.patches.transformers.proofs.resume_weights_ranks"
+WORKER = "tests.patches.transformers.resume_weights_ranks"
 EXPERTS = ("Mixtral", "Mixtral, shards", "Qwen3-MoE, loaded", "best", "best, shards")
 NAMES = ("Qwen2.5-VL, loaded",)
 NAMES_MORE = ("Qwen2.5-VL, shards", "best, Qwen2.5-VL")
