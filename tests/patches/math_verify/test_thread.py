@@ -7,7 +7,7 @@ import pytest
 from tests.harness.logs import diagnosed
 from tests.harness.warm import beside, with_rewards
 
-WORKER = "rlhf_patches.patches.math_verify.proofs.thread_ranks"
+WORKER = "tests.patches.math_verify.thread_ranks"
 NAME = "math-verify-thread"
 RIGHT = [1, 1, 1, 0, 0, 1]
 """By hand: 2/4 is 0.5; 3; {1, 2}; 1/3 is not 0.5; no answer; the root of 8."""
