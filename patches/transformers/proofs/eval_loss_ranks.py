@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch.nn.functional import cross_entropy, log_softmax
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from rlhf_patches.patches.transformers import batch_counts
 from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import dense, made
@@ -29,20 +28,6 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 # ------------------------------------------------------------------------------------------------- models, data
-
-
-def t5() -> PreTrainedModel:
-    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2}
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
-    )
-
-
-def classifier() -> PreTrainedModel:
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    return transformers.BertForSequenceClassification(
-        transformers.BertConfig(**sizes, num_attention_heads=2, max_position_embeddings=16, num_labels=3)
-    )
 
 
 def rows(number: int, kind: str) -> list[Row]:

@@ -14,33 +14,17 @@ from typing import Any
 
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.loss.loss_utils import ForCausalLMLoss
 
-from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import Collator, classifier, rows, t5
-from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import dense, made
+from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import Collator, rows
+from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import made
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
 
 NAME = "transformers-first-token-count"
 ROWS, VOCABULARY = 4, 32
 Make = Callable[[], Any]
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-SIZES |= {"num_attention_heads": 2, "max_position_embeddings": 16}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-class Inherits(transformers.GPT2LMHeadModel):
-    """A class of one's own, with GPT-2's forward."""
-
-
-class Own(transformers.GPT2LMHeadModel):
-    """And one with another, of which nothing is known."""
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        return super().forward(*arguments, **named)
 
 
 def gpt2(kind: Any = transformers.GPT2LMHeadModel, **more: Any) -> Any:
@@ -50,30 +34,6 @@ def gpt2(kind: Any = transformers.GPT2LMHeadModel, **more: Any) -> Any:
     for name, value in more.items():
         setattr(model, name, value)
     return model
-
-
-def with_lora() -> Any:
-    return get_peft_model(gpt2(), LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False))
-
-
-def bert() -> Any:
-    return transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, **NO_DROPOUT, is_decoder=True))
-
-
-def ctrl() -> Any:
-    sizes = {"n_embd": 16, "dff": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
-    return transformers.CTRLLMHeadModel(
-        transformers.CTRLConfig(vocab_size=VOCABULARY, **sizes, resid_pdrop=0.0, embd_pdrop=0.0)
-    )
-
-
-def masked() -> Any:
-    return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **NO_DROPOUT))
-
-
-def doubled(logits: Any, labels: Any, **more: Any) -> Any:
-    """A loss of one's own."""
-    return 2 * ForCausalLMLoss(logits, labels, **more)
 
 
 def data(kind: str) -> list[Any]:
@@ -158,29 +118,12 @@ def step(
     return result
 
 
-CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "GPT-2": lambda: step(gpt2),
-    "GPT-2, one by one": lambda: step(gpt2, per_device_train_batch_size=1, gradient_accumulation_steps=ROWS),
-    "LoRA": lambda: step(with_lora),
-    "compiled before": lambda: step(gpt2, wrap=lambda model: torch.compile(model, backend="eager")),
-    "BERT": lambda: step(bert),
-    "CTRL": lambda: step(ctrl),
-    "inherits": lambda: step(lambda: gpt2(Inherits)),
-    "not the first": lambda: step(gpt2, kind="not the first"),
-    "Qwen3": lambda: step(dense),
-    "masked": lambda: step(masked, causal=False),
-    "classifier": lambda: step(classifier, kind="classes", causal=False),
-    "T5": lambda: step(t5, kind="seq2seq", causal=False),
-    "own forward": lambda: step(lambda: gpt2(Own), causal=False),
-    "own loss": lambda: step(lambda: gpt2(loss_function=doubled), causal=False),
-    "own type": lambda: step(lambda: gpt2(loss_type="ForMaskedLM"), causal=False),
-    "trainer's own": lambda: step(gpt2, shifts=False),
-}
+CASES: dict[str, Callable[[], dict[str, Any]]] = {"GPT-2": lambda: step(gpt2)}
 
 
-def main() -> None:
+def main(cases: dict[str, Callable[[], dict[str, Any]]] = CASES) -> None:
     parser = states.parser()
-    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(CASES))
+    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(cases))
     options = parser.parse_args()
     of_states = iter((options.cases, options.cases, options.cases[:1]))
-    states.report(NAME, lambda: {name: CASES[name]() for name in next(of_states)}, options.out)
+    states.report(NAME, lambda: {name: cases[name]() for name in next(of_states)}, options.out)

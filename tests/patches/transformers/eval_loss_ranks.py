@@ -12,8 +12,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers
 from torch.nn.functional import cross_entropy
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 
 import rlhf_patches
 from rlhf_patches.patches.transformers import batch_counts
@@ -21,20 +22,33 @@ from rlhf_patches.patches.transformers.proofs import eval_loss_ranks
 from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import (
     NAME,
     SMOOTHING,
+    VOCABULARY,
     Collator,
     bits,
-    classifier,
     of_shifted,
     one,
     rows,
     smoothed,
-    t5,
     trainer,
     wanted,
 )
 from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import COEFFICIENT, dense, qwen3_moe
 from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import NAME as MIXTURES
 from rlhf_patches.testing import untouched
+
+
+def t5() -> PreTrainedModel:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+    )
+
+
+def classifier() -> PreTrainedModel:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(**sizes, num_attention_heads=2, max_position_embeddings=16, num_labels=3)
+    )
 
 
 def of_tokens(outputs: Any, labels: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.warm import beside
 
-WORKER = "rlhf_patches.patches.transformers.proofs.first_token_count_ranks"
+WORKER = "tests.patches.transformers.first_token_count_ranks"
 WRONG = ("GPT-2", "GPT-2, one by one", "LoRA", "compiled before", "BERT", "CTRL", "inherits")
 RIGHT = ("not the first", "Qwen3")
 LEFT = ("masked", "classifier", "T5", "own forward", "own loss", "own type", "trainer's own")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.warm import beside
 
-WORKER = "rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks"
+WORKER = "tests.patches.transformers.moe_aux_loss_ranks"
 WRAPPED = "tests.patches.transformers.moe_aux_loss_wrapped_ranks"
 WRONG = ("Qwen3-MoE", "JetMoE", "LoRA", "chunked", "evaluation")
 ALONE = ("dense", "not averaged", "own loss", "label smoothing", "own forward")

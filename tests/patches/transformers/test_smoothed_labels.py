@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.warm import beside
 
-WORKER = "rlhf_patches.patches.transformers.proofs.smoothed_labels_ranks"
+WORKER = "tests.patches.transformers.smoothed_labels_ranks"
 WRONG = ("compiled", "compiled before", "LoRA, compiled", "prefix tuning", "FSDP2", "DDP, compiled")
 WRAPPED = ("FSDP2", "DDP, compiled")
 FOUND = ("plain", "LoRA")
