@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from rlhf_patches.definitions.patch import MODULE, Change, KnownBug, Rewrite, Shape, Variant, Wrap
 from rlhf_patches.guards import known, rewriting, shapes, slices, sources
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from record import Entry, Record
 
 FOLDER = Path(known.__file__).parent / "texts"
+Why = Union[str, int, list[Any]]
 CACHE = Path(__file__).parent.parent / ".cache" / "texts"
 """The texts, by digest, for `prove`."""
 
@@ -135,19 +136,18 @@ def known_texts() -> set[tuple[str, str]]:
     return {(package, digest) for package in packages() for digest in load(package).texts}
 
 
-NEWEST, MINOR = 10, 20
+NEWEST, MINOR = 8, 15
 
 
 def kept(record: Record) -> list[Entry]:
-    """The releases of which facts are shipped: those that people pin, no pre-releases among them.
+    """The releases of which facts are shipped: those that people pin.
 
-    Of what is in git all others, and the newest commit; of the rest the newest, the last of each of some minor versions
-    and of each major one. On others a process looks at the texts itself, which takes it most of a second where a
-    framework has dozens of patches.
+    The newest, the last of each of some minor versions and of each major one, and what is in git now, without
+    pre-releases. On others a process looks at the texts itself, which takes it most of a second where a framework has
+    dozens of patches.
     """
-    if record.in_git:
-        return [entry for entry in record.entries if entry.label == "main" or not entry.order.is_prerelease]
-    released = sorted((e for e in record.entries if not e.order.is_prerelease), key=lambda entry: entry.order)
+    pinned = (entry for entry in record.entries if entry.label == "main" or not entry.order.is_prerelease)
+    released = sorted(pinned, key=lambda entry: entry.order)
     minor = {entry.order.release[:2]: entry for entry in released}
     major = {entry.order.release[:1]: entry for entry in released}
     chosen = {e.file for e in (*released[-NEWEST:], *[*minor.values()][-MINOR:], *major.values())}
@@ -267,18 +267,26 @@ def by_function(module: str, variants: Iterable[Variant]) -> dict[str, list[list
     return found
 
 
-def _of_change(change: Change, source: Source, text: str, start: int) -> dict[str, Any] | str:
+def _of_change(change: Change, source: Source, text: str, start: int) -> dict[str, Any] | Why:
     """The edits of a change in a function's text, which begins at ``start`` in the module's; or why there are none."""
     try:
         edits = shapes.recognise(change, source._replace(known=None)).edits
     except Unrecognised as error:
-        return facts.LINES.sub("", str(error))  # a function's text knows no lines
+        return briefly(change, facts.LINES.sub("", str(error)))  # a function's text knows no lines
     inside = [Edit(edit.start - start, edit.end - start, edit.text) for edit in edits]
     said = {"edits": [list(edit) for edit in inside]}
     return {**said, "after": known.digest(rewriting.with_edits(text, inside))} if inside else said
 
 
-def _holds(source: Source, place: Place, together: Iterable[dict[str, Any] | str], start: int) -> bool:
+def briefly(change: Change, why: str) -> Why:
+    """What `rewriting.why_not` says it of; else the same."""
+    if not isinstance(change, (Rewrite, Shape)):
+        return why
+    patterns = [[kind, at] for kind in ("alongside", "unless") for at in range(len(getattr(change, kind)))]
+    return next((found for found in [*patterns, *range(10)] if rewriting.why_not(change, found) == why), why)
+
+
+def _holds(source: Source, place: Place, together: Iterable[dict[str, Any] | Why], start: int) -> bool:
     """Whether changes that are made together, if they all are, give with the slice what they give with the whole."""
     if not all(isinstance(each, dict) for each in together):
         return True

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rlhf_patches import autoload, site_hook
 from rlhf_patches.definitions import pages
-from rlhf_patches.definitions.listed import Listed
+from rlhf_patches.definitions.listed import Listed, ListedVariant
 from rlhf_patches.definitions.patch import KnownBug
 from rlhf_patches.proving import found
 
@@ -94,10 +94,16 @@ def _entry(path: str) -> str:
     path = f"rlhf_patches.patches.{path}"
     module, _, name = path.partition(":")
     listed: Listed = getattr(importlib.import_module(module), name).listed(path)
-    variants = "".join(f"        {variant!r},\n" for variant in listed.variants)
+    variants = "".join(f"        {_said(variant)},\n" for variant in listed.variants)
     more = f", {listed.contested!r}" if listed.contested else ""
     more += ", watches=True" * listed.watches
     return f"    Listed({listed.name!r}, {path!r}, (\n{variants}    ){more}),\n"
+
+
+def _said(variant: ListedVariant) -> str:
+    """What makes it, without what is as by default."""
+    said = {name: value for name, value in variant._asdict().items() if value != variant._field_defaults.get(name, ...)}
+    return f"ListedVariant({', '.join(f'{name}={value!r}' for name, value in said.items())})"
 
 
 def watched(patches: Iterable[KnownBug]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any, Union
 
 from ..definitions.patch import Change, Rewrite, Shape, Wrap
 from . import sources
-from .rewriting import Edit, with_edits
+from .rewriting import Edit, why_not, with_edits
 from .slices import Slice
 from .sources import Place, Source
 
@@ -116,8 +116,8 @@ def _find(change: Change, source: Source, known: Known) -> Found | str | None:
         fingerprint = facts.get("fingerprint")
         return (place, (), fingerprint) if fingerprint is not None else None
     found = facts["changes"].get(key_of(change))
-    if found is None or isinstance(found, str):
-        return found
+    if not isinstance(found, dict):
+        return found if found is None or isinstance(found, str) else why_not(change, found)
     start = len("\n".join(lines[: first - 1])) + (first > 1)
     edits = [Edit(*edit) for edit in found["edits"]]
     if isinstance(change, Rewrite) and found.get("after") != digest(with_edits(text, edits)):

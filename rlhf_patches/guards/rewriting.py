@@ -101,22 +101,36 @@ def find(shape: Rewrite | Shape, source: Source, place: Place) -> list[SgNode]:
         Unrecognised: not exactly as often as expected, or not where expected.
     """
     function = _function_node(source, place)
-    for pattern in shape.alongside:
+    for at, pattern in enumerate(shape.alongside):
         if not _find_all(function, pattern):
-            raise Unrecognised(f"{shape.target} does not contain {pattern!r}{_doubt(pattern)}")
-    for pattern in shape.unless:
+            raise Unrecognised(why_not(shape, ("alongside", at)))
+    for at, pattern in enumerate(shape.unless):
         if _find_all(function, pattern):
-            raise Unrecognised(f"{shape.target} contains {pattern!r}, which repairs it already")
+            raise Unrecognised(why_not(shape, ("unless", at)))
     matches = _find_all(function, shape.pattern, shape.inside)
     if len(matches) != shape.matches:
-        where = f" inside {shape.inside!r}" if shape.inside is not None else ""
         lines = ", ".join(str(match.range().start.line + 1) for match in matches[:_MOST_LINES])
-        raise Unrecognised(
-            f"{shape.target} contains {shape.pattern!r}{where} {len(matches)} times, expected {shape.matches}"
-            f"{f' (at line {lines})' if lines else ''}"
-            f"{_doubt(shape.pattern if not matches else None)}"
-        )
+        raise Unrecognised(why_not(shape, len(matches), f" (at line {lines})" if lines else ""))
     return matches
+
+
+def why_not(shape: Rewrite | Shape, found: int | Sequence[Any], lines: str = "") -> str:
+    """Why a function is not recognised.
+
+    Args:
+        shape: what it was held against.
+        found: how often it has the pattern; or which of ``alongside`` it does not contain, or of ``unless`` it does.
+        lines: where it has the pattern.
+    """
+    if isinstance(found, int):
+        where = f" inside {shape.inside!r}" if shape.inside is not None else ""
+        times = f"{shape.pattern!r}{where} {found} times, expected {shape.matches}"
+        return f"{shape.target} contains {times}{lines}{_doubt(shape.pattern if not found else None)}"
+    kind, at = found
+    pattern = getattr(shape, kind)[at]
+    if kind == "alongside":
+        return f"{shape.target} does not contain {pattern!r}{_doubt(pattern)}"
+    return f"{shape.target} contains {pattern!r}, which repairs it already"
 
 
 def no_python(pattern: str) -> str:

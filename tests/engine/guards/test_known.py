@@ -182,6 +182,9 @@ def test_another_change_is_searched_for(framework, applied, patch, work, ship):
     "change",
     [
         lambda path: Rewrite(path("mod:f"), "a - 7", "a + 7"),
+        lambda path: Rewrite(path("mod:f"), "f(a=a, b)", "f(b, a=a)"),  # no Python, which is said
+        lambda path: Rewrite(path("mod:f"), "a - 1", "a + 1", alongside=("a", "a * 5")),
+        lambda path: Rewrite(path("mod:f"), "a - 1", "a + 1", unless=("a * 5", "return $$$A")),
         lambda path: Rewrite(path("mod:gone"), "a - 7", "a + 7"),
         lambda path: Replace(path("mod:C.gone"), path("fixes:around"), {"0" * 16: "1.0"}),
     ],
@@ -262,6 +265,7 @@ WRONG = {
     "edit, twice": ("changes/*/edits", lambda edits: [*edits, *edits]),
     "no edit": ("changes/*/edits", lambda edits: []),
     "edited digest": ("changes/*/after", lambda digest: "0" * 16),
+    "a count": ("changes/*", lambda found: 2),
     "of another change": ("changes/*", lambda found: {"edits": [], "after": ""}),
 }
 
