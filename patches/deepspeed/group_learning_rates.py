@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="deepspeed-group-learning-rates",
@@ -42,4 +42,7 @@ own, as its optimizer was given. A run that was tuned with it should have all gr
         ),
     ),
     retire="when the oldest DeepSpeed in use is 0.19.4",
+    conditions=(
+        Condition("deepspeed.runtime.lr_schedules:WarmupLR.__init__", f"{__package__}.conditions:rates_of_groups"),
+    ),
 )

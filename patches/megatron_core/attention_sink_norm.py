@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Beside, Guard, Patch, Rewrite, Variant
+from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Variant
 
 
 def mark(attention: Any) -> None:
@@ -89,4 +89,14 @@ first step. Where the norm stays below, nothing changes but what is logged.""",
         ),
     ),
     retire="when megatron-core marks softmax_offset as tensor_model_parallel (PR #7530); none released so far does",
+    conditions=(
+        Condition(
+            "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
+            f"{__package__}.conditions:divided_sinks",
+        ),
+        Condition(
+            "megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__",
+            f"{__package__}.conditions:divided_sinks",
+        ),
+    ),
 )

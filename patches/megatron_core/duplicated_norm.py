@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Beside, Guard, Patch, Variant, Wrap
+from rlhf_patches import Beside, Condition, Guard, Patch, Variant, Wrap
 
 
 def around_init(wrapped: Callable[..., None], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -59,4 +59,10 @@ factor to go on as before. Where the norm was below, nothing changes but what is
         ),
     ),
     retire="when the oldest megatron-core in use is 0.17.0",
+    conditions=(
+        Condition(
+            "megatron.core.extensions.transformer_engine:TELinear.__init__",
+            f"{__package__}.conditions:whole_on_each_rank",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _COUNTS = f"{__package__}.expert_counts"
 
@@ -55,4 +55,10 @@ was balanced by a higher `moe_router_bias_update_rate` or an auxiliary loss besi
     # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the repair is later than that.
     variants=(Variant(Guard("megatron-core", ">=0.12.0rc2,<=0.20.0"), REWRITES),),
     retire="when the oldest megatron-core in use counts tokens in integers (PR #7081)",
+    conditions=(
+        Condition(
+            "megatron.core.transformer.moe.router:TopKRouter._maintain_float32_expert_bias",
+            f"{__package__}.conditions:counts_in_half",
+        ),
+    ),
 )

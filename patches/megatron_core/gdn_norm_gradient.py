@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _LAYERS = "megatron.core.ssm.gated_delta_net"
 _MARKS = f"{__package__}.gated_delta_nets"
@@ -65,4 +65,12 @@ gradient of this weight is a sum over all heads now: with SGD it moves further, 
         Variant(Guard("megatron-core", ">=0.19.0,<=0.20.0"), _changes(f"{_LAYERS}.common:_GDNBase")),
     ),
     retire="when finalize_model_grads sums the gradient of GatedDeltaNet.out_norm; none released so far does",
+    conditions=(
+        Condition(
+            "megatron.core.ssm.gated_delta_net:GatedDeltaNet.__init__", f"{__package__}.conditions:heads_of_a_rank"
+        ),
+        Condition(
+            "megatron.core.ssm.gated_delta_net.common:_GDNBase.__init__", f"{__package__}.conditions:heads_of_a_rank"
+        ),
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Beside, Guard, Patch, Rewrite, Variant
+from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Variant
 
 
 def allreduced(layer: Any, parameter: Any, value: bool) -> bool:
@@ -71,4 +71,10 @@ logged.""",
         ),
     ),
     retire="when the oldest megatron-core in use is 0.19.0",
+    conditions=(
+        Condition(
+            "megatron.core.extensions.transformer_engine:TEGroupedLinear.__init__",
+            f"{__package__}.conditions:experts_of_a_rank",
+        ),
+    ),
 )

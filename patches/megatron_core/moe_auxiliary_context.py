@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _RANKS = "parallel_state.get_context_parallel_world_size()"
@@ -58,4 +58,16 @@ context parallelism all is bit for bit as before.""",
 Since megatron-core 0.8.0, with context parallelism, a mixture's auxiliary losses had 1 / CP of the weight that was set.
 With the patch they have all of it. A run that was tuned with it has the balance that it had with coefficients divided
 by CP.""",
+    conditions=(
+        Condition(
+            "megatron.core.pipeline_parallel.schedules:forward_step",
+            f"{__package__}.conditions:parts_of_a_sequence",
+            "auxiliary losses x",
+        ),
+        Condition(
+            "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+            f"{__package__}.conditions:parts_of_a_sequence",
+            "auxiliary losses x",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _GROUP = "self.tp_cp_group.size()"
@@ -105,4 +105,8 @@ Disable the patch for such a run.""",
 Since megatron-core 0.12.0, with `--calculate-per-token-loss`, a mixture's auxiliary losses had 1 / (TP x CP) of the
 weight that was set (`seq_aux_loss`, since 0.16.0, that over the micro-batch's size). With the patch they have all of
 it. A run that was tuned with it has the balance that it had with coefficients divided by that number.""",
+    conditions=(
+        Condition(f"{_ROUTER}.apply_load_balancing_loss", f"{__package__}.conditions:tokens_of_a_rank"),
+        Condition(f"{_ROUTER}.apply_z_loss", f"{__package__}.conditions:z_loss_of_a_rank"),
+    ),
 )

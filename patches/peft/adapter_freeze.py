@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Variant, Wrap
+from rlhf_patches import Condition, Guard, Patch, Variant, Wrap
 
 PATCH = Patch(
     name="peft-adapter-freeze",
@@ -52,4 +52,7 @@ Since 0.18.0 an adapter beside which a frozen one was loaded has not been traine
 was loaded has been: a run that did either has to be trained again if that was not meant, and one that called
 `set_adapter` or `set_requires_grad` afterwards is as it was.""",
     retire="when the oldest PEFT in use is 0.21.0",
+    conditions=(
+        Condition("peft.tuners.tuners_utils:BaseTuner.inject_adapter", f"{__package__}.conditions:beside_another"),
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def whiten(released: Callable[..., Any], advantages: Any, masks: Any, **options: Any) -> Any:
@@ -80,4 +80,10 @@ should be looked at again; checkpoints can be trained on.""",
         ),
     ),
     retire="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    conditions=(
+        Condition(
+            "slime.backends.megatron_utils.loss:compute_advantages_and_returns",
+            f"{__package__}.conditions:whitened_in_parts",
+        ),
+    ),
 )

@@ -6,7 +6,7 @@ import functools
 import logging
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 logger = logging.getLogger("rlhf_patches")
 
@@ -70,4 +70,9 @@ Left alone: the FSDP backend of 0.2.0 to 0.2.2, which has the same call. main ha
 Every release up to 0.3.1 has ignored --eps-clip-c. A run that was started with it has been trained on PPO's loss
 without that bound, and with the patch is trained on the one it asked for; to go on as before, leave the option out.
 Checkpoints can be trained on.""",
+    conditions=(
+        Condition(
+            "slime.backends.megatron_utils.loss:policy_loss_function", f"{__package__}.conditions:without_eps_clip_c"
+        ),
+    ),
 )

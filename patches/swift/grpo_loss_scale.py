@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def divided_once(trainer: Any, loss: Any) -> Any:
@@ -74,4 +74,16 @@ by the number of accumulation steps to go on as before. Runs without accumulatio
         Variant(Guard("ms-swift", ">=4.0.0,<4.6.0"), _change("swift.rlhf_trainers.grpo_trainer")),
     ),
     retire="when the oldest ms-swift in use is 4.6.0",
+    conditions=(
+        Condition(
+            "swift.trainers.rlhf_trainer.grpo_trainer:GRPOTrainer._compute_loss_and_metrics",
+            f"{__package__}.conditions:part_of_a_window",
+            "gradient x",
+        ),
+        Condition(
+            "swift.rlhf_trainers.grpo_trainer:GRPOTrainer._compute_loss_and_metrics",
+            f"{__package__}.conditions:part_of_a_window",
+            "gradient x",
+        ),
+    ),
 )

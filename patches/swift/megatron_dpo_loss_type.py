@@ -7,7 +7,7 @@ import inspect
 import logging
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 logger = logging.getLogger("rlhf_patches")
 
@@ -114,4 +114,9 @@ loss (IPO and hinge want others). To go on as before, set `--loss_type sigmoid`.
         ),
     ),
     retire="when ms-swift passes the loss type (PR #10167); 4.6.0, the newest, does not",
+    conditions=(
+        Condition(
+            "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer.loss_func", f"{__package__}.conditions:another_loss"
+        ),
+    ),
 )

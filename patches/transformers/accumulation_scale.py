@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _OURS = f"{__package__}.accumulation"
 
@@ -112,4 +112,5 @@ patch both have the size that one large batch gives. With Adam the learning rate
 `max_grad_norm` cut the larger gradient off, or epsilon counts; with SGD it has to be that many times larger (smaller
 for what 5.2.0 to 5.5.3 trained). Look at clipping and learning rate again in a run that was tuned with it; checkpoints
 can be trained on.""",
+    conditions=(Condition("transformers.trainer:Trainer.training_step", f"{__package__}.conditions:alone"),),
 )

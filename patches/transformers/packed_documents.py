@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _GPT_OSS = "transformers.models.gpt_oss.modeling_gpt_oss:GptOssModel.forward"
 _AFMOE = "transformers.models.afmoe.modeling_afmoe:AfmoeModel.forward"
@@ -69,4 +69,12 @@ no model's positions (`Trainer` and TRL switch it off).""",
     changes_numbers="""\
 The loss of packed gpt-oss and AFMoE is that of its documents: lower or higher by a percent or so. Checkpoints trained
 with the bug have learnt to read documents after others; evaluation on single documents was not affected.""",
+    conditions=(
+        Condition(
+            "transformers.models.gpt_oss.modeling_gpt_oss:GptOssModel.forward", f"{__package__}.conditions:not_packed"
+        ),
+        Condition(
+            "transformers.models.afmoe.modeling_afmoe:AfmoeModel.forward", f"{__package__}.conditions:not_packed"
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _NAMES = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()"
 _IS_CAUSAL = f"model_name in {_NAMES}"
@@ -53,4 +53,5 @@ models whose names are in another list (Qwen2.5-VL), are not shifted, as release
 With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to repeat
 its input. With the patch it is trained to predict the next token. Nothing of such a run can be kept: start it again
 from the weights before it.""",
+    conditions=(Condition("transformers.trainer:Trainer.compute_loss", f"{__package__}.conditions:not_smoothed"),),
 )

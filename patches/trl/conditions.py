@@ -30,3 +30,31 @@ def micro_batches(self: Any) -> float | bool:
     """Of Online DPO: how many times its size the gradient is."""
     steps = self.args.gradient_accumulation_steps
     return False if steps == 1 or self.is_deepspeed_enabled else float(steps)
+
+
+def flattened(self: Any, examples: Any) -> bool | None:
+    """Of SFT's batch: whether it is one row with positions; None where tokens that count are chosen by a mask."""
+    if not (self.padding_free and self.return_position_ids):
+        return False
+    return None if {"completion_mask", "assistant_masks"} & {*examples[0]} else True
+
+
+def settings_of_liger(args: Any) -> bool:
+    """Of DPO's arguments: whether Liger has a loss that takes settings."""
+    if args is None or not args.use_liger_kernel:
+        return False
+    kinds = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
+    return kinds[0] in ("robust", "discopop", "exo_pair")
+
+
+def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None:
+    """Of GKDTrainer: how many times its size the gradient is; None while it evaluates, and of Liger's loss."""
+    ranks = self.args.world_size
+    if num_items_in_batch is None or ranks == 1 or not self.args.average_tokens_across_devices:
+        return False
+    return 1.0 / ranks if self.model.training and not self.args.use_liger_kernel else None
+
+
+def on_a_server(self: Any) -> bool:
+    """Of GRPOTrainer: whether a vLLM server generates."""
+    return bool(self.use_vllm and self.vllm_mode == "server")

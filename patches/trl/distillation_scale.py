@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _OURS = f"{__package__}.window"
 _GKD = "trl.experimental.gkd.gkd_trainer:GKDTrainer.compute_loss"
@@ -92,4 +92,11 @@ correction of your own out.""",
         ),
     ),
     retire="when the oldest trl in use scales both losses by itself; none released so far does",
+    conditions=(
+        Condition(
+            "trl.experimental.gkd.gkd_trainer:GKDTrainer.compute_loss",
+            f"{__package__}.conditions:part_of_all_ranks",
+            "gradient x",
+        ),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Beside, Guard, Patch, Rewrite, Signature, Variant
+from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Signature, Variant
 
 PATCH = Patch(
     name="trl-dpo-liger-settings",
@@ -57,4 +57,7 @@ such a run carries over: of `robust` gradients are larger, the more so the more 
         ),
     ),
     retire="when the oldest trl in use is 1.13.0",
+    conditions=(
+        Condition("trl.trainer.dpo_trainer:DPOTrainer.__init__", f"{__package__}.conditions:settings_of_liger"),
+    ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
 _AFTER_A_TOOL: ContextVar[bool] = ContextVar("after_a_tool", default=False)
@@ -85,4 +85,7 @@ have learned to answer without its tools.""",
         Variant(Guard("trl", ">=1.2.0,<1.14.1"), _changes(unless=("raise NotImplementedError($$$)",))),
     ),
     retire="when the oldest trl in use is 1.14.1",
+    conditions=(
+        Condition("trl.trainer.grpo_trainer:GRPOTrainer._tool_call_loop", f"{__package__}.conditions:on_a_server"),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TARGET = "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call"
 _FIXED = 'output["labels"][output["position_ids"] == 0] = -100'
@@ -69,4 +69,9 @@ resumed goes on with them.""",
         Variant(Guard("trl", ">=0.22.2,<0.23.1"), (_labels("labels = [{}]"), _NO_MASK)),
     ),
     retire="when the oldest trl in use is 0.23.1",
+    conditions=(
+        Condition(
+            "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call", f"{__package__}.conditions:flattened"
+        ),
+    ),
 )

@@ -11,8 +11,23 @@ from rlhf_patches.patches import plugin
 from rlhf_patches.proving import children, found
 
 PATCHES = {patch.name: patch for patch in plugin.rlhf_patches() if getattr(patch, "conditions", ())}
+EXCLUDING = (
+    *("transformers-accumulation-scale", "transformers-smoothed-labels", "transformers-packed-documents"),
+    "slime-eps-clip-c",
+)
+"""What is told there is where the bug cannot be."""
 PACKAGE = "rlhf_patches.patches"
 GRPO = {"loss_type": "dapo", "mask_truncated_completions": True}
+
+
+GPU = {"tensor_model_parallel_size": 2, "context_parallel_size": 1, "expert_model_parallel_size": 1}
+ONE = {**GPU, "tensor_model_parallel_size": 1}
+TOKENS = {"calculate_per_token_loss": True, "moe_z_loss_coeff": 1e-3}
+HALF = {"moe_router_enable_expert_bias": True, "bf16": True, "fp16": False}
+WINDOW = {"loss_type": "dapo", "model_accepts_loss_kwargs": False, "compute_loss_func": None}
+GKD = {"world_size": 4, "average_tokens_across_devices": True, "use_liger_kernel": False}
+MODES = {"policy": Has(inference_mode=False), "reference": Has(inference_mode=True)}
+FOUR = Has(gradient_accumulation_steps=4)
 
 
 def args(**settings):
@@ -73,6 +88,102 @@ def args(**settings):
         ("transformers.conditions:routers_of_ranks", [args(world_size=2, average_tokens_across_devices=True)], 2.0),
         ("transformers.conditions:routers_of_ranks", [args(world_size=1)], False),
         ("transformers.conditions:routers_of_ranks", [Has(model=Has())], False),
+        ("megatron_core.conditions:divided_sinks", [Has(**GPU, softmax_type="learnable")], True),
+        ("megatron_core.conditions:divided_sinks", [Has(**GPU, softmax_type="vanilla")], False),
+        ("megatron_core.conditions:divided_sinks", [Has(**ONE, softmax_type="learnable")], False),
+        ("megatron_core.conditions:divided_sinks", [Has(**GPU)], False),
+        ("megatron_core.conditions:whole_on_each_rank", ["duplicated", Has(**GPU)], True),
+        ("megatron_core.conditions:whole_on_each_rank", ["duplicated", Has(**ONE)], False),
+        ("megatron_core.conditions:whole_on_each_rank", ["column", Has(**GPU)], False),
+        ("megatron_core.conditions:heads_of_a_rank", [Has(**GPU, sequence_parallel=False)], True),
+        ("megatron_core.conditions:heads_of_a_rank", [Has(**GPU, sequence_parallel=True)], False),
+        ("megatron_core.conditions:heads_of_a_rank", [Has(**ONE, sequence_parallel=False)], False),
+        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**{**GPU, "expert_model_parallel_size": 2})], True),
+        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**GPU, expert_tensor_parallel_size=2)], True),
+        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**GPU, expert_tensor_parallel_size=1)], False),
+        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**GPU)], None),
+        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**ONE, expert_tensor_parallel_size=2)], False),
+        ("megatron_core.conditions:experts_of_a_rank", [False, Has(**GPU)], False),
+        (
+            "megatron_core.conditions:parts_of_a_sequence",
+            [Has(context_parallel_size=4, num_moe_experts=8, calculate_per_token_loss=False)],
+            0.25,
+        ),
+        (
+            "megatron_core.conditions:parts_of_a_sequence",
+            [Has(context_parallel_size=4, num_moe_experts=8, calculate_per_token_loss=True)],
+            False,
+        ),
+        ("megatron_core.conditions:parts_of_a_sequence", [Has(context_parallel_size=4, num_moe_experts=None)], False),
+        ("megatron_core.conditions:parts_of_a_sequence", [Has(context_parallel_size=1)], False),
+        ("megatron_core.conditions:tokens_of_a_rank", [Has(config=Has(**GPU, **TOKENS))], True),
+        ("megatron_core.conditions:tokens_of_a_rank", [Has(config=Has(**ONE, **TOKENS))], False),
+        ("megatron_core.conditions:tokens_of_a_rank", [Has(config=Has(**GPU, calculate_per_token_loss=False))], False),
+        ("megatron_core.conditions:z_loss_of_a_rank", [Has(config=Has(**GPU, **TOKENS))], True),
+        (
+            "megatron_core.conditions:z_loss_of_a_rank",
+            [Has(config=Has(**GPU, **{**TOKENS, "moe_z_loss_coeff": None}))],
+            None,
+        ),
+        ("megatron_core.conditions:z_loss_of_a_rank", [Has(config=Has(**ONE, **TOKENS))], False),
+        ("megatron_core.conditions:counts_in_half", [Has(config=Has(**HALF))], True),
+        ("megatron_core.conditions:counts_in_half", [Has(config=Has(**{**HALF, "bf16": False}))], False),
+        (
+            "megatron_core.conditions:counts_in_half",
+            [Has(config=Has(**{**HALF, "moe_router_enable_expert_bias": False}))],
+            False,
+        ),
+        ("swift.conditions:part_of_a_window", [Has(**WINDOW, args=FOUR, model=Has(training=True))], 0.25),
+        ("swift.conditions:part_of_a_window", [Has(**WINDOW, args=FOUR, model=Has(training=False))], None),
+        ("swift.conditions:part_of_a_window", [Has(**{**WINDOW, "loss_type": "grpo"})], False),
+        (
+            "swift.conditions:part_of_a_window",
+            [Has(**{**WINDOW, "model_accepts_loss_kwargs": True}, args=FOUR)],
+            False,
+        ),
+        ("swift.conditions:part_of_a_window", [Has(**WINDOW, args=Has(gradient_accumulation_steps=1))], False),
+        ("swift.conditions:another_loss", [Has(args=Has(loss_type="hinge"))], True),
+        ("swift.conditions:another_loss", [Has(args=Has(loss_type="sigmoid"))], False),
+        ("slime.conditions:whitened_in_parts", [Has(normalize_advantages=True, context_parallel_size=2)], True),
+        ("slime.conditions:whitened_in_parts", [Has(normalize_advantages=True, context_parallel_size=1)], None),
+        ("slime.conditions:whitened_in_parts", [Has(normalize_advantages=False)], False),
+        ("slime.conditions:without_eps_clip_c", [Has(eps_clip_c=None)], False),
+        ("slime.conditions:without_eps_clip_c", [Has(eps_clip_c=3.0)], None),
+        ("transformers.conditions:alone", [args(world_size=1, gradient_accumulation_steps=1)], False),
+        ("transformers.conditions:alone", [args(world_size=1, gradient_accumulation_steps=2)], None),
+        ("transformers.conditions:alone", [args(world_size=2, gradient_accumulation_steps=1)], None),
+        ("transformers.conditions:not_smoothed", [Has(label_smoother=None)], False),
+        ("transformers.conditions:not_smoothed", [Has(label_smoother=1)], None),
+        ("transformers.conditions:not_packed", [1, 1], False),
+        ("transformers.conditions:not_packed", [None, None], False),
+        ("transformers.conditions:not_packed", [None, 1], None),
+        ("trl.conditions:flattened", [Has(padding_free=True, return_position_ids=True), [{}]], True),
+        ("trl.conditions:flattened", [Has(padding_free=True, return_position_ids=False), [{}]], False),
+        ("trl.conditions:flattened", [Has(padding_free=False, return_position_ids=True), [{}]], False),
+        (
+            "trl.conditions:flattened",
+            [Has(padding_free=True, return_position_ids=True), [{"completion_mask": [0, 1]}]],
+            None,
+        ),
+        ("trl.conditions:settings_of_liger", [None], False),
+        ("trl.conditions:settings_of_liger", [Has(use_liger_kernel=True, loss_type=["robust"])], True),
+        ("trl.conditions:settings_of_liger", [Has(use_liger_kernel=True, loss_type="discopop")], True),
+        ("trl.conditions:settings_of_liger", [Has(use_liger_kernel=True, loss_type=["sigmoid"])], False),
+        ("trl.conditions:settings_of_liger", [Has(use_liger_kernel=False, loss_type=["robust"])], False),
+        ("trl.conditions:part_of_all_ranks", [args(**GKD), 8], 0.25),
+        ("trl.conditions:part_of_all_ranks", [args(**GKD), None], False),
+        ("trl.conditions:part_of_all_ranks", [args(**{**GKD, "world_size": 1}), 8], False),
+        ("trl.conditions:part_of_all_ranks", [args(**{**GKD, "average_tokens_across_devices": False}), 8], False),
+        ("trl.conditions:part_of_all_ranks", [args(**{**GKD, "use_liger_kernel": True}), 8], None),
+        ("trl.conditions:on_a_server", [Has(use_vllm=True, vllm_mode="server")], True),
+        ("trl.conditions:on_a_server", [Has(use_vllm=True, vllm_mode="colocate")], False),
+        ("trl.conditions:on_a_server", [Has(use_vllm=False, vllm_mode="server")], False),
+        ("peft.conditions:beside_another", [Has(peft_config=MODES), "reference"], True),
+        ("peft.conditions:beside_another", [Has(peft_config={"policy": Has(inference_mode=False)}), "policy"], False),
+        ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-4}]), None], True),
+        ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-3}]), None], False),
+        ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": Has()}, {"lr": 1e-3}]), None], None),
+        ("deepspeed.conditions:rates_of_groups", [Has(), 1e-3], False),
     ],
 )
 def test_what_is_told_of_a_call(where, arguments, told):
@@ -104,4 +215,7 @@ def test_the_real_framework_has_it_where_the_proof_shows_the_bug(patch):
         reached = report.get("reached")
         if reached is None:
             pytest.skip("its worker says nothing of that")
-        assert 0 < reached["held"] <= reached["asked"] <= reached["calls"]
+        if patch.name in EXCLUDING:
+            assert reached["held"] == 0 <= reached["asked"] < reached["calls"]
+        else:
+            assert 0 < reached["held"] <= reached["asked"] <= reached["calls"]

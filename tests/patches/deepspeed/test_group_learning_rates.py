@@ -35,6 +35,7 @@ def report(run_ranks):
     """Each schedule without the patch, with it, and after it was reverted."""
     (report,) = run_ranks(WORKER, levels=beside("deepspeed-0.18.9", "deepspeed"), ranks=1)
     assert (report["version"], report["status"]) == ("0.18.9", "applied")
+    assert 0 < report["reached"]["held"] < report["reached"]["asked"]  # not where `warmup_max_lr` is given
     return report
 
 

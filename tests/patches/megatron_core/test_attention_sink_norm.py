@@ -39,6 +39,7 @@ def reports(run_ranks, request):
 def test_the_sinks_of_all_ranks_count(reports, layout, distributed):
     for report in reports:
         assert report["status"] == "applied"
+        assert 0 < report["reached"]["held"] < report["reached"]["asked"] == report["reached"]["calls"]
         name = f"{layout}{', distributed' * distributed}"
         before, after, reverted = (report[state][name] for state in ("before", "after", "reverted"))
         assert after["norm"] == pytest.approx(after["exact"], rel=FLOAT32)

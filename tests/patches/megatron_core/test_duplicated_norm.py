@@ -33,6 +33,7 @@ def reports(run_ranks):
 def test_each_weight_counts_once(reports, layout, distributed):
     for report in reports:
         assert report["status"] == "applied"
+        assert 0 < report["reached"]["held"] < report["reached"]["asked"] == report["reached"]["calls"]
         name = f"{layout}{', distributed' * distributed}"
         before, after, reverted = (report[state][name] for state in ("before", "after", "reverted"))
         assert after["norm"] == pytest.approx(after["exact"], rel=FLOAT32)

@@ -34,6 +34,7 @@ def run(run_ranks):
     def run(release=None):
         reports = run_ranks(WORKER, levels=megatron(release))
         assert [one["status"] for one in reports] == ["applied"] * 2
+        assert all(0 < one["reached"]["held"] < one["reached"]["asked"] for one in reports)
         return reports
 
     return run

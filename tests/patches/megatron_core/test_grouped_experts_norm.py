@@ -35,6 +35,7 @@ def of_release(run_ranks):
 def test_all_experts_count(of_release, layout, distributed):
     for report in of_release("2.13"):
         assert report["status"] == "applied"
+        assert 0 < report["reached"]["held"] < report["reached"]["asked"] == report["reached"]["calls"]
         name = f"{layout}{', distributed' * distributed}"
         before, after, reverted = (report[state][name] for state in ("before", "after", "reverted"))
         assert after["norm"] == pytest.approx(after["exact"], rel=FLOAT32)

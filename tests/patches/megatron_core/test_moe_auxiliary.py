@@ -99,6 +99,7 @@ def test_per_token(run, reference, sizes, cases, release):
     """Half on two ranks; since 0.16 a quarter of the sequences' with two in a micro-batch. With it, all."""
     for report in run(PER_TOKEN, *cases, **sizes, release=release):
         assert report["status"] == "applied"
+        assert 0 < report["reached"]["held"] < report["reached"]["calls"]
         for case in (case for case in cases if "token" in case):
             assert_factor(reference, report["before"], case, 0.25 if case.startswith("seq") and not release else 0.5)
             assert_factor(reference, report["after"], case, 1.0)
@@ -248,6 +249,8 @@ def test_context(run, reference):
     """0.15.3: half on two ranks. With the patch all of it."""
     for report in run(CONTEXT, *DIVIDED, cp=2, release="megatron-0.15"):
         assert (report["version"], report["status"]) == ("0.15.3", "applied")
+        assert 0 < report["reached"]["held"] < report["reached"]["asked"]  # not per token
+        assert report["reached"]["least"] == report["reached"]["most"] == 0.5
         for case in (case for case in DIVIDED if "mean" in case):
             assert_factor(reference, report["before"], case, 0.5)
             assert_factor(reference, report["after"], case, 1.0)

@@ -40,6 +40,7 @@ def found(request, run_ranks):
     (report,) = run_ranks(WORKER, levels=peft(request.param), ranks=1)
     assert report["version"] == f"{request.param.removeprefix('peft-')}.0"
     assert report["status"] == "applied"
+    assert 0 < report["reached"]["held"] < report["reached"]["asked"]  # not where adapters are of one mode
     return report
 
 

@@ -58,6 +58,7 @@ EACH = [
 def reports(request, start):
     found = start(request.param)
     assert all(report["status"] == "applied" for report in found)
+    assert all(0 < report["reached"]["held"] < report["reached"]["asked"] for report in found)  # not without the option
     return found
 
 

@@ -46,6 +46,7 @@ def observe(run_ranks):
 def test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches(observe, folder, ranks):
     for report in observe(folder, ranks):
         assert report["status"] == "applied"
+        assert report["reached"]["least"] == report["reached"]["most"] == 1 / STEPS
         for loss_type in ("dapo", "cispo"):
             for state in ("before", "reverted"):
                 assert report[state][loss_type]["loss"] == pytest.approx(1 / STEPS, rel=ROUNDING)

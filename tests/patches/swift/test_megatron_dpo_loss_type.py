@@ -30,6 +30,7 @@ def observe(run_ranks):
     def run(*parts, ranks=1, folder=None):
         found = run_ranks(WORKER, *parts, levels=swift(folder, "swift_megatron"), ranks=ranks)
         assert all(report["status"] == "applied" for report in found)
+        assert all(0 < report["reached"]["held"] < report["reached"]["asked"] for report in found)  # not of sigmoid
         return found
 
     return run

@@ -190,6 +190,8 @@ def main() -> None:
     row = rlhf_patches.apply(only=NAME)[NAME]
     found.update(version=row.version, status=row.status.value)
     found["after"] = {case: trained(case) for case in arguments.cases}
+    reached = rlhf_patches.report()[NAME].reached
+    found["reached"] = reached and reached.to_dict()
     rlhf_patches.apply(only=[NAME, BESIDE])
     found["beside"] = {case: trained(case) for case in arguments.cases[:3]}
     rlhf_patches.revert()

@@ -147,6 +147,8 @@ def main() -> None:
         # Of what was refused or right before, the revert tells nothing.
         cases = [case for case in options.cases if state != "reverted" or case in REVERTED]
         report[state] = {case: trained(case, options.out) for case in cases}
+        if state == "after" and (reached := rlhf_patches.report()[NAMES[0]].reached):
+            report["reached"] = reached.to_dict()
         rlhf_patches.revert()
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(report, indent=1))
 

@@ -141,6 +141,8 @@ def main() -> None:
             row = rlhf_patches.apply(only=NAME)[NAME]
             report.update(version=row.version, status=row.status.value)
         report[state] = {case: trained(case) for case in options.cases}
+        if state == "after" and (reached := rlhf_patches.report()[NAME].reached):
+            report["reached"] = reached.to_dict()
         rlhf_patches.revert()
     Path(options.out, f"rank{os.environ['RANK']}.json").write_text(json.dumps(report, indent=1))
 

@@ -44,6 +44,8 @@ ROUNDING = 1e-5
 def reports(run_ranks):
     found = {1: run_ranks(WORKER, *ALONE, levels=TRL, ranks=1)[0], 2: run_ranks(WORKER, *TOGETHER, levels=TRL)[0]}
     assert {each["status"] for each in found.values()} == {"applied"}
+    assert found[2]["reached"]["least"] == found[2]["reached"]["most"] == 0.5  # GKD's, of two ranks
+    assert found[1]["reached"]["held"] == 0 < found[1]["reached"]["asked"]
     return found
 
 

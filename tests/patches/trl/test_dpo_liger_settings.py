@@ -44,6 +44,8 @@ def trained(run_ranks):
         )
         (found,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
         assert found[PATCH.name] == [version, "unaffected" if version == "1.13.0" else "applied"]
+        if "reached" in found:
+            assert 0 < found["reached"]["held"] < found["reached"]["asked"]  # not without Liger, nor of sigmoid
         return found
 
     return run

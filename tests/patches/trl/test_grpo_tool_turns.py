@@ -42,6 +42,7 @@ def report(run_ranks):
     given = ("--patches", PATCH.name, *ASKED, *SAME)
     (found,) = run_ranks(WORKER, *given, levels=(*TORCH, BESIDE), ranks=1, ACCELERATE_USE_CPU="true")
     assert (found["version"], found["status"]) == ("1.5.1", {PATCH.name: "applied"})
+    assert 0 < found["reached"][PATCH.name]["held"] < found["reached"][PATCH.name]["asked"]  # not in one process
     return found
 
 

@@ -43,6 +43,7 @@ def trained(run_ranks):
         levels = (*TORCH, Level("tests.harness.loading:transformers_alone", os.pathsep.join(folders)))
         (found,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
         assert (found["version"], found["status"]) == (version, "applied")
+        assert 0 < found["reached"]["held"] < found["reached"]["calls"]  # not padded ones, nor completions
         return found
 
     return run

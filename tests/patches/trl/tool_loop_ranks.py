@@ -124,6 +124,10 @@ def main() -> None:
         # Unpatched a rank may wait for one that has left.
         seconds = 8 if options.only == "before" else 240
         found[state] = {case: observed(case, options.out, seconds) for case in options.cases}
+        if state == "after":
+            found["reached"] = {
+                name: told.to_dict() for name in names if (told := rlhf_patches.report()[name].reached) is not None
+            }
         if "evaluated" in options.cases and state != "reverted":
             found.setdefault("overridden", {})[state] = overridden(options.out)
         rlhf_patches.revert()

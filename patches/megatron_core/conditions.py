@@ -1,0 +1,55 @@
+"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def divided_sinks(config: Any) -> bool:
+    """Of an attention's configuration: whether ranks have some of the learnable sinks each."""
+    return bool(getattr(config, "softmax_type", None) == "learnable" and config.tensor_model_parallel_size > 1)
+
+
+def whole_on_each_rank(parallel_mode: str | None, config: Any) -> bool:
+    """Of a linear layer: whether each of several ranks has all of it."""
+    return bool(parallel_mode == "duplicated" and config.tensor_model_parallel_size > 1)
+
+
+def heads_of_a_rank(config: Any) -> bool:
+    """Of a Gated DeltaNet: whether ranks have some heads each, and nothing adds up the gradient of its norm."""
+    return bool(config.tensor_model_parallel_size > 1 and not config.sequence_parallel)
+
+
+def experts_of_a_rank(is_expert: bool, config: Any) -> bool | None:
+    """Of a grouped layer: whether tensor-parallel ranks have other experts, or parts of them; None before 0.11."""
+    if not is_expert or config.tensor_model_parallel_size == 1:
+        return False
+    if config.expert_model_parallel_size > 1:
+        return True
+    ranks = getattr(config, "expert_tensor_parallel_size", None)
+    return None if ranks is None else bool(ranks > 1)
+
+
+def parts_of_a_sequence(config: Any) -> float | bool:
+    """Of a step: how many times the weight that was set auxiliary losses have."""
+    ranks = config.context_parallel_size
+    if ranks == 1 or not getattr(config, "num_moe_experts", None) or config.calculate_per_token_loss:
+        return False
+    return float(1 / ranks)
+
+
+def tokens_of_a_rank(self: Any) -> bool:
+    """Of a router: whether its losses are multiplied by the tokens of one rank of several that share a sequence."""
+    config = self.config
+    ranks = config.tensor_model_parallel_size * config.context_parallel_size
+    return bool(config.calculate_per_token_loss and ranks > 1)
+
+
+def z_loss_of_a_rank(self: Any) -> bool | None:
+    """The same of a router's z-loss; None without one: with a padding mask load balancing is right since 0.16."""
+    return (True if self.config.moe_z_loss_coeff else None) if tokens_of_a_rank(self) else False
+
+
+def counts_in_half(self: Any) -> bool:
+    """Of a router: whether tokens per expert are counted in the model's 16 bits."""
+    return bool(self.config.moe_router_enable_expert_bias and (self.config.bf16 or self.config.fp16))

@@ -1,0 +1,17 @@
+"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def whitened_in_parts(args: Any) -> bool | None:
+    """Whether advantages are whitened on parts of sequences; None without, where it is a rank without tokens."""
+    if not args.normalize_advantages:
+        return False
+    return True if args.context_parallel_size > 1 else None
+
+
+def without_eps_clip_c(args: Any) -> bool | None:
+    """False without the option; with it the tokens would have to be looked at."""
+    return False if args.eps_clip_c is None else None

@@ -1,0 +1,19 @@
+"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def part_of_a_window(self: Any) -> float | bool | None:
+    """Of GRPOTrainer: how many times its size the gradient is; None while it evaluates."""
+    if self.loss_type not in ("dapo", "cispo", "fipo") or self.args.gradient_accumulation_steps == 1:
+        return False
+    if self.model_accepts_loss_kwargs or self.compute_loss_func is not None:
+        return False
+    return 1.0 / self.args.gradient_accumulation_steps if self.model.training else None
+
+
+def another_loss(self: Any) -> bool:
+    """Of MegatronDPOTrainer: whether a loss is asked for that it does not compute."""
+    return bool(self.args.loss_type != "sigmoid")
