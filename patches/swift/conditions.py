@@ -7,11 +7,15 @@ from typing import Any
 
 def part_of_a_window(self: Any) -> float | bool | None:
     """Of GRPOTrainer: how many times its size the gradient is; None while it evaluates."""
-    if self.loss_type not in ("dapo", "cispo", "fipo") or self.args.gradient_accumulation_steps == 1:
+    if self.loss_type not in ("dapo", "cispo", "fipo"):
         return False
     if self.model_accepts_loss_kwargs or self.compute_loss_func is not None:
         return False
-    return 1.0 / self.args.gradient_accumulation_steps if self.model.training else None
+    # The last window of an epoch may be shorter.
+    steps = getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
+    if steps == 1:
+        return False
+    return float(1 / steps) if self.model.training else None
 
 
 def another_loss(self: Any) -> bool:

@@ -69,13 +69,7 @@ def call(case: str, context: int, normalize: bool = True) -> list[torch.Tensor]:
         "loss_masks": [mask(response).int() for _, response, _ in samples],
     }
     args = SimpleNamespace(
-        **{
-            "normalize_advantages": normalize,
-            "advantage_estimator": "grpo",
-            "kl_coef": 0,
-            "use_opd": False,
-            "context_parallel_size": context,
-        },
+        **{"normalize_advantages": normalize, "advantage_estimator": "grpo", "kl_coef": 0, "use_opd": False},
         **{"use_rollout_logprobs": False, "custom_advantage_function_path": None, "qkv_format": "thd"},
         context_parallel_size=context,
     )
