@@ -13,7 +13,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from rlhf_patches.patches.peft.proofs import small
 from rlhf_patches.proving import states
-from rlhf_patches.testing import untouched
 
 NAME = "peft-disable-adapter-restore"
 
@@ -115,70 +114,13 @@ def clipping() -> dict[str, float]:
     }
 
 
-def switched_within() -> list[str]:
-    """An adapter that is made active in the context is the trainable one afterwards."""
-    model = policy()
-    model.add_adapter("other", model.peft_config["policy"])
-    with model.disable_adapter():
-        model.set_adapter("other")
-    return sorted(name for name, flag in small.flags(model).items() if flag)
-
-
-def unfrozen_within() -> list[str]:
-    """A layer of the base model that is unfrozen in the context stays so."""
-    model = policy()
-    with model.disable_adapter():
-        model.base_model.model.up.base_layer.weight.requires_grad_(True)
-    return [name for name, flag in small.flags(model).items() if flag and "base_layer" in name]
-
-
-def touched(make: Callable[[], PeftModel]) -> str | None:
-    """What a context has changed of a model, its configurations and its optimizer."""
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    once(model)  # PEFT notes here that it has been
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_B" in name)
-    try:
-        with untouched(model, optimizer):
-            once(model)
-    except AssertionError as error:
-        return str(error)
-    return None
-
-
-def the_reference() -> dict[str, bool]:
-    """In the context the adapter is off and nothing of it trainable; afterwards it is on."""
-    model = policy()
-    before = small.loss(model).item()
-    with model.disable_adapter():
-        within, trainable = small.loss(model).item(), any(small.flags(model).values())
-    return {
-        "off within": within == small.loss(small_like(model)).item(),
-        "trainable within": trainable,
-        "on afterwards": small.loss(model).item() == before != within,
-    }
-
-
-def small_like(model: PeftModel) -> small.Small:
-    """The base model alone."""
-    base = small.Small()
-    values = {name.replace("base_layer.", ""): value for name, value in model.base_model.model.state_dict().items()}
-    base.load_state_dict({name: values[name] for name in base.state_dict()})
-    return base
-
-
 def observe() -> dict[str, Any]:
     ways = (once, nested, overlapping, raising)
     return {
         "changed": {make.__name__: {way.__name__: changed(make, way) for way in ways} for make in MODELS},
         "clipping": clipping(),
-        "switched within": switched_within(),
-        "reference": the_reference(),
-        "unfrozen within": unfrozen_within(),
-        "touched": {make.__name__: touched(make) for make in (policy, on_a_first_stage, with_a_head)},
     }
 
 
-def main() -> None:
+def main(observe: Callable[[], dict[str, Any]] = observe) -> None:
     states.report(NAME, observe, states.parser().parse_args().out)

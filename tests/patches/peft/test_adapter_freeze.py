@@ -27,7 +27,7 @@ HELD = {
     "Not touched: the first adapter": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
     "called `set_adapter` or": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
 }
-WORKER = "rlhf_patches.patches.peft.proofs.adapter_freeze_ranks"
+WORKER = "tests.patches.peft.adapter_freeze_ranks"
 #: Of the largest gradient. float32 against float64 showed as up to 5e-7.
 TOLERANCE = 1e-5
 POLICIES = ("LoRA", "with a head", "other layers", "IA3", "called as a container")

@@ -25,7 +25,7 @@ HELD = {
     ),
     "a run without frozen parts is as it was": "test_where_nothing_was_wrong_nothing_changes",
 }
-WORKER = "rlhf_patches.patches.peft.proofs.disable_adapter_restore_ranks"
+WORKER = "tests.patches.peft.disable_adapter_restore_ranks"
 WAYS = ("once", "nested", "overlapping", "raising")
 FROZEN = ("on_a_first_stage", "in_part_by_hand", "in_inference_mode", "with_a_head")
 
