@@ -46,8 +46,12 @@ def tokens_of_a_rank(self: Any) -> bool:
 
 
 def z_loss_of_a_rank(self: Any) -> bool | None:
-    """The same of a router's z-loss; None without one: with a padding mask load balancing is right since 0.16."""
-    return (True if self.config.moe_z_loss_coeff else None) if tokens_of_a_rank(self) else False
+    """The same of a router's z-loss; None where it has another loss: its batch, or a padding mask, would tell."""
+    config = self.config
+    if tokens_of_a_rank(self):
+        return True if config.moe_z_loss_coeff else None
+    of_sequences = "seq_aux_loss" in config.moe_router_load_balancing_type  # a text, or a list
+    return None if config.calculate_per_token_loss and of_sequences else False
 
 
 def counts_in_half(self: Any) -> bool:

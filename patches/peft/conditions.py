@@ -10,7 +10,9 @@ def base_is_rounded(self: Any) -> bool:
     return bool(self.get_base_layer().weight.element_size() < 4)
 
 
-def beside_another(self: Any, adapter_name: str) -> bool:
+def beside_another(self: Any, adapter_name: str) -> bool | None:
     """Of an adapter that is injected: whether another is trained where this one is not, or the other way round."""
     mode = self.peft_config[adapter_name].inference_mode
-    return any(config.inference_mode != mode for config in self.peft_config.values())
+    if any(config.inference_mode != mode for config in self.peft_config.values()):
+        return True
+    return False if len(self.peft_config) == 1 else None  # parameters may have been frozen by hand

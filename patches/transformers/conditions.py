@@ -13,14 +13,16 @@ def averaged_over_ranks(self: Any) -> bool:
 def routers_of_ranks(self: Any) -> float | bool | None:
     """Of Trainer: how many times the routers' loss counts; None while it evaluates, where it counts once."""
     config = getattr(self.model, "config", None)
-    if not getattr(config, "output_router_logits", False) or not averaged_over_ranks(self):
+    configs = (config, getattr(config, "text_config", None))
+    if not any(getattr(each, "output_router_logits", False) for each in configs) or not averaged_over_ranks(self):
         return False
     return float(self.args.world_size) if self.model.training else None
 
 
 def alone(self: Any) -> bool | None:
-    """Of Trainer: False on one rank without accumulation; else it is for the model."""
-    return False if self.args.world_size == 1 == self.args.gradient_accumulation_steps else None
+    """Of Trainer: False on one rank without accumulation, by accelerate's own setting too; else it is for the model."""
+    steps = max(self.args.gradient_accumulation_steps, self.accelerator.gradient_accumulation_steps)
+    return False if self.args.world_size == 1 == steps and self.args.n_gpu <= 1 else None
 
 
 def not_smoothed(self: Any) -> bool | None:
@@ -28,6 +30,6 @@ def not_smoothed(self: Any) -> bool | None:
     return False if self.label_smoother is None else None
 
 
-def not_packed(attention_mask: Any, position_ids: Any) -> bool | None:
-    """Of a batch: False where it says what may be attended to, or has no positions; else the positions would tell."""
-    return False if attention_mask is not None or position_ids is None else None
+def not_packed(position_ids: Any) -> bool | None:
+    """Of a batch: False where it has no positions; else they would tell."""
+    return False if position_ids is None else None

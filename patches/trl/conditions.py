@@ -33,10 +33,11 @@ def micro_batches(self: Any) -> float | bool:
 
 
 def flattened(self: Any, examples: Any) -> bool | None:
-    """Of SFT's batch: whether it is one row with positions; None where tokens that count are chosen by a mask."""
-    if not (self.padding_free and self.return_position_ids):
+    """Of SFT's batch: whether it is one row; None without positions, or where a mask chooses tokens."""
+    if not self.padding_free:
         return False
-    return None if {"completion_mask", "assistant_masks"} & {*examples[0]} else True
+    chosen = {"completion_mask", "assistant_masks"} & {*examples[0]}
+    return None if chosen or not self.return_position_ids else True
 
 
 def settings_of_liger(args: Any) -> bool:

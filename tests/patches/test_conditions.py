@@ -22,7 +22,7 @@ GRPO = {"loss_type": "dapo", "mask_truncated_completions": True}
 
 GPU = {"tensor_model_parallel_size": 2, "context_parallel_size": 1, "expert_model_parallel_size": 1}
 ONE = {**GPU, "tensor_model_parallel_size": 1}
-TOKENS = {"calculate_per_token_loss": True, "moe_z_loss_coeff": 1e-3}
+TOKENS = {"calculate_per_token_loss": True, "moe_z_loss_coeff": 1e-3, "moe_router_load_balancing_type": "aux_loss"}
 HALF = {"moe_router_enable_expert_bias": True, "bf16": True, "fp16": False}
 WINDOW = {"loss_type": "dapo", "model_accepts_loss_kwargs": False, "compute_loss_func": None}
 GKD = {"world_size": 4, "average_tokens_across_devices": True, "use_liger_kernel": False}
@@ -32,6 +32,11 @@ FOUR = Has(gradient_accumulation_steps=4)
 
 def args(**settings):
     return Has(args=Has(**settings), model=Has(config=Has(output_router_logits=True), training=True))
+
+
+def stepping(ranks, steps, by_accelerate, n_gpu=0):
+    settings = Has(world_size=ranks, gradient_accumulation_steps=steps, n_gpu=n_gpu)
+    return Has(args=settings, accelerator=Has(gradient_accumulation_steps=by_accelerate))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,16 @@ def args(**settings):
         ("transformers.conditions:routers_of_ranks", [args(world_size=2, average_tokens_across_devices=True)], 2.0),
         ("transformers.conditions:routers_of_ranks", [args(world_size=1)], False),
         ("transformers.conditions:routers_of_ranks", [Has(model=Has())], False),
+        (
+            "transformers.conditions:routers_of_ranks",
+            [
+                Has(
+                    args=Has(world_size=2, average_tokens_across_devices=True),
+                    model=Has(config=Has(text_config=Has(output_router_logits=True)), training=True),
+                )
+            ],
+            2.0,
+        ),
         ("megatron_core.conditions:divided_sinks", [Has(**GPU, softmax_type="learnable")], True),
         ("megatron_core.conditions:divided_sinks", [Has(**GPU, softmax_type="vanilla")], False),
         ("megatron_core.conditions:divided_sinks", [Has(**ONE, softmax_type="learnable")], False),
@@ -126,6 +141,16 @@ def args(**settings):
             None,
         ),
         ("megatron_core.conditions:z_loss_of_a_rank", [Has(config=Has(**ONE, **TOKENS))], False),
+        (
+            "megatron_core.conditions:z_loss_of_a_rank",
+            [Has(config=Has(**ONE, **{**TOKENS, "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]}))],
+            None,
+        ),
+        (
+            "megatron_core.conditions:z_loss_of_a_rank",
+            [Has(config=Has(**ONE, calculate_per_token_loss=False, moe_router_load_balancing_type="seq_aux_loss"))],
+            False,
+        ),
         ("megatron_core.conditions:counts_in_half", [Has(config=Has(**HALF))], True),
         ("megatron_core.conditions:counts_in_half", [Has(config=Has(**{**HALF, "bf16": False}))], False),
         (
@@ -149,16 +174,17 @@ def args(**settings):
         ("slime.conditions:whitened_in_parts", [Has(normalize_advantages=False)], False),
         ("slime.conditions:without_eps_clip_c", [Has(eps_clip_c=None)], False),
         ("slime.conditions:without_eps_clip_c", [Has(eps_clip_c=3.0)], None),
-        ("transformers.conditions:alone", [args(world_size=1, gradient_accumulation_steps=1)], False),
-        ("transformers.conditions:alone", [args(world_size=1, gradient_accumulation_steps=2)], None),
-        ("transformers.conditions:alone", [args(world_size=2, gradient_accumulation_steps=1)], None),
+        ("transformers.conditions:alone", [stepping(1, 1, 1)], False),
+        ("transformers.conditions:alone", [stepping(1, 2, 2)], None),
+        ("transformers.conditions:alone", [stepping(1, 1, 2)], None),
+        ("transformers.conditions:alone", [stepping(2, 1, 1)], None),
+        ("transformers.conditions:alone", [stepping(1, 1, 1, n_gpu=2)], None),
         ("transformers.conditions:not_smoothed", [Has(label_smoother=None)], False),
         ("transformers.conditions:not_smoothed", [Has(label_smoother=1)], None),
-        ("transformers.conditions:not_packed", [1, 1], False),
-        ("transformers.conditions:not_packed", [None, None], False),
-        ("transformers.conditions:not_packed", [None, 1], None),
+        ("transformers.conditions:not_packed", [None], False),
+        ("transformers.conditions:not_packed", [1], None),
         ("trl.conditions:flattened", [Has(padding_free=True, return_position_ids=True), [{}]], True),
-        ("trl.conditions:flattened", [Has(padding_free=True, return_position_ids=False), [{}]], False),
+        ("trl.conditions:flattened", [Has(padding_free=True, return_position_ids=False), [{}]], None),
         ("trl.conditions:flattened", [Has(padding_free=False, return_position_ids=True), [{}]], False),
         (
             "trl.conditions:flattened",
@@ -179,6 +205,7 @@ def args(**settings):
         ("trl.conditions:on_a_server", [Has(use_vllm=True, vllm_mode="colocate")], False),
         ("trl.conditions:on_a_server", [Has(use_vllm=False, vllm_mode="server")], False),
         ("peft.conditions:beside_another", [Has(peft_config=MODES), "reference"], True),
+        ("peft.conditions:beside_another", [Has(peft_config={name: MODES["policy"] for name in "ab"}), "a"], None),
         ("peft.conditions:beside_another", [Has(peft_config={"policy": Has(inference_mode=False)}), "policy"], False),
         ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-4}]), None], True),
         ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-3}]), None], False),
