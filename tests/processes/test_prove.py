@@ -261,7 +261,13 @@ def test_what_ends_the_command_ends_its_ranks(site, sent, status):
     if sys.platform != "linux" and sent != signal.SIGINT:
         pytest.skip("a rank is told of its parent's end on Linux")
     settings = environment(site, TOY_KIND="hangs")
-    process = subprocess.Popen(command(site, NAME), env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        command(site, NAME),
+        env=settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell ignores in the background
+    )
     try:
         until = time.monotonic() + 60
         while len(pids(site)) < 2 and time.monotonic() < until:
