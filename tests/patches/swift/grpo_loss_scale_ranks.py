@@ -112,6 +112,7 @@ def make_trainer(model: Any, loss_type: str, sft: Any) -> Any:
         torch_empty_cache_steps=None,
         optim="adamw_torch",
         n_gpu=1,
+        world_size=trainer.accelerator.num_processes,
         device=torch.device("cpu"),
         report_to=[],
         chord_mu_warmup_steps=0,
