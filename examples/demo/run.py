@@ -7,6 +7,7 @@ a yardstick. docs/evidence.md has the same in more words (``--words``).
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import tempfile
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 
 # Before anything else of that name: wheels bring a `tests` along.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+if importlib.util.find_spec("rlhf_patches.patches") is None:  # nothing is installed yet: as setup.cfg has it
+    sys.modules["rlhf_patches.patches"] = importlib.import_module("patches")
 import accelerate_cases
 import deepspeed_cases
 import megatron_core_cases
