@@ -1,7 +1,4 @@
-"""verl's distillation loss on micro-batches of which some have no token that counts: ``--out FOLDER``, on one rank.
-
-The metrics of two data-parallel ranks are added up as verl's `TrainingWorker` does it.
-"""
+"""verl's distillation loss on micro-batches one of which has no token that counts: ``--out FOLDER``, on one rank."""
 
 from __future__ import annotations
 
@@ -15,15 +12,12 @@ import torch
 
 from rlhf_patches.proving import states
 
+NAME = "verl-padding-only-micro-batch"
 PROMPT, RESPONSE, TOPK = 2, 6, 4
-# Of two ranks, two micro-batches each: how many tokens of each of its two responses count.
-TOKENS: dict[str, list[list[tuple[int, int]]]] = {
-    "all count": [[(3, 6), (1, 4)], [(5, 2), (6, 6)]],
-    "one without": [[(3, 6), (1, 4)], [(0, 0), (6, 6)]],
-    "only one with": [[(0, 0), (0, 0)], [(0, 0), (2, 5)]],
-    "none at all": [[(0, 0), (0, 0)], [(0, 0), (0, 0)]],
-}
-CASES = {f"{name}, {mode}": (name, mode) for name in TOKENS for mode in ("forward_kl_topk", "k3")}
+MODE = "forward_kl_topk"
+Tokens = list[list[tuple[int, int]]]
+"""Of two ranks, two micro-batches each: how many tokens of each of its two responses count."""
+TOKENS: Tokens = [[(3, 6), (1, 4)], [(0, 0), (6, 6)]]
 
 
 def micro_batch(tokens: tuple[int, int], seed: int) -> dict[str, torch.Tensor]:
@@ -33,6 +27,18 @@ def micro_batch(tokens: tuple[int, int], seed: int) -> dict[str, torch.Tensor]:
     values = {name: torch.rand(2, PROMPT + RESPONSE, generator=generator) for name in names}
     values["overlap_count"] = torch.randint(0, TOPK + 1, (2, PROMPT + RESPONSE), generator=generator)
     return {**values, "mask": (torch.arange(RESPONSE) < torch.tensor(tokens)[:, None]).long()}
+
+
+def micro_batches(tokens: Tokens) -> list[list[dict[str, torch.Tensor]]]:
+    return [
+        [micro_batch(each, 10 * rank + number) for number, each in enumerate(of_rank)]
+        for rank, of_rank in enumerate(tokens)
+    ]
+
+
+def counted(tokens: Tokens) -> int:
+    """The tokens that count of the global mini-batch, 1 if there are none."""
+    return max(sum(map(sum, itertools.chain(*tokens))), 1)
 
 
 def of_responses(values: torch.Tensor) -> torch.Tensor:
@@ -68,105 +74,21 @@ def loss_and_metrics(values: dict[str, torch.Tensor], mode: str, count: int) -> 
     return found
 
 
-def step(name: str, mode: str) -> dict[str, Any]:
-    """The loss over both ranks, its gradient for what the model has computed, and the step's metrics."""
-    from verl.utils.metric import Metric, reduce_metrics
-    from verl.utils.py_functional import append_to_dict
-
-    count = max(sum(map(sum, itertools.chain(*TOKENS[name]))), 1)
-    of_ranks: list[dict[str, Any]] = []
-    total, gradients = 0.0, []
-    for rank, of_rank in enumerate(TOKENS[name]):
-        metrics: dict[str, Any] = {}
-        for number, tokens in enumerate(of_rank):
-            values = micro_batch(tokens, 10 * rank + number)
-            trained = values["distillation_losses" if mode == "forward_kl_topk" else "log_probs"].requires_grad_()
-            loss, found = loss_and_metrics(values, mode, count)
-            loss.backward()
-            total += loss.item() / 2
-            assert trained.grad is not None
-            gradients.append((trained.grad / 2).tolist())
-            append_to_dict(metrics, found)
-        of_ranks.append(metrics)
-    gathered = {key: [metrics[key] for metrics in of_ranks] for key in of_ranks[0]}
-    reduced = reduce_metrics(
-        {
-            key: [Metric.aggregate_dp(each)] if isinstance(each[0], Metric) else list(itertools.chain(*each))
-            for key, each in gathered.items()
-        }
-    )
-    prefix = "distillation/"
-    return {
-        "loss": total,
-        "gradients": gradients,
-        **{key.removeprefix(prefix): float(value) for key, value in reduced.items() if key.startswith(prefix)},
-    }
-
-
-def exactly(name: str, mode: str) -> dict[str, Any]:
-    """The same from the definition, in float64; what there is none of is left out."""
-    count = max(sum(map(sum, itertools.chain(*TOKENS[name]))), 1)
-    losses, masses, gradients = [], [], []
-    for rank, of_rank in enumerate(TOKENS[name]):
-        for number, tokens in enumerate(of_rank):
-            values = micro_batch(tokens, 10 * rank + number)
-            mask = values.pop("mask").bool()
-            exact = {key: value.double() for key, value in values.items()}
-            trained = exact["distillation_losses" if mode == "forward_kl_topk" else "log_probs"].requires_grad_()
-            distance = exact["teacher"] - exact["log_probs"]
-            of_tokens = exact["distillation_losses"] if mode == "forward_kl_topk" else distance.exp() - distance - 1
-            each = of_responses(of_tokens)[mask]
-            gradients.append(torch.autograd.grad(each.sum() / count, trained)[0].tolist())
-            losses += each.tolist()
-            if mask.any():
-                masses.append({key: of_responses(exact[key])[mask] for key in ("student_mass", "teacher_mass")})
-                masses[-1]["overlap_ratio"] = of_responses(exact["overlap_count"])[mask] / TOPK
-    found = {"loss": sum(losses) / count, "gradients": gradients}
-    if losses:
-        found |= {"loss_min": min(losses), "loss_max": max(losses)}
-    if losses and mode == "forward_kl_topk":
-        for key in ("student_mass", "teacher_mass"):
-            every = torch.cat([each[key] for each in masses])
-            found |= {f"{key}_min": every.min().item(), f"{key}_max": every.max().item()}
-        for key in masses[0]:  # an average of the micro-batches' averages
-            found[key] = sum(each[key].mean().item() for each in masses) / len(masses)
-    return found
-
-
-def by_itself(dtype: torch.dtype) -> list[str]:
-    """``distillation_loss`` alone, of data without the numbers of a mini-batch: all that it returns, and the config."""
-    from tensordict import TensorDict
-    from verl.workers.config import ActorConfig
-
-    losses = importlib.import_module("verl.trainer.distillation.losses")
-    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=2)
-    settings = {"loss_mode": "forward_kl_topk", "use_policy_gradient": False, "loss_max_clamp": None, "topk": TOPK}
-    distillation = SimpleNamespace(distillation_loss=SimpleNamespace(**settings))
-    values = micro_batch((3, 6), 1)
-    mask = values.pop("mask")
-    outputs = {
-        name: (value.to(dtype) if value.is_floating_point() else value).flatten() for name, value in values.items()
-    }
-    ids = torch.ones(2, PROMPT + RESPONSE, dtype=torch.long)
-    rows = {"prompts": ids[:, :PROMPT], "responses": ids[:, PROMPT:], "attention_mask": ids, "response_mask": mask}
-    try:
-        loss, metrics = losses.distillation_loss(config, distillation, outputs, TensorDict(rows, batch_size=2))
-    except KeyError as error:
-        return [f"KeyError: {error}"]
-    of_metrics = {name: getattr(value, "values", value) for name, value in metrics.items()}
-    return [f"{loss.dtype} {loss.item()}", str(of_metrics), str(config.global_batch_info)]
+def loss() -> dict[str, dict[str, float]]:
+    """Over both ranks; and from the definition, in float64."""
+    count, found, exact = counted(TOKENS), 0.0, 0.0
+    for values in itertools.chain(*micro_batches(TOKENS)):
+        found += loss_and_metrics(values, MODE, count)[0].item() / 2
+        exact += of_responses(values["distillation_losses"].double())[values["mask"].bool()].sum().item() / count
+    return {"found": {"loss": found}, "exact": {"loss": exact}}
 
 
 def observe() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for case, (name, mode) in CASES.items():
-        try:
-            found[case] = {"found": step(name, mode), "exact": exactly(name, mode)}
-        except RuntimeError:
-            found[case] = {"failed": traceback.format_exc()}
-    dtypes = (torch.float32, torch.float64, torch.bfloat16)
-    return found | {"by itself": {str(dtype): by_itself(dtype) for dtype in dtypes}}
+    try:
+        return {"one without": loss()}
+    except RuntimeError:
+        return {"one without": {"failed": traceback.format_exc()}}
 
 
 def main() -> None:
-    states.report("verl-padding-only-micro-batch", observe, states.parser().parse_args().out)
+    states.report(NAME, observe, states.parser().parse_args().out)

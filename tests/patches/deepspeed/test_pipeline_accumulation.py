@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_patches.patches.deepspeed.proofs import accumulation_scale_ranks
 from tests.harness.warm import beside
 
-WORKER = accumulation_scale_ranks.__name__
+WORKER = "tests.patches.deepspeed.accumulation_scale_ranks"
 NAME = "deepspeed-pipeline-accumulation"
 FLOAT32, BFLOAT16 = 1e-5, 0.05
 QUARTERED = ("pipeline", "pipeline, ZeRO-1", "pipeline, bfloat16")

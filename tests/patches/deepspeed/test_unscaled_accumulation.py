@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_patches.patches.deepspeed.proofs import accumulation_scale_ranks
 from tests.harness.warm import beside
 
-WORKER = accumulation_scale_ranks.__name__
+WORKER = "tests.patches.deepspeed.accumulation_scale_ranks"
 NAME = "deepspeed-unscaled-accumulation"
 TOLERANCE = {"pipeline, bfloat16": 0.05, "no_sync, bfloat16": 0.05}
 FLOAT32 = 1e-5

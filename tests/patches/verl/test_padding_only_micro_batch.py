@@ -7,12 +7,11 @@ import math
 
 import pytest
 
-from rlhf_patches.patches.verl.proofs import padding_only_micro_batch_ranks
 from tests.harness.logs import diagnosed
 from tests.harness.warm import Level
+from tests.patches.verl.padding_only_micro_batch_ranks import CASES
 
-WORKER = padding_only_micro_batch_ranks.__name__
-CASES = padding_only_micro_batch_ranks.CASES
+WORKER = "tests.patches.verl.padding_only_micro_batch_ranks"
 FULL = [case for case in CASES if case.startswith("all count")]
 # float32 against float64, numbers up to 2: seen up to 1e-7.
 TOLERANCE = 1e-6

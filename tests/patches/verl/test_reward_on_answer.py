@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_patches.patches.verl.proofs import reward_on_answer_ranks
+from tests.patches.verl.reward_on_answer_ranks import CASES, ESTIMATORS, WRONG
 
-WORKER = reward_on_answer_ranks.__name__
-CASES, WRONG = reward_on_answer_ranks.CASES, reward_on_answer_ranks.WRONG
-OF_TURNS = reward_on_answer_ranks.ESTIMATORS[:2]
+WORKER = "tests.patches.verl.reward_on_answer_ranks"
+OF_TURNS = ESTIMATORS[:2]
 HELD = {
     "least reach": "test_where_the_bug_is_not_results_have_the_same_bits",
     "hands off": "test_with_it_the_reward_counts",
@@ -23,7 +22,7 @@ TOLERANCE = 1e-5
 
 
 def estimators(release):
-    return reward_on_answer_ranks.ESTIMATORS if release in ("0.7", "0.8", "0.9") else OF_TURNS
+    return ESTIMATORS if release in ("0.7", "0.8", "0.9") else OF_TURNS
 
 
 @pytest.fixture(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_patches.patches.verl.proofs import tool_separator_ranks
-from rlhf_patches.patches.verl.proofs.tool_separator_ranks import LIMITS, SEPARATED
 from tests.harness import unpacked, warm
+from tests.patches.verl.tool_separator_ranks import LIMITS, RESULTS, SEPARATED
 
 HELD = {
     "least reach": ("test_the_rest_is_as_released", "test_a_template_is_asked_once"),
@@ -16,7 +15,7 @@ HELD = {
     "nothing changes": "test_the_rest_is_as_released",
     "what it was before": "test_the_rest_is_as_released",
 }
-WORKER = tool_separator_ranks.__name__
+WORKER = "tests.patches.verl.tool_separator_ranks"
 OLDER = ("0.5.0", "0.6.0", "0.6.1")
 """Those that are fetched."""
 STATES = ("before", "after", "reverted")
@@ -61,7 +60,7 @@ def test_only_what_was_generated_is_trained(report, template):
     assert found["generated"] == before["generated"]
     assert len(found["tokens"]) == len(found["mask"])
     added = len(found["tokens"]) - len(before["tokens"])
-    assert added == len(tool_separator_ranks.RESULTS) * (2 if template == "two newlines" else 1)
+    assert added == len(RESULTS) * (2 if template == "two newlines" else 1)
     if report["version"] == "0.5.0":
         return  # which has no log-probabilities
     assert len(found["scores"]) == len(found["mask"])
