@@ -58,19 +58,20 @@ def llama_classifier(problem: str) -> Any:
 # -- the data: rows of different lengths
 
 
-def row(number: int, labels: str) -> Batch:
-    generator = torch.Generator().manual_seed(number)
-    ids = torch.randint(1, WORDS, (LENGTH,), generator=generator)
-    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if labels == "class":
-        return {**found, "labels": torch.tensor(number % LABELS)}
-    if labels == "number":
-        return {**found, "labels": torch.randn((), generator=generator)}
-    if labels == "classes":
-        return {**found, "labels": torch.randint(2, (LABELS,), generator=generator).float()}
+def class_of(number: int, *_: Any) -> torch.Tensor:
+    return torch.tensor(number % LABELS)
+
+
+def words_of(number: int, ids: torch.Tensor, _: torch.Generator) -> torch.Tensor:
     words = ids.clone()
     words[: 1 + (number * 3) % (LENGTH - 2)] = -100
-    return {**found, "labels": words}
+    return words
+
+
+def row(number: int, labels: Callable[[int, torch.Tensor, torch.Generator], torch.Tensor]) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    ids = torch.randint(1, WORDS, (LENGTH,), generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels(number, ids, generator)}
 
 
 # -- the losses, by their definitions
@@ -94,32 +95,23 @@ def aligned(outputs: Any, labels: torch.Tensor) -> Terms:
     return flat(outputs.logits, labels)
 
 
+def of_means(window: Sequence[Sequence[Terms]], _: Case) -> list[torch.Tensor]:
+    """Each rank's part, of which the mean is what is to be minimised: ``window`` has each rank's micro-batches."""
+    return [torch.stack([each.total / each.items for each in own]).mean() for own in window]
+
+
 @dataclass(frozen=True)
 class Kind:
-    """A model, its data and its loss: over the window's items, or the mean of the micro-batches' means."""
+    """A model, its data and its loss: of a micro-batch, and of a window, by default its micro-batches' mean."""
 
     make: Callable[[], Any]
-    labels: str
+    labels: Callable[[int, torch.Tensor, torch.Generator], torch.Tensor]
     terms: Callable[[Any, torch.Tensor], Terms]
-    window: bool = False
+    loss: Callable[[Sequence[Sequence[Terms]], Case], list[torch.Tensor]] = of_means
 
 
-T5 = Kind(t5, "words", aligned)
-LLAMA_CLASSIFIER = Kind(lambda: llama_classifier("single_label_classification"), "class", aligned)
-
-
-def window_loss(kind: Kind, window: Sequence[Sequence[Terms]], averaged: bool) -> list[torch.Tensor]:
-    """Each rank's part, of which the mean is what is to be minimised: ``window`` has each rank's micro-batches."""
-    if not kind.window:
-        return [torch.stack([each.total / each.items for each in own]).mean() for own in window]
-    items: list[float] = [sum(each.items for each in own) for own in window]
-    if averaged:
-        items = [sum(items) / len(items)] * len(items)
-    parts = [torch.stack([torch.as_tensor(each.part) for each in own]).mean() for own in window]
-    return [
-        torch.stack([each.total for each in own]).sum() / number + part
-        for own, number, part in zip(window, items, parts, strict=True)
-    ]
+T5 = Kind(t5, words_of, aligned)
+LLAMA_CLASSIFIER = Kind(lambda: llama_classifier("single_label_classification"), class_of, aligned)
 
 
 # -- a case
@@ -209,7 +201,6 @@ def wanted(case: Case) -> tuple[list[dict[str, torch.Tensor]], list[float], dict
     """In float64: the gradients of each step, its loss, and all that is trained after the last."""
     model = copy.deepcopy(case.made()).double()
     model.train()
-    averaged = bool(case.arguments.get("average_tokens_across_devices", True))
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     gradients, losses = [], []
     for window in case.windows():
@@ -222,7 +213,7 @@ def wanted(case: Case) -> tuple[list[dict[str, torch.Tensor]], list[float], dict
                     start = torch.zeros_like(batch["labels"][:, :1])
                     given["decoder_input_ids"] = torch.cat([start, batch["labels"][:, :-1].clamp(min=0)], 1)
                 terms[-1].append(case.kind.terms(model(**given), batch["labels"]))
-        loss = torch.stack(window_loss(case.kind, terms, averaged)).mean()
+        loss = torch.stack(case.kind.loss(terms, case)).mean()
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         gradients.append({name: one for name, one in zip(trained, found, strict=True) if one is not None})
         losses.append(float(loss))

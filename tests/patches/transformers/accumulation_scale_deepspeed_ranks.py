@@ -22,13 +22,14 @@ from rlhf_patches.patches.transformers.proofs import accumulation_scale_ranks as
 from rlhf_patches.patches.transformers.proofs.accumulation_scale_ranks import Case
 from rlhf_patches.proving import states
 from tests.harness import zero3_on_cpu
+from tests.patches.transformers import accumulation_scale_ranks as more
 from tests.patches.transformers.accumulation_scale_wrapped_ranks import against
 
 KINDS = {
     "T5": small.T5,
-    "Llama regression": small.REGRESSION,
-    "Llama": small.CAUSAL,
-    "Mixtral": small.MIXTURE,
+    "Llama regression": more.REGRESSION,
+    "Llama": more.CAUSAL,
+    "Mixtral": more.MIXTURE,
 }
 
 

@@ -5,6 +5,7 @@ As the proof of transformers-accumulation-scale: more models, losses and argumen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,8 +25,10 @@ from rlhf_patches.patches.transformers.proofs.accumulation_scale_ranks import (
     Kind,
     Terms,
     aligned,
+    class_of,
     flat,
     llama_classifier,
+    words_of,
 )
 
 COEFFICIENT, SMOOTHING = 0.5, 0.1
@@ -55,6 +58,14 @@ def lora(model: Any, targets: list[str]) -> Any:
     return get_peft_model(model, LoraConfig(target_modules=targets, init_lora_weights=False))
 
 
+def number_of(_number: int, _ids: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn((), generator=generator)
+
+
+def classes_of(_number: int, _ids: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(2, (LABELS,), generator=generator).float()
+
+
 def shifted(outputs: Any, labels: torch.Tensor) -> Terms:
     return flat(outputs.logits[:, :-1], labels[:, 1:])
 
@@ -82,28 +93,40 @@ def squares(outputs: Any, labels: torch.Tensor) -> Terms:
     return Terms((outputs.logits.squeeze(-1) - labels.double()).square().sum(), labels.numel())
 
 
-CLASSIFIER = Kind(bert_classifier, "class", aligned)
+def of_items(window: Sequence[Sequence[Terms]], case: Case) -> list[torch.Tensor]:
+    """Over the window's items, on all ranks or on each, and the mean of what is a mean already."""
+    items: list[float] = [sum(each.items for each in own) for own in window]
+    if case.arguments.get("average_tokens_across_devices", True):
+        items = [sum(items) / len(items)] * len(items)
+    parts = [torch.stack([torch.as_tensor(each.part) for each in own]).mean() for own in window]
+    return [
+        torch.stack([each.total for each in own]).sum() / number + part
+        for own, number, part in zip(window, items, parts, strict=True)
+    ]
 
 
-MASKED = Kind(bert_masked, "words", aligned)
+CLASSIFIER = Kind(bert_classifier, class_of, aligned)
 
 
-REGRESSION = Kind(lambda: llama_classifier("regression"), "number", squares)
+MASKED = Kind(bert_masked, words_of, aligned)
 
 
-SEVERAL = Kind(lambda: llama_classifier("multi_label_classification"), "classes", classes)
+REGRESSION = Kind(lambda: llama_classifier("regression"), number_of, squares)
 
 
-CAUSAL = Kind(llama, "words", shifted, window=True)
+SEVERAL = Kind(lambda: llama_classifier("multi_label_classification"), classes_of, classes)
 
 
-MIXTURE = Kind(mixtral, "words", routed, window=True)
+CAUSAL = Kind(llama, words_of, shifted, of_items)
 
 
-SMOOTHED = Kind(llama, "words", smoothed, window=True)
+MIXTURE = Kind(mixtral, words_of, routed, of_items)
 
 
-SMOOTHED_MIXTURE = Kind(mixtral, "words", smoothed, window=True)
+SMOOTHED = Kind(llama, words_of, smoothed, of_items)
+
+
+SMOOTHED_MIXTURE = Kind(mixtral, words_of, smoothed, of_items)
 
 
 APART = {"average_tokens_across_devices": False}
