@@ -26,8 +26,8 @@ def token_logprobs(
     """Log-probability of each target token, with a gradient for the logits.
 
     Two all-reduces forward, none backward, and neither if the group has one rank. Beside the result, memory for one
-    block of tokens (`softmax.WORK_BYTES`); in backward the gradient is written over the logits if `ownership` can
-    prove that nothing else reads them, else into one tensor of the logits' dtype.
+    block of tokens (`softmax.WORK_BYTES` or `WORK_BYTES_ON_GPU`); in backward the gradient is written over the logits
+    if `ownership` can prove that nothing else reads them, else into one tensor of the logits' dtype.
 
     Args:
         logits: ``[..., V / TP]``, any floating dtype, any strides; this rank's part of the vocabulary.

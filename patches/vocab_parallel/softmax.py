@@ -24,8 +24,8 @@ from . import counters, ownership
 
 WORK_BYTES = 4 << 20
 """Memory for blocks of tokens in float32. On the CPU measured, 2 to 4 MiB were fastest, 8 took a fifth longer."""
-WORK_BYTES_ON_GPU = 32 << 20
-"""Fits the L2 cache of an A100 or later, and takes longer to work through than a kernel to start. Not measured."""
+WORK_BYTES_ON_GPU = 128 << 20
+"""On an H100 measured (`benchmarks/logprob_on_gpu.py`): 32 MiB, its L2 cache's size, took 1.5 times as long."""
 
 # exp(-1e4) is 0 in float32, as exp(-inf) is; but 0 * -inf would be NaN.
 _LOWEST = -1e4

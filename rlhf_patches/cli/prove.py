@@ -34,6 +34,7 @@ class _Outcome(NamedTuple):
     row: Row | None
     seconds: float
     reason: str = ""
+    gpu: bool = False
 
     @property
     def verdict(self) -> str:
@@ -62,6 +63,7 @@ class _Outcome(NamedTuple):
             "held_against": row.words[2] if row else None,
             "seconds": round(self.seconds, 1),
             "reason": self.reason,
+            "on": "gpu" if self.gpu else "cpu",
         }
 
 
@@ -85,11 +87,13 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--memory", type=float, default=children.MEMORY / 2**30, metavar="GIB", help="limit of a process (%(default)g)"
     )
+    command.add_argument("--gpu", action="store_true", help="on the first GPU, where a proof can; else on the CPU")
 
 
 def _prove(options: argparse.Namespace) -> int:
     if options.seconds <= 0 or options.memory <= 0:
         raise UsageError("--seconds and --memory are limits: expected numbers above 0")
+    on = _gpu() if options.gpu else ""
     registered, failures = registry.load()
     by_name = {item.patch.name: item.patch for item in registered}
     for name in options.name:
@@ -117,8 +121,8 @@ def _prove(options: argparse.Namespace) -> int:
     with _bar(len(runs)) as advance:
         for row, proof in runs:
             advance(row.name)
-            outcomes += _outcomes(row, proof, options.seconds, memory)
-    _tell(outcomes, options, without_proof)
+            outcomes += _outcomes(row, proof, options.seconds, memory, options.gpu and proof.proof.gpu)
+    _tell(outcomes, options, without_proof, on)
     output.complain_of_plugins(failures)
     verdicts = {outcome.verdict for outcome in outcomes}
     return 1 if "NOT repaired" in verdicts else 2 if "not tried" in verdicts or not outcomes else 0
@@ -130,21 +134,28 @@ def _why_not(row: PatchReport) -> str:
     return f"{row.status.value}: {row.why}"
 
 
-def _outcomes(row: PatchReport, proof: Found, seconds: float, memory: int) -> Iterator[_Outcome]:
+def _gpu() -> str:
+    try:
+        return children.gpu()
+    except NotTried as error:
+        raise UsageError(f"--gpu: torch has no GPU here ({error}); without it all runs on the CPU") from None
+
+
+def _outcomes(row: PatchReport, proof: Found, seconds: float, memory: int, gpu: bool) -> Iterator[_Outcome]:
     """Of each case of this patch."""
     started = time.monotonic()
     try:
-        rows = list(proof.proof.rows(children.run(proof, seconds=seconds, memory=memory)))
+        rows = list(proof.proof.rows(children.run(proof, seconds=seconds, memory=memory, gpu=gpu)))
     except NotTried as error:
-        yield _Outcome(row.name, row.version, None, time.monotonic() - started, str(error))
+        yield _Outcome(row.name, row.version, None, time.monotonic() - started, str(error), gpu)
         return
     took = time.monotonic() - started
     for each in rows:
         if each.case.patch == row.name:
-            yield _Outcome(row.name, row.version, each, took)
+            yield _Outcome(row.name, row.version, each, took, gpu=gpu)
 
 
-def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_proof: int) -> None:
+def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_proof: int, on: str) -> None:
     if options.json:
         print(json.dumps([outcome.as_json() for outcome in outcomes], indent=2))
         return
@@ -159,6 +170,9 @@ def _tell(outcomes: Sequence[_Outcome], options: argparse.Namespace, without_pro
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     cases = f"{len(outcomes)} case{'s' * (len(outcomes) != 1)}"
     output.say(f"{cases}: {said}" if said else "no patch that applies here has a proof", style="bold")
+    if on:
+        there = sorted({outcome.patch for outcome in outcomes if outcome.gpu})
+        output.say(f"on {printable(on)}: {', '.join(there) or 'none'}{'; the others on the CPU' if there else ''}")
     if without_proof and not options.name:
         output.say(f"{without_proof} patches that apply here have no proof; their pages say why")
 

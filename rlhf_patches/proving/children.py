@@ -1,7 +1,7 @@
-"""A proof's ranks: processes of this interpreter, on the CPU, with limits, that leave nothing behind.
+"""A proof's ranks: processes of this interpreter, with limits, that leave nothing behind.
 
-They get no setting of rlhf_patches but their own, no GPU and no network of Hugging Face, and write their caches into a
-temporary folder.
+They get no setting of rlhf_patches but their own, no network of Hugging Face and, unless one is asked for, no GPU, and
+write their caches into a temporary folder.
 """
 
 from __future__ import annotations
@@ -34,32 +34,33 @@ class NotTried(Exception):
     """A proof could not be run to its end; the message says why."""
 
 
-def run(found: Found, *, seconds: float = SECONDS, memory: int = MEMORY) -> Reports:
+def run(found: Found, *, seconds: float = SECONDS, memory: int = MEMORY, gpu: bool = False) -> Reports:
     """Run a proof; returns each rank's report.
 
     Args:
         found: the proof and its worker.
         seconds: by the clock, after which all ranks are killed.
         memory: resident bytes of a rank above which they are.
+        gpu: whether the ranks see a GPU, all the same one, instead of none.
 
     Raises:
         NotTried: a rank has failed, or went beyond a limit.
     """
     for _ in range(2):
         try:
-            return _run(found, seconds, memory)
+            return _run(found, seconds, memory, gpu)
         except NotTried as error:
             if "EADDRINUSE" not in str(error):
                 raise
-    return _run(found, seconds, memory)  # another process had taken the port in between, twice
+    return _run(found, seconds, memory, gpu)  # another process had taken the port in between, twice
 
 
-def _run(found: Found, seconds: float, memory: int) -> Reports:
+def _run(found: Found, seconds: float, memory: int, gpu: bool) -> Reports:
     proof = found.proof
     with tempfile.TemporaryDirectory(prefix="rlhf-patches-prove-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         command = [sys.executable, str(RANK), found.worker, "--out", name, *proof.arguments]
-        environment = {**_environment(folder), **dict(proof.settings), "WORLD_SIZE": str(proof.ranks)}
+        environment = {**_environment(folder, gpu), **dict(proof.settings), "WORLD_SIZE": str(proof.ranks)}
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(proof.ranks):
@@ -68,7 +69,7 @@ def _run(found: Found, seconds: float, memory: int) -> Reports:
                     ranks.append(
                         subprocess.Popen(
                             command,
-                            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                            env={**environment, "RANK": str(rank), "LOCAL_RANK": "0" if gpu else str(rank)},
                             cwd=name,
                             stdin=subprocess.DEVNULL,
                             stdout=log,
@@ -88,7 +89,31 @@ def _run(found: Found, seconds: float, memory: int) -> Reports:
             raise NotTried(f"{found.worker} has left no report: {error}") from error
 
 
-def _environment(folder: Path) -> dict[str, str]:
+_GPU = "import torch; print(torch.cuda.get_device_name(0))"
+
+
+def gpu() -> str:
+    """The name of the GPU that ranks would get.
+
+    Raises:
+        NotTried: torch sees none; the message says what it says.
+    """
+    command = [sys.executable, "-c", _GPU]
+    done = subprocess.run(command, env={**os.environ, **_seen(True)}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotTried((done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1])
+    return done.stdout.strip()
+
+
+def _seen(gpu: bool) -> dict[str, str]:
+    """Which GPU processes see: the first of those that this one does, or none."""
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    if not gpu:
+        return dict.fromkeys(names, "")
+    return {name: os.environ[name].split(",")[0] for name in names if name in os.environ} or {names[0]: "0"}
+
+
+def _environment(folder: Path, gpu: bool) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -102,8 +127,7 @@ def _environment(folder: Path) -> dict[str, str]:
         **{name: str(folder / name.lower()) for name in (*caches, "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")},
         "TMPDIR": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HIP_VISIBLE_DEVICES": "",
+        **_seen(gpu),
         "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
         "WANDB_MODE": "disabled",

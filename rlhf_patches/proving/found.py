@@ -70,6 +70,7 @@ def told(patch: KnownBug) -> str:
     return (
         f"`rlhf-patches prove {patch.name}` runs the installed release, as it is and with the patch, for about "
         f"{proof.seconds} s{ranks}, and holds both against a yardstick: {cases}.{needs}"
+        f"{' With `--gpu` it does so on a GPU.' if proof.gpu else ''}"
     )
 
 

@@ -89,6 +89,7 @@ class Proof:
         needs: top-level modules of which it needs one or more besides the patched one.
         settings: environment variables of each rank.
         worker: the module with the worker, beside this one, where it is another proof's too: ``OTHER_ranks``.
+        gpu: whether the worker computes on a GPU where torch sees one. Ranks share it, by gloo.
     """
 
     cases: tuple[Case, ...]
@@ -99,3 +100,4 @@ class Proof:
     needs: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     worker: str = ""
+    gpu: bool = False

@@ -51,7 +51,7 @@ class Source(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         ctx.sink(gradient)
-        return torch.zeros(1), None, None
+        return torch.zeros(1, device=gradient.device), None, None
 
 
 def made(values: torch.Tensor, sink: Any) -> torch.Tensor:

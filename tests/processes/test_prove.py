@@ -51,6 +51,8 @@ def main():
     (notes / f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
     ours = [name for name in os.environ if name.startswith("RLHF_PATCHES_")]
     (notes / f"seen{os.environ['RANK']}").write_text(json.dumps([sys.path[0], os.getcwd(), ours]))
+    gpu = [os.environ.get(name) for name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")]
+    (notes / f"gpu{os.environ['RANK']}").write_text(json.dumps(gpu))
     kind = os.environ.get("TOY_KIND")
     if kind == "fails":
         raise KeyError("what is wrong")
@@ -157,6 +159,7 @@ def test_as_json(prove):
             "with": "5",
             "held_against": "sum 5",
             "reason": "",
+            "on": "cpu",
         },
     )
 
@@ -254,6 +257,66 @@ def test_ranks_have_their_own_settings_and_leave_nothing_behind(prove, site):
         assert (Path(folder).exists(), ours) == (False, [])
     assert list((site.parent / "home").iterdir()) == []
     assert not (site.parent / "report").exists()
+
+
+NO_GPU = """
+def get_device_name(number):
+    raise RuntimeError("No CUDA GPUs are available")
+"""
+A_GPU = """
+import os
+
+def get_device_name(number):
+    return f"GPU {os.environ['CUDA_VISIBLE_DEVICES']} of a stand-in"
+"""
+
+
+@pytest.fixture
+def cuda(site):
+    """Writes a stand-in for torch.cuda."""
+
+    def write(text):
+        (site / "torch").mkdir()
+        (site / "torch" / "__init__.py").write_text("from . import cuda\n")
+        (site / "torch" / "cuda.py").write_text(text)
+
+    return write
+
+
+def gpus(site):
+    return [json.loads((site.parent / "notes" / f"gpu{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(("visible", "first"), [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "3,1"}, "3")])
+def test_on_a_gpu(prove, site, cuda, visible, first):
+    """All ranks on the first that the command sees, as many as there are: two would need NCCL and a GPU each."""
+    cuda(A_GPU)
+    proof = site / "toyplugin" / "proofs" / "sum.py"
+    proof.write_text(proof.read_text().replace("ranks=RANKS", "ranks=RANKS, gpu=True"))
+    status, said, complained = prove(NAME, "--gpu", **visible)
+    assert (status, complained) == (0, "")
+    assert said.endswith(f"1 case: 1 repaired\non GPU {first} of a stand-in: {NAME}; the others on the CPU\n")
+    assert gpus(site) == [["0", first, None]] * 2
+    assert json.loads(prove(NAME, "--gpu", "--json", **visible)[1])[0]["on"] == "gpu"
+
+
+def test_a_proof_that_is_for_the_cpu(prove, site, cuda):
+    cuda(A_GPU)
+    status, said, _ = prove(NAME, "--gpu")
+    assert (status, gpus(site)) == (0, [["0", "", ""], ["1", "", ""]])
+    assert said.endswith("on GPU 0 of a stand-in: none\n")
+
+
+def test_no_gpu_where_one_is_asked_for(prove, site, cuda):
+    """It is not tried on the CPU instead: the answer would be another's."""
+    cuda(NO_GPU)
+    status, said, complained = prove(NAME, "--gpu")
+    assert (status, said) == (2, "")
+    assert (
+        "--gpu: torch has no GPU here (RuntimeError: No CUDA GPUs are available); without it all runs on the CPU"
+        in " ".join(complained.split())
+    )
+    assert not pids(site)
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])

@@ -25,4 +25,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield Row(CASE, report["version"], without, patched, verdict, repaired, words)
 
 
-PROOF = Proof((CASE,), rows)
+PROOF = Proof((CASE,), rows, gpu=True)

@@ -22,12 +22,13 @@ from rlhf_patches.proving import states
 
 NAME = "peft-lora-merge-drift"
 CYCLES = 100
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def policy(dtype: torch.dtype = torch.bfloat16, **more: Any) -> PeftModel:
     """An adapter on both linear layers, of the size of a trained one."""
     config = LoraConfig(r=small.RANK, lora_alpha=small.ALPHA, target_modules=["up", "down"], **more)
-    model = get_peft_model(small.Small().to(dtype), config)
+    model = get_peft_model(small.Small().to(DEVICE, dtype), config)
     train(model, 0)
     return model
 
@@ -60,7 +61,7 @@ def digest(model: PeftModel) -> str:
     found = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        found.update(name.encode() + tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        found.update(name.encode() + tensor.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return found.hexdigest()
 
 

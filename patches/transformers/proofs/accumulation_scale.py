@@ -28,4 +28,4 @@ def rows(reports: Reports) -> Iterator[Row]:
         yield Row(case, report["version"], without, with_it, verdict, repaired, words, unaffected)
 
 
-PROOF = Proof(tuple(CASES.values()), rows, ranks=2, seconds=20, arguments=tuple(CASES), needs=("accelerate",))
+PROOF = Proof(tuple(CASES.values()), rows, ranks=2, seconds=20, arguments=tuple(CASES), needs=("accelerate",), gpu=True)

@@ -171,13 +171,18 @@ class Gradients(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
         self.found.append(
-            {name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+            {
+                name.removeprefix("module."): p.grad.cpu().clone()
+                for name, p in model.named_parameters()
+                if p.grad is not None
+            }
         )
 
 
 def arguments_of(case: Case, folder: str) -> TrainingArguments:
     defaults = {
-        "use_cpu": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "ddp_backend": "gloo",
         "per_device_train_batch_size": ROWS,
         "per_device_eval_batch_size": ROWS,
         "gradient_accumulation_steps": case.steps,
@@ -270,7 +275,7 @@ def one(case: Case) -> dict[str, Any]:
     if case.rate:
         end = dict(model.named_parameters())
         report["change"] = compared(
-            {name: end[name].detach().double() - start[name].double() for name in weights},
+            {name: end[name].detach().cpu().double() - start[name].double() for name in weights},
             {name: one - start[name].double() for name, one in weights.items()},
         )
     return report

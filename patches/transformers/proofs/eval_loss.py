@@ -26,4 +26,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield Row(CASE, report["version"], without, patched, f"float64 {off:.0e}", off < 1e-5 < 1e-4 < bug)
 
 
-PROOF = Proof((CASE,), rows, ranks=2, seconds=20, arguments=("causal",), needs=("accelerate",))
+PROOF = Proof((CASE,), rows, ranks=2, seconds=20, arguments=("causal",), needs=("accelerate",), gpu=True)

@@ -117,7 +117,8 @@ def trainer(
             model=made(make),
             args=TrainingArguments(
                 output_dir=folder,
-                use_cpu=True,
+                use_cpu=not torch.cuda.is_available(),
+                ddp_backend="gloo",
                 per_device_eval_batch_size=size,
                 per_device_train_batch_size=size,
                 remove_unused_columns=False,

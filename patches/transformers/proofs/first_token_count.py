@@ -25,4 +25,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield Row(CASE, report["version"], without, patched, f"float64 {off:.0e}", repaired)
 
 
-PROOF = Proof((CASE,), rows, seconds=20, arguments=("GPT-2",), needs=("accelerate",))
+PROOF = Proof((CASE,), rows, seconds=20, arguments=("GPT-2",), needs=("accelerate",), gpu=True)

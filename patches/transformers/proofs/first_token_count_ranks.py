@@ -53,7 +53,7 @@ class Keep(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.found = {
-            name.removeprefix("_orig_mod."): each.grad.clone()
+            name.removeprefix("_orig_mod."): each.grad.cpu().clone()
             for name, each in model.named_parameters()
             if each.grad is not None
         }
@@ -85,7 +85,7 @@ def step(
         model = wrap(made(make))
         arguments = TrainingArguments(
             output_dir=folder,
-            use_cpu=True,
+            use_cpu=not torch.cuda.is_available(),
             **{"per_device_train_batch_size": ROWS, **more},
             max_steps=1,
             max_grad_norm=0.0,

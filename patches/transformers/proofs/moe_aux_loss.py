@@ -25,4 +25,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield Row(CASE, report["version"], without, patched, f"float64 {off:.0e}", repaired)
 
 
-PROOF = Proof((CASE,), rows, ranks=2, seconds=15, arguments=("Qwen3-MoE",), needs=("accelerate",))
+PROOF = Proof((CASE,), rows, ranks=2, seconds=15, arguments=("Qwen3-MoE",), needs=("accelerate",), gpu=True)

@@ -87,7 +87,9 @@ class Gradients(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
         self.found = {
-            name.removeprefix("module."): p.grad.double() for name, p in model.named_parameters() if p.grad is not None
+            name.removeprefix("module."): p.grad.double().cpu()
+            for name, p in model.named_parameters()
+            if p.grad is not None
         }
 
 
@@ -126,7 +128,8 @@ def one(
             model=made(make),
             args=TrainingArguments(
                 output_dir=folder,
-                use_cpu=True,
+                use_cpu=not torch.cuda.is_available(),
+                ddp_backend="gloo",
                 per_device_train_batch_size=ROWS,
                 per_device_eval_batch_size=ROWS,
                 max_steps=1,

@@ -26,4 +26,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield Row(CASE, report["version"], without, patched, "float64", before > 0.1 and after < 1e-5)
 
 
-PROOF = Proof((CASE,), rows, seconds=30)
+PROOF = Proof((CASE,), rows, seconds=30, gpu=True)

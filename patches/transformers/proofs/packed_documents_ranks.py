@@ -19,6 +19,7 @@ from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
 
 NAME = "transformers-packed-documents"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DOCUMENTS, VOCABULARY = (7, 5, 9), 32
 SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
@@ -40,7 +41,9 @@ def made(family: str, attention: str = "eager") -> Any:
 
 def documents() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(1, VOCABULARY, (length,), generator=generator) for length in DOCUMENTS]
+    return [
+        torch.randint(1, VOCABULARY, (length,), generator=generator, device="cpu").to(DEVICE) for length in DOCUMENTS
+    ]
 
 
 def summed(model: Any, ids: torch.Tensor, starts: tuple[int, ...], **given: Any) -> torch.Tensor:
@@ -86,9 +89,9 @@ def bits(family: str, attention: str, given: Callable[[Any], dict[str, Any]]) ->
         touched = str(error)
     logits = model(input_ids=ids, **given(model)).logits
     found = gradients(model, logits.square().sum())
-    digest = hashlib.sha256(logits.detach().numpy().tobytes())
+    digest = hashlib.sha256(logits.detach().cpu().numpy().tobytes())
     for name in sorted(found):
-        digest.update(found[name].numpy().tobytes())
+        digest.update(found[name].cpu().numpy().tobytes())
     return {"digest": digest.hexdigest(), "touched": touched, "logits": float(logits.detach().norm())}
 
 
@@ -147,4 +150,5 @@ def observe() -> dict[str, Any]:
 
 def main() -> None:
     options = states.parser().parse_args()
+    torch.set_default_device(DEVICE)
     states.report(NAME, observe, options.out)

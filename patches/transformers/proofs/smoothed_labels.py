@@ -24,4 +24,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield Row(CASE, report["version"], without, patched, "float64", before > 0.5 and after < 1e-5)
 
 
-PROOF = Proof((CASE,), rows, seconds=20, needs=("accelerate",))
+PROOF = Proof((CASE,), rows, seconds=20, needs=("accelerate",), gpu=True)

@@ -46,7 +46,7 @@ class Keep(TrainerCallback):
     """The gradients before the step."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.found = {name: grad.clone() for name, grad in gradients(model).items()}
+        self.found = {name: grad.cpu().clone() for name, grad in gradients(model).items()}
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def trainer_of(model: Any, kind: str, **arguments: Any) -> Iterator[Trainer]:
         given = TrainingArguments(
             output_dir=folder,
             **{"label_smoothing_factor": SMOOTHING, **arguments},
-            use_cpu=True,
+            use_cpu=not torch.cuda.is_available(),
             per_device_train_batch_size=4,
             max_steps=1,
             max_grad_norm=0.0,
@@ -68,6 +68,7 @@ def trainer_of(model: Any, kind: str, **arguments: Any) -> Iterator[Trainer]:
             report_to=[],
             disable_tqdm=True,
             ddp_backend="gloo",
+            tf32=False,  # which torch_compile switches on, on a GPU
         )
         yield Trainer(model=model, args=given, train_dataset=data(kind), data_collator=Collator())
 

@@ -32,4 +32,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield sized(CASE, report["version"], before, after, bug=lambda factor: abs(factor - 0.5) < 1e-3)
 
 
-PROOF = Proof((CASE,), rows, seconds=20)
+PROOF = Proof((CASE,), rows, seconds=20, gpu=True)

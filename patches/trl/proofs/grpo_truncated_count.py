@@ -23,4 +23,4 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield sized(CASE, report[CASE.patch][0], before, after, bug=lambda factor: factor < 0.8)
 
 
-PROOF = Proof((CASE,), rows, seconds=20, arguments=("masked",), settings=(("ACCELERATE_USE_CPU", "true"),))
+PROOF = Proof((CASE,), rows, seconds=20, arguments=("masked",), gpu=True)

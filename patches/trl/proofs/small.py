@@ -71,6 +71,7 @@ def rollouts(
         settings: of the trainer's configuration.
     """
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    import torch
     import trl
     from datasets import Dataset
 
@@ -83,7 +84,8 @@ def rollouts(
         "max_steps": 1,
         "logging_steps": 1,
         "bf16": False,
-        "use_cpu": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "ddp_backend": "gloo",
         "report_to": [],
         "save_strategy": "no",
         "disable_tqdm": True,

@@ -1,4 +1,4 @@
-"""Random programs against the in-place gradient: ``python fuzz_ownership.py --seed 1 --seconds 60``.
+"""Random programs against the in-place gradient: ``python fuzz_ownership.py --seed 1 --seconds 60 [--device cuda]``.
 
 A program makes logits in some way, lets somebody hold them in some way, computes a loss and runs backward. It is run
 three times: as it is; with in place ruled out, which must give the same gradients bit for bit; and in float64 without
@@ -149,7 +149,7 @@ def run(source: str, exact: bool = False, ours: bool = True) -> list[torch.Tenso
         AssertionError: something that is held is not what it was.
     """
     single, low = (torch.float64, torch.float64) if exact else (torch.float32, torch.bfloat16)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     weights, target = torch.randn(B, S, generator=generator), torch.randint(V, (B, S), generator=generator)
     watched: list[tuple[Any, Any, torch.Tensor]] = []
 
@@ -267,7 +267,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--programs", type=int, default=sys.maxsize)
     parser.add_argument("--first", type=int, default=0, help="begin with the program of this number")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
+    torch.set_default_device(options.device)
     print(f"seed {options.seed}", flush=True)
     found, seen = search(options.seed, options.seconds, options.programs, options.first)
     print(dict(seen), counters.observed())
