@@ -136,7 +136,7 @@ def _why_not(row: PatchReport) -> str:
 
 def _gpu() -> str:
     try:
-        return children.gpu()
+        return children.gpu_name()
     except NotTried as error:
         raise UsageError(f"--gpu: torch has no GPU here ({error}); without it all runs on the CPU") from None
 

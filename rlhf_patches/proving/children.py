@@ -89,16 +89,13 @@ def _run(found: Found, seconds: float, memory: int, gpu: bool) -> Reports:
             raise NotTried(f"{found.worker} has left no report: {error}") from error
 
 
-_GPU = "import torch; print(torch.cuda.get_device_name(0))"
-
-
-def gpu() -> str:
-    """The name of the GPU that ranks would get.
+def gpu_name() -> str:
+    """Of the GPU that ranks would get, as torch has it, which is asked in a process of its own.
 
     Raises:
         NotTried: torch sees none; the message says what it says.
     """
-    command = [sys.executable, "-c", _GPU]
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name(0))"]
     done = subprocess.run(command, env={**os.environ, **_seen(True)}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotTried((done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 
@@ -16,5 +18,5 @@ def _has_gpu():
 def pytest_collection_modifyitems(items):
     if not _has_gpu():
         for item in items:
-            if item.path.is_relative_to(__file__.rpartition("/")[0]):
+            if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.skip("torch sees no GPU"))
