@@ -93,12 +93,12 @@ def add(commands: Commands) -> None:
 def _prove(options: argparse.Namespace) -> int:
     if options.seconds <= 0 or options.memory <= 0:
         raise UsageError("--seconds and --memory are limits: expected numbers above 0")
-    on = _gpu() if options.gpu else ""
     registered, failures = registry.load()
     by_name = {item.patch.name: item.patch for item in registered}
     for name in options.name:
         if name not in by_name:
             raise UsageError(f"{name!r} is no patch{settings.nearest(name, list(by_name))}{registry.hint(failures)}")
+    on = _gpu() if options.gpu else ""
     chosen = [item for item in registered if item.patch.name in options.name or not options.name]
     report = evaluate.inspect(chosen)
     outcomes: list[_Outcome] = []

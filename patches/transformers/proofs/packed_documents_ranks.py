@@ -150,5 +150,6 @@ def observe() -> dict[str, Any]:
 
 def main() -> None:
     options = states.parser().parse_args()
-    torch.set_default_device(DEVICE)
+    if DEVICE != "cpu":  # it is a mode, which would be in force there, too
+        torch.set_default_device(DEVICE)
     states.report(NAME, observe, options.out)

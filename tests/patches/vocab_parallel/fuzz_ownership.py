@@ -267,7 +267,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--programs", type=int, default=sys.maxsize)
     parser.add_argument("--first", type=int, default=0, help="begin with the program of this number")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", help="where tensors are made, if not on the CPU")
     options = parser.parse_args(arguments)
     torch.set_default_device(options.device)
     print(f"seed {options.seed}", flush=True)
