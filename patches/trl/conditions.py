@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import window
+
 _COUNTED = ("dapo", "cispo", "vespo")
 """Losses that are divided by the tokens of a generation."""
 
@@ -26,10 +28,12 @@ def has_tools(inputs: Any) -> bool:
     return "tool_mask" in inputs
 
 
-def micro_batches(self: Any) -> float | bool:
-    """Of Online DPO: how many times its size the gradient is."""
-    steps = self.args.gradient_accumulation_steps
-    return False if steps == 1 or self.is_deepspeed_enabled else float(steps)
+def micro_batches(self: Any) -> float | bool | None:
+    """Of Online DPO: how many times its size the gradient is; None where the step is somebody else's."""
+    steps = window.undivided(self)
+    if steps == 1:
+        return False
+    return None if window.replaced_step(self) else float(steps)
 
 
 def flattened(self: Any, examples: Any) -> bool | None:
@@ -49,11 +53,13 @@ def settings_of_liger(args: Any) -> bool:
 
 
 def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None:
-    """Of GKDTrainer: how many times its size the gradient is; None while it evaluates, and of Liger's loss."""
-    ranks = self.args.world_size
-    if num_items_in_batch is None or ranks == 1 or not self.args.average_tokens_across_devices:
+    """Of GKDTrainer: how many times its size the gradient is; None in evaluation, of Liger's and somebody's own loss."""
+    ranks = window.averaged_over(self)
+    if num_items_in_batch is None or ranks == 1:
         return False
-    return 1.0 / ranks if self.model.training and not self.args.use_liger_kernel else None
+    if not self.model.training or self.args.use_liger_kernel or window.replaced(self, self.generalized_jsd_loss):
+        return None
+    return 1.0 / ranks
 
 
 def on_a_server(self: Any) -> bool:

@@ -68,14 +68,16 @@ accumulation, evaluation, Liger's losses, and images (of which nothing is counte
 Not repaired: **tokens that the student has generated** (`lmbda` above 0) are divided by the number of those that the
 data set has in their place, because that is what is counted; their gradients get the same factors. Liger's losses until
 1.13.0 have the same fault. So has `DistillationTrainer` in 1.7.0 to 1.8.0, which 1.9.0 repairs. GKD before 1.7.0 is for
-`transformers-accumulation-scale`, which leaves GOLD alone, and says so. A subclass with a count of its own
-(`get_batch_samples`) keeps what it does with a sum.""",
+`transformers-accumulation-scale`, which leaves GOLD alone, and says so. Left as released, with one line on
+rank 0 that names it: a loss, `compute_loss`, `training_step`, `get_batch_samples`, `_get_num_items_in_batch` or
+`accelerator.backward` that is not TRL's, transformers' or accelerate's own, in a subclass, by assignment or within a
+decorator. Such code may have corrected the size already.""",
     changes_numbers="""\
 With A `gradient_accumulation_steps` and N ranks, GKD trained on gradients 1 / N times their size since TRL 1.7.0, GOLD
 on 1 / (A N), and on A times with `use_uld_loss` or before 1.7.0. With the patch they have their size, and so has the
 loss in the log. A run that was tuned with it should have its clipping threshold multiplied by what the gradient is now
 larger, and with SGD its learning rate divided by that; Adam sees the factor in clipping and in its epsilon only. Take a
-correction of your own out.""",
+correction of your own out that is elsewhere, as in a callback or an optimizer.""",
     references=(
         "https://github.com/huggingface/trl/issues/4719",
         "https://github.com/huggingface/trl/pull/6006",

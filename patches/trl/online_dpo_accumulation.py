@@ -42,6 +42,9 @@ prompts of the step, where its micro-batches have as many each. Bit for bit what
 what is logged, runs in which accelerate divides (transformers 5.2.0 to 5.5.3), and DeepSpeed, whose engine divides by
 itself.
 
+Left as released, with one line on rank 0 that names it: a `training_step`, a `_compute_losses` or an
+`accelerator.backward` that is not TRL's and accelerate's own, since it may divide already.
+
 Left alone: what is logged of a last step with fewer micro-batches, which is divided by the setting all the same;
 NVIDIA's apex (`use_apex`, until TRL 0.23), where the same is wrong; and TRL before 0.12, whose `training_step` these
 releases of transformers cannot call.""",
@@ -49,7 +52,8 @@ releases of transformers cannot call.""",
 Since transformers 4.46.2, but not with 5.2.0 to 5.5.3, Online DPO, Nash-MD and XPO without DeepSpeed trained on
 gradients `gradient_accumulation_steps` times their size, and logged their norms so. With the patch they have their
 size. A run that was tuned with it should have its clipping threshold divided by that number, and with SGD its learning
-rate multiplied by it; Adam sees the factor in clipping and in its epsilon only. Take a correction of your own out.""",
+rate multiplied by it; Adam sees the factor in clipping and in its epsilon only. Take a correction of your own out that
+is elsewhere, as in a callback or an optimizer.""",
     references=("https://github.com/huggingface/transformers/pull/34511",),
     variants=(
         Variant(

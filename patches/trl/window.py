@@ -2,7 +2,8 @@
 those of OnlineDPO's family.
 
 Only arithmetic: nothing is gathered, since transformers has gathered the number of tokens already. Where a loss is
-right, the trainer's own function, or the loss itself, is handed back.
+right, the trainer's own function, or the loss itself, is handed back; so it is where a method that makes, counts or
+hands on the loss is not TRL's or transformers', because it may be right already.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_COUNTING = ("get_batch_samples", "_get_num_items_in_batch")
+from . import released
+
+_METHODS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch")
 
 
 def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int = 1) -> Callable[..., Any]:
@@ -23,10 +26,12 @@ def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int =
             which the loss is a mean over its own tokens.
         counted: how often each token of the window is in that number.
     """
-    if items is None or not trainer.model.training or not _counted_by_transformers(trainer):
+    if items is None or not trainer.model.training:
         return loss_of
-    times = counted * _averaged_over(trainer)
-    return loss_of if times == 1 else lambda *args, **kwargs: loss_of(*args, **kwargs) * times
+    times = counted * averaged_over(trainer)
+    if times == 1 or _is_left(trainer, loss_of):
+        return loss_of
+    return lambda *args, **kwargs: loss_of(*args, **kwargs) * times
 
 
 def averaged(trainer: Any, loss_of: Callable[..., Any], items: Any) -> Callable[..., Any]:
@@ -34,16 +39,49 @@ def averaged(trainer: Any, loss_of: Callable[..., Any], items: Any) -> Callable[
     if items is None or not trainer.model.training or _is_divided_later(trainer):
         return loss_of
     steps = _steps(trainer)
-    return loss_of if steps == 1 else lambda *args, **kwargs: loss_of(*args, **kwargs) / steps
+    if steps == 1 or _is_left(trainer, loss_of):
+        return loss_of
+    return lambda *args, **kwargs: loss_of(*args, **kwargs) / steps
 
 
 def divided(trainer: Any, loss: Any) -> Any:
     """A micro-batch's mean, which a `training_step` of the trainer's own hands to `accelerator.backward` as it is."""
+    steps = undivided(trainer)
+    if steps == 1:
+        return loss
+    if other := replaced_step(trainer):
+        released.left(trainer, "trl-online-dpo-accumulation", other)
+        return loss
+    return loss / steps
+
+
+def undivided(trainer: Any) -> int:
+    """By how many micro-batches nobody divides what Online DPO's family hands to `accelerator.backward`."""
     accelerator = trainer.accelerator
     if accelerator.distributed_type == "DEEPSPEED" or accelerator.gradient_accumulation_steps > 1:
-        return loss  # DeepSpeed's engine divides, or accelerate
-    steps = _steps(trainer)
-    return loss if steps == 1 else loss / steps
+        return 1  # DeepSpeed's engine divides, or accelerate
+    return _steps(trainer)
+
+
+def replaced_step(trainer: Any) -> str:
+    """What of a step of Online DPO's family is somebody else's, and may divide; empty where all is the release's."""
+    return released.others(trainer, "training_step", "_compute_losses") or _backward(trainer)
+
+
+def replaced(trainer: Any, loss_of: Callable[..., Any]) -> str:
+    """What of a step of GKD's or GOLD's is somebody else's, and may be right; empty where all is the releases'."""
+    own = "" if released.is_released(loss_of) else getattr(loss_of, "__qualname__", type(loss_of).__qualname__)
+    return released.others(trainer, *_METHODS) or own or _backward(trainer)
+
+
+def _backward(trainer: Any) -> str:
+    return released.others(trainer.accelerator, "backward")
+
+
+def _is_left(trainer: Any, loss_of: Callable[..., Any]) -> bool:
+    if other := replaced(trainer, loss_of):
+        released.left(trainer, "trl-distillation-scale", other)
+    return bool(other)
 
 
 def _steps(trainer: Any) -> int:
@@ -52,13 +90,7 @@ def _steps(trainer: Any) -> int:
     return int(window or trainer.args.gradient_accumulation_steps)
 
 
-def _counted_by_transformers(trainer: Any) -> bool:
-    """Whether nobody has put another count in place of transformers' own, which may be right already."""
-    methods = (getattr(type(trainer), name, None) for name in _COUNTING)
-    return all(getattr(method, "__module__", "transformers.trainer") == "transformers.trainer" for method in methods)
-
-
-def _averaged_over(trainer: Any) -> int:
+def averaged_over(trainer: Any) -> int:
     """The ranks that have different tokens, all of which the number counts: their gradients are averaged.
 
     As in `Trainer.compute_loss`.

@@ -6,6 +6,7 @@ first one after revert() too.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -44,9 +45,37 @@ class CountsItself(GKDTrainer):
         return batches, items / self.accelerator.num_processes
 
 
+class CountsDecorated(GKDTrainer):
+    """The same under a decorator, which gives a function the module of the one that it stands for."""
+
+    @functools.wraps(GKDTrainer.get_batch_samples)
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        return batches, items / self.accelerator.num_processes
+
+
+class Multiplies(GKDTrainer):
+    """Has repaired the loss itself."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return loss if return_outputs or num_items_in_batch is None else loss * self.accelerator.num_processes
+
+
+class Averages(GKDTrainer):
+    """Has a loss of its own, a mean, which is right with one micro-batch."""
+
+    @staticmethod
+    def generalized_jsd_loss(*args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+        return GKDTrainer.generalized_jsd_loss(*args, **kwargs)
+
+
 KINDS: dict[str, tuple[Any, Any]] = {
     "GKD": (GKDTrainer, GKDConfig),
     "Own": (CountsItself, GKDConfig),
+    "Decorated": (CountsDecorated, GKDConfig),
+    "Multiplies": (Multiplies, GKDConfig),
+    "Averages": (Averages, GKDConfig),
     "GOLD": (GOLDTrainer, GOLDConfig),
     "ULD": (GOLDTrainer, GOLDConfig),
 }

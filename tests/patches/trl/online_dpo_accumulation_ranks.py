@@ -80,6 +80,18 @@ def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tenso
     return torch.tensor([filled(row, PAD) for row in rows]), torch.tensor([filled([1] * len(row), 0) for row in rows])
 
 
+class Divides:
+    """Has repaired the size of the gradient itself."""
+
+    def training_step(self, *given: Any) -> Any:
+        loss = super().training_step(*given)  # type: ignore[misc]
+        if self.accelerator.sync_gradients:  # type: ignore[attr-defined]
+            for each in self.model.parameters():  # type: ignore[attr-defined]
+                if each.grad is not None:
+                    each.grad /= self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
+        return loss
+
+
 class Given:
     """Completions in place of those that a trainer samples."""
 
@@ -129,7 +141,7 @@ def made(case: str) -> Any:
         **({"deepspeed": ENGINE, **STEPS_BY_RATE} if "deepspeed" in words else {}),
     )
     optimizer = Kept(model.parameters(), lr=RATE)
-    return type(f"Given{name}", (Given, kind), {})(
+    return type(f"Given{name}", (*[Divides] * ("divides" in words), Given, kind), {})(
         model=model,
         ref_model=reference(),
         reward_funcs=reward if name == "OnlineDPO" else judge(),
@@ -165,6 +177,9 @@ def trained(case: str) -> dict[str, Any]:
     trainer = made(case)
     if "accelerate" in case:  # as transformers 5.2.0 to 5.5.3 do
         trainer.accelerator.gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    if "backward" in case:
+        backward = trainer.accelerator.backward
+        trainer.accelerator.backward = lambda loss: backward(loss / trainer.args.gradient_accumulation_steps)
     rows: list[int] = []
     trainer.add_callback(Seen(rows))
     start = [each.detach().clone() for each in trainer.model.parameters()]

@@ -26,17 +26,18 @@ HELD = {
 }
 WORKER = "tests.patches.trl.online_dpo_accumulation_ranks"
 ALONE = ("OnlineDPO 8", "OnlineDPO 3 short", "OnlineDPO 1", "OnlineDPO 4 accelerate")
+OWN = ("OnlineDPO 4 divides", "OnlineDPO 4 backward")
 TOGETHER = ("OnlineDPO 4", "OnlineDPO 1")
 FACTORS = {1: {"OnlineDPO 8": 8, "OnlineDPO 3 short": 2}, 2: {"OnlineDPO 4": 4}}
 """By the ranks: how much too large the gradient is. A short epoch's last step has two micro-batches."""
-SAME = {1: ("OnlineDPO 1", "OnlineDPO 4 accelerate"), 2: ("OnlineDPO 1",)}
+SAME = {1: ("OnlineDPO 1", "OnlineDPO 4 accelerate", *OWN), 2: ("OnlineDPO 1",)}
 ROUNDING = 1e-5
 """Forward and backward in float32, of a model of one layer: 2**-24 for each of some hundred operations at most."""
 
 
 @pytest.fixture(scope="module")
 def reports(run_ranks):
-    found = {1: run_ranks(WORKER, *ALONE, levels=TRL, ranks=1)[0], 2: run_ranks(WORKER, *TOGETHER, levels=TRL)[0]}
+    found = {1: run_ranks(WORKER, *ALONE, *OWN, levels=TRL, ranks=1)[0], 2: run_ranks(WORKER, *TOGETHER, levels=TRL)[0]}
     assert {each["status"] for each in found.values()} == {"applied"}
     return found
 

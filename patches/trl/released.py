@@ -1,0 +1,41 @@
+"""Whether the code around a repair is the releases' own: what somebody else's does with a loss is not known."""
+
+from __future__ import annotations
+
+import logging
+from types import FunctionType, MethodType
+from typing import Any
+
+logger = logging.getLogger("rlhf_patches")
+
+_RELEASED = ("trl", "transformers", "accelerate")
+_said: set[str] = set()
+
+
+def others(owner: Any, *names: str) -> str:
+    """The first of these methods that a subclass, a decorator or an assignment has replaced; empty where none has.
+
+    A method that the owner does not have, as in another release, is nobody's.
+    """
+    for name in names:
+        found = vars(owner).get(name, getattr(type(owner), name, None))
+        if found is not None and not is_released(found):
+            return f"{type(owner).__name__}.{name}"
+    return ""
+
+
+def is_released(function: Any) -> bool:
+    """Whether a function's code, or an object's class, is of these packages: told by what no decorator copies."""
+    if isinstance(function, MethodType):
+        function = function.__func__
+    kind = type(function)
+    module = function.__globals__.get("__name__") if isinstance(function, FunctionType) else kind.__module__
+    return str(module).partition(".")[0] in _RELEASED
+
+
+def left(trainer: Any, patch: str, other: str) -> None:
+    """Say once in a process, on rank 0, that a loss stays as released."""
+    text = f"{patch}: {other} is not the release's own: the gradient stays as released"
+    if trainer.accelerator.is_main_process and text not in _said:
+        _said.add(text)
+        logger.warning("%s", text)
