@@ -1,36 +1,51 @@
-"""The loss of a training step: divided by what its forward was believed to have divided it by, where it has not."""
+"""The loss of a training step: divided by what its forward was believed to have divided it by, where it has not.
+
+Only where all code that makes the loss is known by identity (`known_loss`). Of that code the top of the autograd graph
+says what it did with ``num_items_in_batch``; of any other nothing does, and its loss is left as released.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from packaging.version import Version
 
-from . import item_users, loss_graph, router_loss
+from . import known_loss, loss_graph, router_loss
 
 logger = logging.getLogger("rlhf_patches")
+
+# TRL's trainers whose own compute_loss is a mean over the micro-batch and does nothing with the number, by release.
+_MEANS = {
+    "CPOTrainer": ("0.12.0", "0.13.0"),
+    "DPOTrainer": ("0.12.0", "0.13.0"),
+    "GKDTrainer": ("0.12.0", "1.6.0"),
+    "ORPOTrainer": ("0.12.0", "0.19.1"),
+}
+_PAGE = "docs/patches/transformers-accumulation-scale.md"
+
+
+class _CannotTell(Exception):
+    """Why it is not known what a loss was divided by."""
 
 
 @dataclass
 class _Computed:
     """What `Trainer.compute_loss` returned."""
 
+    loss: torch.Tensor
     origin: loss_graph.Origin
     reading: loss_graph.Reading
     parts: dict[str, torch.Tensor]
     times: float | None
     """What it was multiplied with for the ranks; None where that is not known."""
-    kept: torch.Tensor
-    """The same, for a trainer of others, which may change it in place."""
-    smoother: Any
-    """What computed it from the model's logits, if not the model."""
 
 
 @dataclass
@@ -42,7 +57,7 @@ class _Step:
     computed: list[_Computed] = field(default_factory=list)
 
     def read(
-        self, loss: torch.Tensor, parts: Sequence[loss_graph.Origin] = (), *, below_factor: bool = False
+        self, loss: torch.Tensor, parts: tuple[loss_graph.Origin, ...] = (), *, below_factor: bool = False
     ) -> loss_graph.Reading:
         """The terms of a loss."""
         try:
@@ -61,10 +76,6 @@ class _Step:
 _step: ContextVar[_Step | None] = ContextVar("step", default=None)
 
 
-class _CannotTell(Exception):
-    """Why it is not known what a loss was divided by."""
-
-
 def loss_of(
     trainer: Any, model: torch.nn.Module, inputs: Any, items: Any, none_is_divided: bool, engine_divides: bool
 ) -> Any:
@@ -81,10 +92,12 @@ def loss_of(
     steps = _undivided_micro_batches(trainer, items, none_is_divided)
     if steps is None or (steps == 1 and _ranks(trainer) == 1) or _others_divide(trainer, engine_divides):
         return trainer.compute_loss(model, inputs, num_items_in_batch=items)
+    if reason := _window(trainer, model):
+        _leave(trainer, model, reason, steps)
+        return trainer.compute_loss(model, inputs, num_items_in_batch=items)
     smoothed = trainer.label_smoother is not None and "labels" in inputs  # which are taken out
     converted = trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED")
-    counts = functools.partial(_is_a_count, inputs)
-    given = loss_graph.Items(items, converted=converted, counts=counts)
+    given = loss_graph.Items(items, converted=converted, counts=functools.partial(_is_a_count, inputs))
     step = _Step(given, trainer.label_smoother if smoothed else None)
     token = _step.set(step)
     try:
@@ -94,17 +107,10 @@ def loss_of(
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None or loss.dim():
         return loss
     try:
-        if trainer.compute_loss_func is not None:
-            _check_function(trainer, model, step)
-            return loss
         return _as_it_should_be(trainer, model, step, loss, steps)
     except _CannotTell as error:
-        names = f"{type(router_loss.unwrapped(model)).__name__} in {type(trainer).__name__}"
-        _say(
-            f"whether the loss of {names} is divided by num_items_in_batch cannot be told: {error}. It is left as"
-            f" released; if it is not divided, its gradient is {steps * _ranks(trainer)} times too large.",
-            about=names,
-        )
+        _leave(trainer, model, str(error), steps)
+        _window(trainer, model, str(error))
         return loss
 
 
@@ -117,19 +123,81 @@ def computed(trainer: Any, loss: Any, outputs: Any, return_outputs: bool) -> Any
 
 
 def _noted(trainer: Any, step: _Step, loss: torch.Tensor, outputs: Any) -> _Computed:
-    origin, kept = loss_graph.origin(loss), loss if _is_transformers(trainer) else loss.clone()
+    origin = loss_graph.origin(loss)
     if step.is_divided(loss) or (step.smoother is not None and _smoother_divides(step.smoother)):
         # The smoother divides in part by a multiple of the number, which is not seen.
-        return _Computed(origin, loss_graph.Reading(window=True), {}, None, kept, step.smoother)
+        return _Computed(loss, origin, loss_graph.Reading(window=True), {}, None)
     parts = dict(_numbers(outputs, loss))
     ranks = _ranks(trainer)
     times_one = ranks == 1 and trainer.args.average_tokens_across_devices and step.items.value is not None
-    reading = step.read(loss, list(map(loss_graph.origin, parts.values())), below_factor=times_one)
+    reading = step.read(loss, tuple(map(loss_graph.origin, parts.values())), below_factor=times_one)
     if reading.parts and any(name != "aux_loss" and step.read(part).window for name, part in parts.items()):
         parts = {}  # which have been divided themselves
         reading = step.read(loss, below_factor=times_one)
     times = 1.0 if ranks == 1 else loss_graph.factor(loss)
-    return _Computed(origin, reading, parts, times, kept, step.smoother)
+    return _Computed(loss, origin, reading, parts, times)
+
+
+# -- whether the code is known
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What was found of the code at the first micro-batch of a window, for all of them."""
+
+    trainer: weakref.ref[Any]
+    model: weakref.ref[Any]
+    step: int
+    reason: str
+
+
+_last: _Window | None = None
+
+
+def _window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> str:
+    """Why the loss of this window is left as released; empty where the code that makes it is known.
+
+    A loss that could not be told, which is when ``reason`` is given, is left for the rest of this trainer's training:
+    no window has both.
+    """
+    global _last
+    last, step = _last, trainer.state.global_step
+    same = last is not None and last.trainer() is trainer and last.model() is model
+    if reason is not None:
+        step = -1
+    elif same and last is not None and last.step in (step, -1):
+        return last.reason
+    else:
+        reason = _unknown(trainer) or known_loss.unknown(model)
+    _last = _Window(weakref.ref(trainer), weakref.ref(model), step, reason)
+    return reason
+
+
+def _unknown(trainer: Any) -> str:
+    """What of a trainer's own code is not known."""
+    smoother = trainer.label_smoother
+    if smoother is not None and type(smoother) is not sys.modules["transformers.trainer"].LabelSmoother:
+        return "its label_smoother is not transformers' own"
+    if "backward" in vars(trainer.accelerator) or known_loss.author(trainer.accelerator.backward) != "accelerate":
+        return "its accelerator's backward is not accelerate's own"
+    return ""
+
+
+def _maker(trainer: Any) -> str:
+    """Whose `compute_loss` it is: transformers', TRL's SFTTrainer's, one of TRL's that are means, or another's."""
+    function = getattr(trainer.compute_loss, "__func__", None)
+    author, name = known_loss.author(function), str(getattr(function, "__qualname__", ""))
+    if author == "transformers" and name == "Trainer.compute_loss":
+        return "transformers"
+    if author != "trl":
+        return ""
+    kind = name.partition(".")[0]
+    if kind == "SFTTrainer":
+        return kind
+    # Of its own methods it uses several; a subclass may have others.
+    foreign = [each for each in type(trainer).__mro__ if each.__module__.partition(".")[0] not in known_loss.HELPERS]
+    first, last = map(Version, _MEANS.get(kind, ("0", "0")))
+    return "mean" if not foreign and first <= Version(sys.modules["trl"].__version__) <= last else ""
 
 
 def _undivided_micro_batches(trainer: Any, items: Any, none_is_divided: bool) -> int | None:
@@ -137,14 +205,15 @@ def _undivided_micro_batches(trainer: Any, items: Any, none_is_divided: bool) ->
 
     None where nothing has to be looked at: the step divides what it is given, or its user has said what that is.
     """
-    believed = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     declared = getattr(trainer, "loss_is_scaled_for_ga", None)
-    if not believed or declared or (items is None and none_is_divided):
+    if trainer.compute_loss_func is not None or not trainer.model_accepts_loss_kwargs or declared:
+        return None  # a compute_loss_func divides by the number, as transformers asks of it
+    if items is None and none_is_divided:
         return None
     # Of this window: the last of an epoch may have fewer.
     steps = getattr(trainer, "current_gradient_accumulation_steps", None) or trainer.args.gradient_accumulation_steps
     if trainer.args.n_gpu > 1:
-        _say("several GPUs in one process (torch.nn.DataParallel): what divides their losses is not looked at.")
+        _say(trainer, "several GPUs in one process (torch.nn.DataParallel): what divides their losses is not looked at.")
         return None
     return 1 if declared is False else int(steps)
 
@@ -156,9 +225,10 @@ def _others_divide(trainer: Any, engine_divides: bool) -> bool:
     steps = trainer.accelerator.gradient_accumulation_steps
     if steps > 1:
         _say(
+            trainer,
             f"the Accelerator divides every loss by {steps} (ACCELERATE_GRADIENT_ACCUMULATION_STEPS, or accelerate's"
             " launcher, sets it), and Trainer divides for the accumulation itself. What each does is left as released:"
-            f" a loss that is divided by num_items_in_batch gets a gradient that is {steps} times too small."
+            f" a loss that is divided by num_items_in_batch gets a gradient that is {steps} times too small.",
         )
     return bool(steps > 1)
 
@@ -176,17 +246,17 @@ def _ranks(trainer: Any) -> int:
     return int(trainer.accelerator.num_processes) if trainer.args.average_tokens_across_devices else 1
 
 
-def _is_transformers(trainer: Any) -> bool:
-    transformers = sys.modules["transformers.trainer"]
-    return getattr(trainer.compute_loss, "__func__", None) is transformers.Trainer.compute_loss
-
-
 def _numbers(outputs: Any, loss: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """What a model returns beside its loss that may be a term of it."""
     named = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs if isinstance(outputs, tuple) else ()))
     for name, value in named.items():
         if isinstance(value, torch.Tensor) and value is not loss and value.numel() == 1 and value.grad_fn is not None:
             yield str(name), value
+
+
+def _smoother_divides(smoother: Any) -> bool:
+    """Whether this release's label smoother takes the number; those that do divide by it."""
+    return "num_items_in_batch" in type(smoother).__call__.__code__.co_varnames
 
 
 # -- what is to be made of it
@@ -198,53 +268,29 @@ def _as_it_should_be(trainer: Any, model: torch.nn.Module, step: _Step, loss: to
     Raises:
         _CannotTell: it is not known what it is divided by.
     """
-    if len(step.computed) == 1 and step.computed[0].origin == loss_graph.origin(loss):
-        return _repaired(trainer, model, step.computed[0], loss, steps)
-    reading = step.read(loss, [each.origin for each in step.computed])
-    added_up = not reading.means and not reading.unclear
-    if added_up and all(each.reading.as_released for each in step.computed):
-        return loss
-    if item_users.names(trainer, "gradient_accumulation_steps"):
-        raise _CannotTell("its compute_loss deals with accumulation itself")
-    if not reading.parts:
-        if _is_transformers(trainer):
-            raise _CannotTell("it is not the model's own")
-        may_use = functools.partial(item_users.may_give, trainer, model)
-        return _averaged(trainer, loss, reading, steps, 1.0, may_use, trusted=False)
-    scales = {place: scale for place, scale in reading.parts.items() if scale is not None}
-    if reading.unclear or len(scales) < len(reading.parts):
-        raise _CannotTell(f"it is made of the model's by {_listed(reading.unclear) or 'more than adding'}")
-    sums = reading.window or reading.sums
-    if (not added_up and (sums or reading.hidden)) or (sums and not all(e.reading.as_released for e in step.computed)):
-        raise _CannotTell("what is added to the model's may be divided by it in part")
-    if _may_be_divided({*scales.values(), *reading.products}, 1.0, steps, trainer):
-        raise _CannotTell("its compute_loss divides by the number of micro-batches")
-    wanted, released = loss.new_zeros(()), loss.new_zeros(())
-    for place, scale in scales.items():
-        each = step.computed[place]
-        wanted = wanted + scale * _repaired(trainer, model, each, each.kept, steps)
-        released = released + scale * each.kept
-    added = loss - released
-    return wanted + (added if added_up else added / steps)
-
-
-def _repaired(
-    trainer: Any, model: torch.nn.Module, computed: _Computed, loss: torch.Tensor, steps: int
-) -> torch.Tensor:
-    """What a model's own loss, which `Trainer.compute_loss` returned as ``loss``, should be."""
-    reading = computed.reading
+    maker = _maker(trainer)
+    if maker == "mean":
+        return loss / steps
+    (one, *more) = step.computed or (None,)
+    handed_on = one is not None and not more and one.loss is loss and one.origin == loss_graph.origin(loss)
+    if not handed_on or one is None:
+        if maker == "SFTTrainer":  # which divides by the number itself
+            return loss
+        raise _CannotTell(f"{_named(trainer.compute_loss)} is not transformers' own")
+    reading = one.reading
     if reading.as_released:
         return loss
-    trusted = router_loss._author(router_loss.unwrapped(model)) in router_loss._MODELS
-    if not reading.window:
-        may_use = functools.partial(item_users.may_use, model)
-        if computed.smoother is not None:
-            trusted, may_use = True, functools.partial(_smoother_divides, computed.smoother)
-        elif reading.unclear == {"CompiledFunction"} and trusted and not _adds_up(model):
-            reading = loss_graph.Reading(means={computed.times or 1.0}, hidden=reading.unclear)
-        return _averaged(trainer, loss, reading, steps, computed.times, may_use, trusted=trusted)
-    if reading.means or reading.unclear or not trusted:
-        raise _CannotTell(f"a part of it is, another one is not ({_listed(reading.unclear) or 'a mean'})")
+    plain = reading.plain and not reading.hidden and reading.means == {one.times}
+    if not (maker or reading.window or plain):
+        raise _CannotTell(f"{_named(trainer.compute_loss)} is not transformers' own")
+    return _repaired(model, one, loss, steps) if reading.window else _averaged(one, loss, steps)
+
+
+def _repaired(model: torch.nn.Module, computed: _Computed, loss: torch.Tensor, steps: int) -> torch.Tensor:
+    """A loss that is divided by the number, without the multiples of what is beside that."""
+    reading = computed.reading
+    if reading.means or reading.unclear:
+        raise _CannotTell(f"a part of its loss is divided, another one is not ({_listed(reading.unclear) or 'a mean'})")
     scales = dict(reading.parts)
     if reading.compiled and (coefficient := router_loss._coefficient(model)) and "aux_loss" in computed.parts:
         place = list(computed.parts).index("aux_loss")  # within the region, where it cannot be seen
@@ -252,74 +298,44 @@ def _repaired(
     parts = list(computed.parts.values())
     for place, scale in scales.items() if steps > 1 else ():
         if scale is None:
-            raise _CannotTell("a part of it is not, with a weight that is not known")
+            raise _CannotTell("a part of its loss is not divided, with a weight that is not known")
         loss = loss - (1 - 1 / steps) * scale * parts[place].to(loss.device)
     return loss
 
 
-def _averaged(
-    trainer: Any,
-    loss: torch.Tensor,
-    reading: loss_graph.Reading,
-    steps: int,
-    times: float | None,
-    may_use: Callable[[], bool],
-    *,
-    trusted: bool,
-) -> torch.Tensor:
-    """What a loss should be in which nothing was seen that is divided by the number of items.
-
-    ``trusted`` if it is code that does not make a Python number of that, nor a weight: transformers' own.
-    """
-    if reading.unclear:
-        raise _CannotTell(f"it was computed by {_listed(reading.unclear)}")
+def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> torch.Tensor:
+    """A loss in which nothing was seen that is divided by the number of items."""
+    reading, times = computed.reading, computed.times
     # Transformers' own code divides by that very tensor, or by a copy on another device.
-    hidden = reading.hidden - {loss_graph.BY_A_TENSOR} if trusted else reading.hidden
-    if (hidden or not (trusted or (reading.plain and reading.means == {times}))) and may_use():
-        raise _CannotTell(f"its code may use it ({_listed(hidden) or 'as a number or a weight'})")
-    if reading.as_released:
-        return loss
+    hidden = reading.unclear | (reading.hidden - {loss_graph.BY_A_TENSOR})
+    if hidden:
+        raise _CannotTell(f"its loss was computed by {_listed(hidden)}")
     if reading.sums or reading.parts or times is None:
-        raise _CannotTell("a part of it is a mean, another one is not" if times else "hooks hold what multiplies it")
-    if not trusted and _may_be_divided(reading.products, times, steps, trainer):
-        raise _CannotTell("it is divided by the number of micro-batches")
+        raise _CannotTell("a part of its loss is a mean, another one is not" if times else "hooks hold its factor")
     return loss / (steps * times)
-
-
-def _may_be_divided(scales: set[float], times: float, steps: int, trainer: Any) -> bool:
-    """Whether one of these numbers is that which divides for the accumulation, of this window or of a full one."""
-    full = trainer.args.gradient_accumulation_steps
-    return full > 1 and any(math.isclose(scale * number, times) for scale in scales for number in (steps, full))
-
-
-def _adds_up(model: torch.nn.Module) -> bool:
-    """Whether a transformers model's loss may be a sum over samples: that of CTC, if it is configured so."""
-    config = getattr(router_loss.unwrapped(model), "config", None)
-    return getattr(config, "ctc_loss_reduction", "mean") != "mean"
-
-
-def _smoother_divides(smoother: Any) -> bool:
-    return "num_items_in_batch" in item_users.references(type(smoother).__call__.__code__)
-
-
-def _check_function(trainer: Any, model: torch.nn.Module, step: _Step) -> None:
-    """A ``compute_loss_func`` is the user's, who alone knows what it divides by. Not to use the number is an error."""
-    for each in step.computed:
-        averaged = each.reading.means and not (each.reading.window or each.reading.unclear)
-        if averaged and not item_users.may_use(model, trainer.compute_loss_func):
-            _say(
-                "compute_loss_func does not use num_items_in_batch, as transformers takes for granted: its gradient"
-                " counts once for each micro-batch of a step and each rank. Divide what it sums by that number."
-            )
 
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _say(text: str, about: str = "") -> None:
-    """Once in a process for each thing."""
-    if (about or text) not in _said:
+def _named(function: Any) -> str:
+    return str(getattr(function, "__qualname__", None) or type(function).__name__)
+
+
+def _leave(trainer: Any, model: torch.nn.Module, reason: str, steps: int) -> None:
+    names = f"{type(known_loss.unwrapped(model)).__name__} in {type(trainer).__name__}"
+    _say(
+        trainer,
+        f"the loss of {names} is left as released: {reason}. If it is not divided by num_items_in_batch, its gradient is"
+        f" {steps * _ranks(trainer)} times too large; {_PAGE} says how to measure that.",
+        about=names,
+    )
+
+
+def _say(trainer: Any, text: str, about: str = "") -> None:
+    """Once in a process for each thing, on rank 0."""
+    if trainer.args.process_index == 0 and (about or text) not in _said:
         _said.add(about or text)
         logger.warning("transformers-accumulation-scale: %s", text)
 

@@ -59,7 +59,6 @@ class Reading:
         window: whether a term is divided by the number of items.
         sums: whether a term is a sum over tokens or samples, divided by nothing but numbers that are no count.
         means: what multiplies the terms that are means, or divided by something else.
-        products: of the numbers that multiply a term, from the first to each.
         unclear: the nodes of terms that may be either.
         hidden: the nodes behind which the number of items may be, in whatever form, if the code knows of it.
         parts: what multiplies each part that occurs, by its place among those asked about; None where that is no
@@ -71,7 +70,6 @@ class Reading:
     window: bool = False
     sums: bool = False
     means: set[float] = field(default_factory=set)
-    products: set[float] = field(default_factory=set)
     unclear: set[str] = field(default_factory=set)
     hidden: set[str] = field(default_factory=set)
     parts: dict[int, float | None] = field(default_factory=dict)
@@ -290,7 +288,6 @@ def _follow_factor(reading: Reading, pending: list[_Edge], edge: _Edge, name: st
         reading.window = True
     elif number is not None and (name == "Mul" or number != 0):
         scale *= number if name == "Mul" else 1 / number
-        reading.products.add(scale)
         if name == "Div" and not over and items.counts is not None and items.counts(number):
             reading.hidden.add("Div by a count")
             exact, over = False, "mean"

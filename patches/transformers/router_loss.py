@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from numbers import Real
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 import transformers
 from packaging.version import Version
 
-_MODELS = ("transformers", "liger_kernel", "trl")
-_WRAPPERS = ("torch", "torch_xla", "deepspeed", "peft")
-_WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "model")
+from .known_loss import MODELS, author_of_forward, unwrapped
+
 _ON_THE_MODEL = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")  # one: a mixture's, JetMoE's, DBRX's
 
 
@@ -50,8 +48,8 @@ def _is_over_ranks(trainer: Any) -> bool:
 def _coefficient(model: Any) -> float | None:
     """What a mixture's forward multiplies ``aux_loss`` with; None for all else, and for a forward that is not known."""
     model = unwrapped(model)
-    author = _author(model)
-    if author not in _MODELS:
+    author = author_of_forward(model)
+    if author not in MODELS:
         return None
     found = None
     if author != "trl" or Version(transformers.__version__) < Version("5.0.0"):  # as TRL's chunked forward asks
@@ -60,20 +58,3 @@ def _coefficient(model: Any) -> float | None:
         config = getattr(model, "config", None)
         found = getattr(getattr(config, "text_config", None) or config, "router_aux_loss_coef", None)
     return float(found) if isinstance(found, Real) else None
-
-
-def unwrapped(model: Any) -> Any:
-    """The model within wrappers. Only read: accelerate's ``unwrap_model`` assigns to a compiled model."""
-    while _author(model) in _WRAPPERS:
-        children = dict(model.named_children())
-        inner = next((children[name] for name in _WRAPPED if name in children), None)
-        if inner is None:
-            break
-        model = inner
-    return model
-
-
-def _author(model: Any) -> str:
-    """The package that has the model's forward, around which accelerate puts mixed precision."""
-    forward: Any = getattr(model, "forward", None)
-    return str(getattr(inspect.unwrap(forward), "__module__", "")).partition(".")[0]

@@ -6,6 +6,7 @@ Beside it, in float64 and without a trainer, the mean over the samples of what t
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -15,8 +16,7 @@ import datasets
 import torch
 import torch.nn.functional as F
 import transformers
-from trl.experimental.gkd import GKDConfig, GKDTrainer
-from trl.experimental.prm import PRMConfig, PRMTrainer
+from trl import SFTConfig, SFTTrainer
 
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
@@ -67,7 +67,7 @@ def gradient(model: Any, steps: int, kind: Any, config: Any, rows: list[dict[str
         gradient_accumulation_steps=steps,
         max_steps=1,
         **small.STEPS,
-        **({"lmbda": 0.0, "temperature": 1.0, "beta": 0.5} if config is GKDConfig else {}),
+        **({"lmbda": 0.0, "temperature": 1.0, "beta": 0.5} if config.__name__ == "GKDConfig" else {}),
     )
     words = small.tokenizer()
     words.chat_template = TEMPLATE
@@ -97,8 +97,40 @@ def messages() -> list[dict[str, Any]]:
     ]
 
 
+class Heard(logging.Handler):
+    """What the patch says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+class OwnSFT(SFTTrainer):  # type: ignore[misc]
+    """As many are: it looks at what SFTTrainer returns."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        return super().compute_loss(*arguments, **options)
+
+
+def observe_sft() -> dict[str, Any]:
+    """SFT's gradient of eight samples one by one, bit for bit, and what is said of it."""
+    heard, found = Heard(), {}
+    logging.getLogger("rlhf_patches").addHandler(heard)
+    for kind in (SFTTrainer, OwnSFT):
+        made = gradient(small.model(), SAMPLES, kind, SFTConfig, messages())
+        found[kind.__name__] = [each.hex() for each in made.tolist()]
+    logging.getLogger("rlhf_patches").removeHandler(heard)
+    return {**found, "said": [each for each in heard.messages if "left as released" in each]}
+
+
 def observe() -> dict[str, Any]:
     """Of each trainer: sizes of the gradients over that of the reference, and how far off they are."""
+    from trl.experimental.gkd import GKDConfig, GKDTrainer
+    from trl.experimental.prm import PRMConfig, PRMTrainer
+
     cases: dict[str, tuple[Callable[[], Any], Callable[[Any], torch.Tensor], tuple[Any, ...], dict[str, Any]]] = {
         "PRM": (classifier, of_steps, (PRMTrainer, PRMConfig, TOKENS), {}),
         "GKD": (small.model, of_divergence, (GKDTrainer, GKDConfig, messages()), {"teacher_model": teacher()}),
@@ -117,4 +149,7 @@ def observe() -> dict[str, Any]:
 
 def main() -> None:
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-    states.report(NAME, observe, states.parser().parse_args().out)
+    parser = states.parser()
+    parser.add_argument("--sft", action="store_true", help="SFTTrainer alone")
+    options = parser.parse_args()
+    states.report(NAME, observe_sft if options.sft else observe, options.out)

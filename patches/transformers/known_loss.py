@@ -1,0 +1,156 @@
+"""Whether the code that makes a loss is known by identity: transformers' own, unreplaced, with nothing between."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch.nn import functional
+from torch.nn.modules import module as torch_module
+
+MODELS = ("transformers", "liger_kernel", "trl")
+"""Whose forwards divide by the very tensor ``num_items_in_batch``, or by nothing that comes from it."""
+_WRAPPERS = ("torch", "torch_xla", "deepspeed", "peft")
+_WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "model")
+# Of modules that compute no losses, or transformers' own.
+_LIBRARIES = (*MODELS, *_WRAPPERS, "rlhf_patches", "accelerate", "bitsandbytes", "torchao", "timm")
+HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "numpy", "einops")
+
+_OF_ANY_CLASS = ("__init__", "config_class", "__firstlineno__", "__static_attributes__", "__annotate_func__")
+_PLAIN = (str, int, float, bool, type(None), tuple, list, dict, set)
+
+
+def author(function: Any) -> str:
+    """The package that has the code of a function; empty where something around it is of no known library."""
+    packages = [_package(each) for each in _layers(function)]
+    return packages[-1] if packages and all(each in HELPERS for each in packages[:-1]) else ""
+
+
+def author_of_forward(model: Any) -> str:
+    return author(getattr(model, "forward", None))
+
+
+def unwrapped(model: Any) -> Any:
+    """The model within wrappers. Only read: accelerate's ``unwrap_model`` assigns to a compiled model."""
+    while author_of_forward(model) in _WRAPPERS:
+        children = dict(model.named_children())
+        inner = next((children[name] for name in _WRAPPED if name in children), None)
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def unknown(model: Any) -> str:
+    """What of the code that makes a model's loss is of no known library; empty where all is known.
+
+    Args:
+        model: as it is wrapped.
+    """
+    return next(_unknown(model), "")
+
+
+def _unknown(model: Any) -> Iterator[str]:
+    inner = unwrapped(model)
+    name = type(inner).__name__
+    if author_of_forward(inner) not in MODELS:
+        yield f"the forward of {name} is not transformers' own"
+    for attribute in _replaced(type(inner), inner):
+        yield f"{name}.{attribute} is not transformers' own"
+    losses = sys.modules["transformers.loss.loss_utils"]
+    for function in (*losses.LOSS_MAPPING.values(), *_functions(vars(losses).values()), functional.cross_entropy):
+        if author(function) not in _LIBRARIES:
+            yield f"{_named(function)} is not transformers' own"
+    for function in _used(inner.forward):
+        yield f"{_named(function)}, which {name} uses, is not transformers' own"
+    base = getattr(inner, "base_model", inner)
+    within = set() if base is inner else {id(each) for each in base.modules()}
+    for part in model.modules():
+        # The base model gives hidden states; what makes a loss of them is outside it.
+        if id(part) in within:
+            continue
+        if author_of_forward(part) not in _LIBRARIES:
+            yield f"the forward of {type(part).__name__} in {name} is not transformers' own"
+        loss = inspect.getattr_static(part, "_loss_function", None)
+        if loss is not None and author(loss) not in MODELS:
+            yield f"the loss_function of {type(part).__name__}, {_named(loss)}, is not transformers' own"
+        for hook in part._forward_hooks.values():
+            if author(hook) not in _LIBRARIES:
+                yield f"{type(part).__name__} has a forward hook, {_named(hook)}"
+    for hook in torch_module._global_forward_hooks.values():
+        if author(hook) not in _LIBRARIES:
+            yield f"all modules have a forward hook, {_named(hook)}"
+
+
+def _replaced(kind: type, model: Any) -> Iterator[str]:
+    """Attributes of transformers' classes that somebody else's class, assignment or instance stands before."""
+    known: set[str] = set()
+    for each in reversed(kind.__mro__):
+        package = each.__module__.partition(".")[0]
+        for name, value in list(vars(each).items()):
+            if package in HELPERS or each is object:
+                known.add(name)
+                if package in MODELS and not all(author(function) in HELPERS for function in _functions([value])):
+                    yield name
+            elif name in known and name not in _OF_ANY_CLASS and not isinstance(value, _PLAIN):
+                yield name
+    for name, value in list(vars(model).items()):
+        if name in known and callable(value) and author(value) not in _LIBRARIES:
+            yield name
+
+
+def _used(function: Any) -> Iterator[Any]:
+    """What a forward finds in its module, and is of no known library: somebody's loss in the place of one."""
+    innermost = [each for each in _layers(function) if isinstance(each, FunctionType)][-1:]
+    for each in innermost:
+        for name in each.__code__.co_names:
+            value = each.__globals__.get(name)
+            if callable(value) and _package(value) not in HELPERS:
+                yield value
+
+
+def _functions(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, property):
+            yield from (each for each in (value.fget,) if each is not None)
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield value.__func__
+        elif isinstance(value, FunctionType):
+            yield value
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """What a call goes through, from the outside: what wraps a function as ``functools.wraps`` says it."""
+    for _ in range(32):
+        if isinstance(function, MethodType):
+            function = function.__func__
+        if function is None:
+            return
+        yield function
+        inside = getattr(function, "__dict__", {}).get("__wrapped__")
+        function = function.func if isinstance(function, functools.partial) and inside is None else inside
+
+
+def _package(value: Any) -> str:
+    """Of a function by where its code runs, which no decorator copies; of others by their class."""
+    if isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        name = value.__globals__.get("__name__", "")
+    elif isinstance(value, ModuleType):
+        name = value.__name__
+    elif isinstance(value, type) or inspect.isroutine(value):
+        name = value.__module__ or "builtins"
+    else:
+        name = type(value).__module__
+    return str(name).partition(".")[0]
+
+
+def _named(value: Any) -> str:
+    return str(getattr(value, "__qualname__", None) or type(value).__name__)
