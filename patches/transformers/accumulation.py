@@ -213,7 +213,9 @@ def _undivided_micro_batches(trainer: Any, items: Any, none_is_divided: bool) ->
     # Of this window: the last of an epoch may have fewer.
     steps = getattr(trainer, "current_gradient_accumulation_steps", None) or trainer.args.gradient_accumulation_steps
     if trainer.args.n_gpu > 1:
-        _say(trainer, "several GPUs in one process (torch.nn.DataParallel): what divides their losses is not looked at.")
+        _say(
+            trainer, "several GPUs in one process (torch.nn.DataParallel): what divides their losses is not looked at."
+        )
         return None
     return 1 if declared is False else int(steps)
 
@@ -327,8 +329,8 @@ def _leave(trainer: Any, model: torch.nn.Module, reason: str, steps: int) -> Non
     names = f"{type(known_loss.unwrapped(model)).__name__} in {type(trainer).__name__}"
     _say(
         trainer,
-        f"the loss of {names} is left as released: {reason}. If it is not divided by num_items_in_batch, its gradient is"
-        f" {steps * _ranks(trainer)} times too large; {_PAGE} says how to measure that.",
+        f"the loss of {names} is left as released: {reason}. If it is not divided by num_items_in_batch, its gradient"
+        f" is {steps * _ranks(trainer)} times too large; {_PAGE} says how to measure that.",
         about=names,
     )
 

@@ -63,21 +63,21 @@ micro-batches too, and divides every loss once more.""",
     repair="""\
 It acts where all code that makes the loss is known by identity: the model's forward and what `loss_function` resolves
 to are transformers' own (or Liger's, or TRL's), unreplaced, and `compute_loss` is transformers' own, hands on the very
-tensor that it returned, or is one of TRL's that were read (`SFTTrainer`; `GKDTrainer` to 1.6.0, `ORPOTrainer` to 0.19.1,
-`DPOTrainer` and `CPOTrainer` to 0.13.0). The top of the loss's autograd graph then says what that code did: a term that
-is divided by the number it was given keeps its bits, as does a sum; a mean over the micro-batch is divided by the number
-of micro-batches, and not multiplied by the ranks; of an auxiliary loss beside a divided loss, the multiples are taken
-off. The gradient is that of the micro-batches' mean, and so is the loss that is logged. In 5.2.0 to 5.5.3 the
-Accelerator divides nothing, as in 5.5.4. What is known is asked at the first micro-batch of each window.
+tensor that it returned, or is one of TRL's that were read (`SFTTrainer`; `GKDTrainer` to 1.6.0, `ORPOTrainer` to
+0.19.1, `DPOTrainer` and `CPOTrainer` to 0.13.0). The top of the loss's autograd graph then says what that code did: a
+term that is divided by the number it was given keeps its bits, as does a sum; a mean over the micro-batch is divided
+by the number of micro-batches, and not multiplied by the ranks; of an auxiliary loss beside a divided loss, the
+multiples are taken off. The gradient is that of the micro-batches' mean, and so is the loss that is logged. In 5.2.0
+to 5.5.3 the Accelerator divides nothing, as in 5.5.4. What is known is asked at the first micro-batch of each window.
 
 It works with DistributedDataParallel, FSDP, DeepSpeed, PEFT, checkpointing and mixed precision.
 
 **All else is left as released, and one line on rank 0 says so**: a model, a loss or a head of your own, a replaced
 entry of `LOSS_MAPPING`, a forward hook outside the base model, a `compute_loss` that does more than hand on, a label
-smoother of your own, another `backward` of the Accelerator, a compiled model whose loss holds no
-`num_items_in_batch`, `torch.nn.DataParallel`, DeepSpeed's sequence parallelism, an Accelerator that divides as well
-(`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`). A `compute_loss_func` divides by the number, as transformers asks of it: it is
-left, and nothing is said. `loss_is_scaled_for_ga` and `accepts_loss_kwargs` mean what they say.
+smoother of your own, another `backward` of the Accelerator, a compiled model whose loss holds no `num_items_in_batch`,
+`torch.nn.DataParallel`, DeepSpeed's sequence parallelism, an Accelerator that divides as well
+(`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`). A `compute_loss_func` divides by the number, as transformers asks of it: it
+is left, and nothing is said. `loss_is_scaled_for_ga` and `accepts_loss_kwargs` mean what they say.
 
 To measure such a run: train one step on two copies of one micro-batch with `gradient_accumulation_steps=2`, and one on
 that micro-batch alone with 1, with the same seed and no dropout. The two gradients are equal where the accumulation is
@@ -86,11 +86,10 @@ right; twice the size says that each micro-batch counts as a whole step.
 [Every class of transformers](../transformers-accumulation.md) that a small configuration builds was trained, as
 released and with the patch.
 
-Not repaired: a trainer of your own whose `training_step` does not call `Trainer.training_step`; 4.46.0 to 4.48.0, where
-other statements are wrong; in evaluation, see `transformers-eval-loss-ranks`. A division of your own in a callback, a
-gradient's hook or the learning rate cannot be seen: take it out.
-Until 4.54.1 the last window of an epoch counts as if it were complete, as it does there for every model that takes no
-`**kwargs`.""",
+Not repaired: a trainer of your own whose `training_step` does not call `Trainer.training_step`; 4.46.0 to 4.48.0,
+where other statements are wrong; in evaluation, see `transformers-eval-loss-ranks`. A division of your own in a
+callback, a gradient's hook or the learning rate cannot be seen: take it out. Until 4.54.1 the last window of an epoch
+counts as if it were complete, as it does there for every model that takes no `**kwargs`.""",
     references=(
         "https://github.com/huggingface/transformers/issues/47688",
         "https://github.com/huggingface/transformers/pull/47690",

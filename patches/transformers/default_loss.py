@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from . import router_loss
+from . import known_loss
 
 # Every class of 5.10.1 to 5.23.0 whose forward gives its labels to `self.loss_function`, and whose name tells no loss.
 _CLASSES = (
@@ -26,7 +26,7 @@ def loss_of(model: Any, found: Any) -> Any:
     """What ``LOSS_MAPPING`` was ``found`` to have for a model's ``loss_type``, or else the one that the model takes."""
     if found is not None:
         return found
-    inner = router_loss.unwrapped(model)
+    inner = known_loss.unwrapped(model)
     if hasattr(inner, "_loss_function"):  # somebody has set it
         return found
     has_forward = next((each for each in type(inner).__mro__ if "forward" in vars(each)), type(inner))

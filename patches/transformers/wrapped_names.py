@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import router_loss
+from . import known_loss
 
 
 def name_within(model: Any) -> str:
     """The name that the class of a model had, before it was compiled, wrapped, or made one of FSDP2's or PEFT's."""
-    inner = router_loss.unwrapped(model)
+    inner = known_loss.unwrapped(model)
     # FSDP2 gives the model a class of torch's that inherits from its own.
     return next((each.__name__ for each in type(inner).__mro__ if each.__module__.partition(".")[0] != "torch"), "")

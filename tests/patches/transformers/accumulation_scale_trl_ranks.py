@@ -108,7 +108,7 @@ class Heard(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-class OwnSFT(SFTTrainer):  # type: ignore[misc]
+class OwnSFT(SFTTrainer):
     """As many are: it looks at what SFTTrainer returns."""
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
