@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from . import settings
 from .definitions.status import finite
@@ -22,8 +24,55 @@ _USUAL = 10
 """Of so many first values the median is what is usual in this run."""
 
 
+T = TypeVar("T")
+
+
+class Runs(Generic[T]):
+    """Something for each run of this process: by the object that is the run's own, its trainer say, for as long as that is.
+
+    Args:
+        make: makes it, of a run that is new.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._known: dict[int, tuple[object, T]] = {}
+
+    def of(self, run: object) -> T:
+        """What a run has. All objects without weak references, None say, have one together."""
+        known, key = self._known, id(run)
+        if key in known:
+            return known[key][1]
+        try:
+            reference = weakref.ref(run, lambda _: known.pop(key, None))
+        except TypeError:
+            reference, key = None, 0
+        return known.setdefault(key, (reference, self._make()))[1]
+
+
+@dataclass
+class _Run:
+    first: list[float] = field(default_factory=list)
+    told: int = 0
+    """The gravest that was: 1 what is unusual, 2 what is above the limit."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known to make a figure larger in a run in which nothing is wrong.
+
+    Attributes:
+        says: what it is, a sentence for the line in the log.
+        usual: whether it does so from the beginning, so that only what is unusual in this run means anything; else
+            only the limit does.
+    """
+
+    says: str
+    usual: bool = False
+
+
 class Figure:
-    """One figure of the rollouts, of this process, for as long as it runs.
+    """One figure of the rollouts, of each run of this process.
 
     Args:
         watch: the name of the `Watch`.
@@ -52,37 +101,56 @@ class Figure:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Forget the run."""
-        self._first: list[float] = []
+        """Forget all runs."""
+        self._runs = Runs(_Run)
         self._count, self._worst, self._at, self._told = 0, -math.inf, "", ""
 
-    def note(self, value: float, at: str = "") -> None:
-        """A value of this run; ``at`` says where it was, "step 3" say.
+    def note(
+        self, value: float, at: str = "", run: object = None, known: Callable[[], Known | None] | None = None
+    ) -> None:
+        """A value of a run.
 
-        Says so once, if it is out of the limit. NaN is.
+        Says so once if it is out of the limit, as NaN is; once before that if it is unusual in this run.
+
+        Args:
+            at: where it was, "step 3" say.
+            run: what the run has for itself, its trainer say; it is not kept alive. None: the process is one run.
+            known: what makes values larger at this moment with nothing wrong; asked where a value is out of the limit.
         """
         self._count += 1
         if math.isnan(value) or value > self._worst:
             self._worst, self._at = value, at
-        why = self._exceeds(value)
-        if len(self._first) < _USUAL and math.isfinite(value):
-            self._first.append(value)
-        if why and not self._told:
-            self._told = f"{self._says.format(f'{value:.3g}')}{f' at {at}' if at else ''} ({why})"
+        of = self._runs.of(run)
+        grave, why, also = self._exceeds(value, of.first, known)
+        if len(of.first) < _USUAL and math.isfinite(value):
+            of.first.append(value)
+        if grave > of.told:
+            of.told = grave
+            told = f"{self._says.format(f'{value:.3g}')}{f' at {at}' if at else ''} ({why})"
+            self._told = self._told or told
             if self._local or speaks():
-                logger().warning("%s: %s. %s", self.watch, self._told, self._next())
+                logger().warning("%s: %s. %s%s", self.watch, told, f"{also} " if also else "", self._next())
             engine.on_change()
 
-    def _exceeds(self, value: float) -> str:
-        """Why a value is to be told, empty where it is not."""
-        limit = settings.limit(self.what)
-        limit = self.limit if limit is None else limit
-        if math.isnan(value) or value > limit:
-            return f"limit {limit:g}"
-        if self._times is None or len(self._first) < _USUAL or limit == math.inf:
-            return ""
-        usual = statistics.median(self._first)
-        return f"{usual:.3g} is usual in this run" if value > max(self._times * usual, self._floor) else ""
+    def _exceeds(
+        self, value: float, first: list[float], known: Callable[[], Known | None] | None
+    ) -> tuple[int, str, str]:
+        """How grave a value is, 0 where it is not to be told; why; and what is to be said of the run first."""
+        own = settings.limit(self.what)
+        limit = self.limit if own is None else own
+        beyond = math.isnan(value) or value > limit
+        usual = statistics.median(first) if self._times is not None and len(first) == _USUAL else math.inf
+        unusual = limit != math.inf and value > max((self._times or 1) * usual, self._floor)
+        if not beyond and not unusual:
+            return 0, "", ""
+        larger = known() if known is not None else None
+        if larger is not None and not math.isnan(value):
+            beyond = beyond and (own is not None or unusual or not larger.usual)
+            unusual = unusual and beyond
+        also = larger.says if larger is not None else ""
+        if beyond:
+            return 2, f"limit {limit:g}", also
+        return (1, f"{usual:.3g} is usual in this run", also) if unusual else (0, "", "")
 
     def _next(self) -> str:
         off = []

@@ -49,5 +49,5 @@ def around_log_metrics(wrapped: Callable[..., Any], instance: Any, args: tuple[A
         if _OF_THE_STEP in metrics and _found:
             value = _found.pop()
             if prefix == "train" and _STALE not in metrics:
-                _difference.note(value, f"step {step}")
+                _difference.note(value, f"step {step}", instance)
     return wrapped(*args, **kwargs)

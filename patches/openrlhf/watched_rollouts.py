@@ -31,7 +31,7 @@ def around_make_experience(wrapped: Callable[..., Any], instance: Any, args: tup
             ]
             value = differences.mean_of(parts)
             if value is not None:
-                _difference.note(value)
+                _difference.note(value, run=instance)
     return made
 
 

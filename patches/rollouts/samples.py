@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
 
 _LEAST_ROWS = 4
 """Fewer completions can be alike by chance."""
@@ -46,12 +48,43 @@ def surprise_of_equals(
     return total
 
 
-def share_of_single_tokens(completions: Sequence[Sequence[int]], ends: Collection[int | None]) -> float:
-    """The share of completions that are one token, where one of these is no end; 0 of a few rows."""
-    single = [tokens[0] for tokens in completions if len(tokens) == 1]
-    if len(completions) < _LEAST_ROWS or all(token in ends for token in single):
+def without_padding(prompts: Sequence[Sequence[int]], pad: int | None) -> list[list[int]]:
+    """Prompts that were padded on the left."""
+    return [list(itertools.dropwhile(lambda token: token == pad, prompt)) for prompt in prompts]
+
+
+def reach(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> int:
+    """The most tokens that a prompt has together with its completion; 0 of no rows."""
+    return max((len(prompt) + len(tokens) for prompt, tokens in zip(prompts, completions, strict=True)), default=0)
+
+
+def share_of_single_tokens(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], ends: Collection[int | None], context: int
+) -> float:
+    """The share of completions that are one token, where one of these should have gone on; 0 of a few rows.
+
+    One that is an end should not, nor one with which the context may have been full.
+
+    Args:
+        prompts: of each row the tokens.
+        completions: of each row the tokens.
+        ends: tokens that end a text.
+        context: so many tokens are known to fit into the engine's context: the `reach` of this run so far.
+    """
+    rows = [(prompt, tokens) for prompt, tokens in zip(prompts, completions, strict=True) if len(tokens) == 1]
+    short = [tokens for prompt, tokens in rows if tokens[0] not in ends and len(prompt) + 1 < context]
+    if len(completions) < _LEAST_ROWS or not short:
         return 0.0
-    return len(single) / len(completions)
+    return len(rows) / len(completions)
+
+
+def ends_of(model: Any, *others: int | None) -> set[int | None]:
+    """The tokens with which a text ends: those that a model's configurations name, and others that are known."""
+    found = set(others)
+    for each in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        named = getattr(each, "eos_token_id", None)
+        found |= set(named) if isinstance(named, (list, tuple)) else {named}
+    return found
 
 
 def of_other_prompts(given: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> int:

@@ -31,7 +31,7 @@ def around_forward(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, 
         value = _value(instance)
         new = isinstance(value, float) and value is not before and _by_these_weights(instance)
         if new and (not math.isnan(value) or _trains_any(args[0]["loss_mask"])):
-            _difference.note(value, f"step {instance.global_step}")
+            _difference.note(value, f"step {instance.global_step}", instance)
     return result
 
 

@@ -14,6 +14,10 @@ _DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 _SAMPLING = ("temperature", "top_p", "top_k")
 _OF_OTHERS = ("partial_rollout", "keep_old_actor", "use_rollout_logprobs", "load_debug_rollout_data")
 """Settings with which trainer and engine may differ rightly, or are not compared."""
+_SAMPLING_FUNCTIONS = (
+    "slime.rollout.sglang_rollout.generate_rollout",
+    "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+)
 
 _difference = figures.log_probabilities(NAME, ())
 _long = figures.long_completions(NAME, TOO_LONG)
@@ -64,4 +68,5 @@ def _is_the_policys(settings: Any) -> bool:
 
 
 def _is_slimes_own(settings: Any) -> bool:
-    return bool(settings.rollout_function_path.startswith("slime.rollout."))
+    """Whether its rollouts are sampled by slime: others of its functions have the data's own answers, or a file's."""
+    return settings.rollout_function_path in _SAMPLING_FUNCTIONS

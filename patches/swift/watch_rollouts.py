@@ -53,11 +53,11 @@ the base model without its adapter), or the two are not of the same tokens or te
 alike: engines share a seed.""",
     looks_at="""\
 What the trainer logs anyway with `rollout_importance_sampling_mode` or `log_rollout_offpolicy_metrics`, which are off
-unless asked for: `rollout_correction/kl` and `rollout_correction/log_ppl_abs_diff`; since 4.0.0 with Megatron too.
-Neither can be more than the mean |trainer - engine|, in nats: they are means in which differences of either sign
-cancel, over all tokens and over each completion's. The larger one is taken, so what is told is at least that much. Not
-`k3_kl` and `chi2_token`, which a few tokens can decide. ms-swift compares log-probabilities of the weights that the
-rollouts are of, in each mini-batch.
+unless asked for: `rollout_correction/kl`; since 4.0.0 with Megatron too. Its magnitude cannot be more than the mean
+|trainer - engine|, in nats: it is the mean over the same tokens in which differences of either sign cancel, so what is
+told is at least that much. Not `log_ppl_abs_diff`, in which each completion counts alike, so that a few tokens of short
+ones decide it, nor `k3_kl` and `chi2_token`, which a few tokens can decide too. ms-swift compares log-probabilities of
+the weights that the rollouts are of, in each mini-batch.
 
 And, without Megatron, the lists of token ids and log-probabilities that vLLM returns for each batch of rollouts; not of
 models that see images, whose prompts can differ in these alone.
@@ -67,7 +67,7 @@ Only in training, and where all of the vocabulary is sampled from: no top-p, top
 0.9, the default, to 1.1, since the log-probabilities of a server with vLLM before 0.10.2 are those at 1. Not with
 `async_generate`, whose rollouts are older than the weights and differ rightly, nor with multi-turn rollouts, whose
 tokens and log-probabilities are put together by a scheduler that can be the user's.""",
-    limits=f"{figures.LOG_PROBABILITIES}\n\n{figures.EQUAL}",
+    limits="\n\n".join((figures.LOG_PROBABILITIES, figures.DROPOUT, figures.EQUAL)),
     points_to=(*OTHER_POLICY, *ONE_SEED),
     references=(
         "https://github.com/modelscope/ms-swift/issues/9855",

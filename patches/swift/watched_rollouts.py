@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhf_patches import watching
 
-from ..rollouts import figures, samples
+from ..rollouts import dropout, figures, samples
 from .watch_rollouts import NAME, ONE_SEED, OTHER_POLICY
 
-_NO_MORE = ("rollout_correction/kl", "rollout_correction/log_ppl_abs_diff")
+_KL = "rollout_correction/kl"
 _TEMPERATURES = (0.9, 1.1)
 """Between these the mean log-probability at 1 is off by (1/T - 1)^2 / 2 of its variance: 0.03 nats where that is 5."""
 
@@ -50,17 +49,18 @@ def around_outputs(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, 
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         if instance.model.training and not instance.is_multimodal and _is_the_policys(instance):
-            _look(args[1], f"step {instance.state.global_step}")
+            _look(instance, args[1], f"step {instance.state.global_step}")
     return result
 
 
 def _note(trainer: Any, logs: Mapping[str, Any], step: int) -> None:
-    found = [abs(logs[name]) for name in _NO_MORE if isinstance(logs.get(name), float)]
-    if found and _is_the_policys(trainer):
-        _difference.note(max(found, key=lambda value: (math.isnan(value), value)), f"step {step}")
+    found = logs.get(_KL)
+    if isinstance(found, float) and _is_the_policys(trainer):
+        models = getattr(trainer, "unwrapped_models", None) or [trainer.model]
+        _difference.note(abs(found), f"step {step}", trainer, lambda: dropout.active(*models))
 
 
-def _look(outputs: Any, at: str) -> None:
+def _look(trainer: Any, outputs: Any, at: str) -> None:
     responses = [output.response for output in outputs]
     choices = [response.choices[0] for response in responses]
     if not choices or any(choice.logprobs is None for choice in choices):
@@ -70,7 +70,7 @@ def _look(outputs: Any, at: str) -> None:
     known = [[each["logprob"] for each in choice.logprobs["content"]] for choice in choices]
     if samples.of_rows(prompts, int) and samples.of_rows(completions, int) and samples.of_rows(known, float):
         groups = [tuple(prompt) for prompt in prompts]
-        _equal.note(samples.surprise_of_equals(groups, completions, known), at)
+        _equal.note(samples.surprise_of_equals(groups, completions, known), at, trainer)
 
 
 def _is_the_policys(trainer: Any) -> bool:

@@ -37,9 +37,12 @@ Log-probabilities that differ: vLLM samples with other weights than the trainer'
 (temperature, a part of the vocabulary), or for another row's prompt. One kind of these nothing repairs, to 1.16.0: with
 `top_p`, `top_k` or `min_p` vLLM's log-probabilities are those within what they leave of the vocabulary, the trainer's
 those of all of it (TRL #6789), so that the ratio of the two is too small for every token; do without these settings, or
-set `vllm_importance_sampling_correction=False`.
+set `vllm_importance_sampling_correction=False`. Structured outputs (`vllm_structured_outputs_regex`, or `generation_kwargs`)
+do the same and more, 4.8 nats in one run, and nothing repairs them either: vLLM chooses among what they allow. The line
+names them first.
 
-Completions that are all alike: engines share a seed. Completions of one token, or too many: lists of tokens were taken
+Completions that are all alike: engines share a seed, or each request has the same one
+(`generation_kwargs={"seed": 1}` on a colocated engine). Completions of one token, or too many: lists of tokens were taken
 apart, or a limit was applied twice. A prompt that is not the row's: completions were handed to other rows, or
 ranks.""",
     looks_at="""\
@@ -47,8 +50,9 @@ ranks.""",
 `vllm_importance_sampling_correction` is on (the default), once per batch of rollouts; the lists of token ids that
 `_generate` returns; and from 0.29.1 on those of prompts that vLLM was asked with and says it answered, without images,
 at each turn of a conversation. Not of a run with a `rollout_func`, whose samples are its own, nor in evaluation; how
-likely equal completions are is known at temperature 1 only, without top-p, top-k, min-p or a penalty.""",
-    limits=f"{figures.LOG_PROBABILITIES}\n\n{figures.SAMPLES}\n\n{figures.PROMPTS}",
+likely equal completions are is known at temperature 1 only, without top-p, top-k, min-p or a penalty. With structured
+outputs, or with `generation_kwargs` that give completions a form, neither that nor single tokens mean anything.""",
+    limits="\n\n".join((figures.LOG_PROBABILITIES, figures.DROPOUT, figures.SAMPLES, figures.PROMPTS)),
     points_to=(*OTHER_POLICY, "trl-grpo-tool-overflow", "trl-vllm-nan-logprob"),
     references=(
         "https://github.com/huggingface/trl/issues/6789",

@@ -44,10 +44,11 @@ base model without its adapter.""",
     looks_at="""\
 What the trainer logs for each step anyway, where `rollout.calculate_log_probs` is on (the default since 0.9.1):
 `training/rollout_probs_diff_mean`, the mean |p - q| of the sampled tokens' probabilities, and, where
-`algorithm.rollout_correction` is not null, `rollout_corr/kl` and `rollout_corr/log_ppl_abs_diff`. None of the three can
-be more than the mean |log p - log q|: no probability is above 1, where the logarithm's slope is 1; and means of
-signed differences cancel. The largest is taken, so what is told is at least that much, and may be much more where
-probabilities are small.
+`algorithm.rollout_correction` is not null, the magnitude of `rollout_corr/kl`. Neither can be more than the mean
+|log p - log q| over the same tokens: no probability is above 1, where the logarithm's slope is 1; and differences of
+either sign cancel in a mean. The larger one is taken, so what is told is at least that much, and may be much more where
+probabilities are small. Not `rollout_corr/log_ppl_abs_diff`: each sequence counts alike there, so with short ones it
+can be ten times the mean over tokens.
 
 Only of the synchronous trainers (`main_ppo`, `main_ppo_sync`, and `trainer_mode=sync`), whose rollouts are of the
 weights that the log-probabilities are computed with; with temperature 1 and without top-p and top-k, since an engine's

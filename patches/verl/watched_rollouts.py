@@ -13,7 +13,7 @@ from ..rollouts import figures, samples
 from .watch_rollouts import NAME, OTHER_POLICY
 
 _MEAN, _VALID = (f"training/rollout_probs_diff_{name}" for name in ("mean", "valid"))
-_NO_MORE = ("rollout_corr/kl", "rollout_corr/log_ppl_abs_diff")
+_KL = "rollout_corr/kl"
 
 _difference = figures.log_probabilities(NAME, OTHER_POLICY)
 FIGURES = (_difference,)
@@ -43,7 +43,7 @@ def around_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
         valid = data.get(_VALID, 1)
         there = trainer is not None and _is_number(data.get(_MEAN)) and _is_number(valid) and valid == 1
         if there and _is_the_policys(trainer):
-            _difference.note(_at_least(data), f"step {step}")
+            _difference.note(_at_least(data), f"step {step}", trainer)
     return result
 
 
@@ -51,8 +51,8 @@ def _at_least(data: Mapping[str, Any]) -> float:
     """What the mean |log p - log q| is at least."""
     if math.isnan(data[_MEAN]):
         return float(data[_MEAN])
-    more = [abs(data[name]) for name in _NO_MORE if _is_number(data.get(name)) and math.isfinite(data[name])]
-    return float(max([data[_MEAN], *more]))
+    more = data.get(_KL)
+    return float(max(data[_MEAN], abs(more) if _is_number(more) and math.isfinite(more) else 0.0))
 
 
 def _is_the_policys(trainer: Any) -> bool:

@@ -62,17 +62,17 @@ def around_execute_model(wrapped: Callable[..., Any], instance: Any, args: tuple
         with watching.looking(NAME):
             engine = ENGINES.get(instance)
             if engine is not None and not engine.asked:
-                _look(engine, args[0].scheduled_new_reqs)
+                _look(instance, engine, args[0].scheduled_new_reqs)
     return wrapped(*args, **kwargs)
 
 
-def _look(engine: Engine, requests: list[Any]) -> None:
+def _look(worker: Any, engine: Engine, requests: list[Any]) -> None:
     if any(each.lora_request is not None for each in requests):
         engine.asked = True
-        _unused.note(0.0)
+        _unused.note(0.0, run=worker)
     elif requests:
         engine.requests += len(requests)
         if engine.new:
             engine.new = False
             engine.adapters += 1
-            _unused.note(engine.adapters, f"request {engine.requests}")
+            _unused.note(engine.adapters, f"request {engine.requests}", worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,18 +33,45 @@ def test_how_likely_equal_completions_are(groups, completions, of_tokens, chance
 
 
 @pytest.mark.parametrize(
-    ("completions", "share"),
+    ("prompts", "completions", "share"),
     [
-        ([[5], [6], [7], [8]], 1.0),
-        ([[5], [6], [7], [1]], 1.0),  # an end among lists that were taken apart
-        ([[1], [1], [1], [1]], 0.0),  # a policy that ends at once
-        ([[5], [6, 7], [8, 1], [9]], 0.5),
-        ([[5], [6], [7]], 0.0),  # so few can be alike by chance
-        ([[], [], [], []], 0.0),
+        ("a bc def g", [[5], [6], [7], [8]], 1.0),
+        ("a bc def g", [[5], [6], [7], [1]], 1.0),  # an end among lists that were taken apart
+        ("a bc def g", [[1], [1], [1], [1]], 0.0),  # a policy that ends at once
+        ("a bc def g", [[5], [1], [1], [1]], 1.0),
+        ("a bc def g", [[1], [1], [5], [1]], 0.0),  # the context may be full with it
+        ("ab ab ab ab", [[5], [6], [7], [8]], 0.0),  # with all of them
+        ("a bc d ef", [[5], [6, 7], [8, 1], [9]], 0.5),
+        ("a bc def", [[5], [6], [7]], 0.0),  # so few can be alike by chance
+        ("a bc def g", [[], [], [], []], 0.0),
+        ("", [], 0.0),
     ],
 )
-def test_completions_of_one_token(completions, share):
-    assert samples.share_of_single_tokens(completions, {1, None}) == share
+def test_completions_of_one_token(prompts, completions, share):
+    rows = [list(map(ord, prompt)) for prompt in prompts.split()]
+    assert samples.share_of_single_tokens(rows, completions, {1, None}, samples.reach(rows, completions)) == share
+
+
+def test_a_context_that_an_earlier_batch_has_reached():
+    rows, completions = [[1, 2]] * 4, [[5]] * 4
+    assert [samples.share_of_single_tokens(rows, completions, {1}, context) for context in (3, 4)] == [0.0, 1.0]
+
+
+def test_prompts_without_their_padding():
+    assert samples.without_padding([[0, 0, 5, 0], [5, 6, 7, 8], [0, 0]], 0) == [[5, 0], [5, 6, 7, 8], []]
+
+
+@pytest.mark.parametrize(
+    ("configurations", "ends"),
+    [
+        ({"generation_config": 7, "config": None}, {1, 7, None}),
+        ({"generation_config": [7, 8], "config": 9}, {1, 7, 8, 9}),
+        ({}, {1, None}),
+    ],
+)
+def test_ends_that_only_a_configuration_names(configurations, ends):
+    model = SimpleNamespace(**{name: SimpleNamespace(eos_token_id=value) for name, value in configurations.items()})
+    assert samples.ends_of(model, 1) == ends
 
 
 @pytest.mark.parametrize(("limit", "beyond"), [(4, 0), (3, 0), (2, 1), (0, 3)])
