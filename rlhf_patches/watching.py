@@ -143,7 +143,9 @@ class Figure:
         unusual = limit != math.inf and value > max((self._times or 1) * usual, self._floor)
         if not beyond and not unusual:
             return 0, "", ""
-        larger = known() if known is not None else None
+        larger = None
+        with looking(self.watch):  # what goes wrong in asking makes no value pass
+            larger = known() if known is not None else None
         if larger is not None and not math.isnan(value):
             beyond = beyond and (own is not None or unusual or not larger.usual)
             unusual = unusual and beyond
