@@ -19,8 +19,9 @@ def part_of_a_generation(self: Any) -> float | bool:
 
 
 def masks_truncated(self: Any) -> bool:
-    """Of GRPOTrainer: whether truncated completions are masked, and counted."""
-    return bool(self.mask_truncated_completions and self.loss_type in _COUNTED)
+    """Of GRPOTrainer: whether truncated completions are masked, and counted; not for Liger's loss."""
+    liger = self.use_liger_kernel if hasattr(self, "use_liger_kernel") else self.use_liger_loss
+    return bool(self.mask_truncated_completions and self.loss_type in _COUNTED and not liger)
 
 
 def has_tools(inputs: Any) -> bool:
@@ -45,11 +46,13 @@ def flattened(self: Any, examples: Any) -> bool | None:
 
 
 def settings_of_liger(args: Any) -> bool:
-    """Of DPO's arguments: whether Liger has a loss that takes settings."""
+    """Of DPO's arguments: whether Liger has a loss that takes settings, which are not its defaults."""
     if args is None or not args.use_liger_kernel:
         return False
     kinds = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
-    return kinds[0] in ("robust", "discopop", "exo_pair")
+    if kinds[0] == "discopop":
+        return bool(args.discopop_tau != 0.05)
+    return kinds[0] in ("robust", "exo_pair") and bool(args.label_smoothing)
 
 
 def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None:

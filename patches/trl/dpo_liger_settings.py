@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Signature, Variant
+
+
+def settings(loss: Any, args: Any) -> dict[str, float]:
+    """What Liger's own class takes besides, and nobody has bound already; another class gets what TRL gives it."""
+    found = {"label_smoothing": args.label_smoothing, "discopop_tau": args.discopop_tau}
+    while isinstance(loss, partial):
+        found = {name: value for name, value in found.items() if name not in loss.keywords}
+        loss = loss.func
+    return found if isinstance(loss, type) and loss.__module__.partition(".")[0] == "liger_kernel" else {}
+
 
 PATCH = Patch(
     name="trl-dpo-liger-settings",
@@ -20,7 +33,8 @@ Since 0.8.1 Liger's loss has these types, and takes both settings. The trainer g
 `label_smoothing` is 0 and `discopop_tau` 0.05.""",
     repair="""\
 The loss is made with `label_smoothing` and `discopop_tau` too, as in 1.13.0. Types that read neither stay bit for bit
-what they are; Liger's `"sigmoid"` does not, nor does that of TRL without Liger since 0.29.0.""",
+what they are; Liger's `"sigmoid"` does not, nor does that of TRL without Liger since 0.29.0. A class of somebody else's
+in the place of Liger's gets what TRL gives it.""",
     changes_numbers="""\
 Since TRL 0.29.0 with Liger 0.8.1 and later, DPO with Liger trained `robust` as if no preference were flipped, which is
 `sigmoid`, and `discopop` with its default temperature. With the patch it is what was asked for, and hardly anything of
@@ -50,8 +64,9 @@ such a run carries over: of `robust` gradients are larger, the more so the more 
                     pattern="LigerFusedLinearDPOLoss(beta=args.beta, loss_type=self.loss_types[0])",
                     replacement=(
                         "LigerFusedLinearDPOLoss(beta=args.beta, loss_type=self.loss_types[0],"
-                        " label_smoothing=self.label_smoothing, discopop_tau=args.discopop_tau)"
+                        " **$SETTINGS(LigerFusedLinearDPOLoss, args))"
                     ),
+                    uses={"SETTINGS": f"{__name__}:{settings.__name__}"},
                 ),
             ),
         ),

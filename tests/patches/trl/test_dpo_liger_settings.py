@@ -5,12 +5,15 @@ dpo_liger_settings_ranks.py trains real trainers, with Liger and without.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from rlhf_patches.patches.trl.dpo_liger_settings import PATCH
+from rlhf_patches.patches.trl.conditions import settings_of_liger
+from rlhf_patches.patches.trl.dpo_liger_settings import PATCH, settings
 from rlhf_patches.testing import PatchContract
 from tests.harness import logs, side_by_side, unpacked
 from tests.harness.warm import Level
@@ -18,7 +21,10 @@ from tests.harness.warm import Level
 HELD = {
     "least reach": "test_what_was_right_is_the_same_bit_for_bit",
     "hands off": "because a constructor gets two arguments more; nothing is written",
-    "whatever worked": "test_what_was_right_is_the_same_bit_for_bit",
+    "whatever worked": (
+        "test_what_was_right_is_the_same_bit_for_bit",
+        "test_only_liger_s_own_class_is_given_more",
+    ),
     "no new wait": "because it is two arguments; no lock, no collective",
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
 }
@@ -45,7 +51,9 @@ def trained(run_ranks):
         (found,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
         assert found[PATCH.name] == [version, "unaffected" if version == "1.13.0" else "applied"]
         if "reached" in found:
-            assert 0 < found["reached"]["held"] < found["reached"]["asked"]  # not without Liger, nor of sigmoid
+            held, asked = found["reached"]["held"], found["reached"]["asked"]
+            assert held == sum(case in WRONG for case in cases)  # not without Liger, nor of sigmoid
+            assert asked == len(cases)
         return found
 
     return run
@@ -69,6 +77,32 @@ def test_what_was_right_is_the_same_bit_for_bit(trained):
     for case in RIGHT:
         assert found["before"][case]["error of none" if case == "sigmoid" else "error"] < TOLERANCE
         assert found["after"][case] == found["before"][case]
+
+
+def test_only_liger_s_own_class_is_given_more():
+    """One of the user's in its place may take what TRL gives it, and nothing else."""
+    args = SimpleNamespace(label_smoothing=0.2, discopop_tau=0.5)
+    liger = type("LigerFusedLinearDPOLoss", (), {"__module__": "liger_kernel.chunked_loss.dpo_loss"})
+    both = {"label_smoothing": 0.2, "discopop_tau": 0.5}
+    assert settings(liger, args) == settings(partial(liger, compiled=False), args) == both
+    assert settings(partial(liger, label_smoothing=0.1), args) == {"discopop_tau": 0.5}
+    own = type("Own", (liger,), {"__module__": "losses"})
+    assert settings(own, args) == settings(partial(own), args) == settings(lambda **_: None, args) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "smoothing", "tau", "held"),
+    [
+        ("robust", 0.2, 0.05, True),
+        ("robust", 0.0, 0.05, False),
+        (["discopop"], 0.2, 0.5, True),
+        ("discopop", 0.2, 0.05, False),
+        ("sigmoid", 0.2, 0.5, False),
+    ],
+)
+def test_the_condition_holds_where_the_settings_are_not_liger_s_defaults(kind, smoothing, tau, held):
+    args = SimpleNamespace(use_liger_kernel=True, loss_type=kind, label_smoothing=smoothing, discopop_tau=tau)
+    assert settings_of_liger(args) is held
 
 
 def test_the_error_of_exo_pair_is_diagnosed(trained):
