@@ -308,10 +308,10 @@ def _repaired(model: torch.nn.Module, computed: _Computed, loss: torch.Tensor, s
 def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> torch.Tensor:
     """A loss in which nothing was seen that is divided by the number of items."""
     reading, times = computed.reading, computed.times
-    # Transformers' own code divides by that very tensor, or by a copy on another device.
-    hidden = reading.unclear | (reading.hidden - {loss_graph.BY_A_TENSOR})
-    if hidden:
-        raise _CannotTell(f"its loss was computed by {_listed(hidden)}")
+    # Known code divides last, by that very tensor or a copy on another device: not below a mean.
+    copies = {each for each in reading.hidden if each.endswith(loss_graph.ELSEWHERE) or each == loss_graph.COMPILED}
+    if reading.unclear or copies:
+        raise _CannotTell(f"its loss was computed by {_listed(reading.unclear | copies)}")
     if reading.sums or reading.parts or times is None:
         raise _CannotTell("a part of its loss is a mean, another one is not" if times else "hooks hold its factor")
     return loss / (steps * times)

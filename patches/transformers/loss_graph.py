@@ -35,17 +35,21 @@ _KINDS = {
         *("Logsumexp", "Pow", "CtcLoss", "CudnnCtcLoss", "Tanh"),
     ),
 }
+COMPILED = "CompiledFunction"
+"""Of a compiled region."""
 # What DistributedDataParallel and ZeRO-3 put around each tensor that comes out of a model, as FSDP2 does a ToCopy.
 _OF_PYTHON = {
     "_DDPSinkBackward": "around",
     "PreBackwardFunctionForModuleBackward": "around",
     "PreBackwardFunctionBackward": "around",
-    "CompiledFunctionBackward": "CompiledFunction",
+    "CompiledFunctionBackward": COMPILED,
 }
 _MOST_NODES = 256
 
 BY_A_TENSOR = "a product with a tensor, or a quotient"
 """In `Reading.hidden`; on the device of the number of items, and not that itself."""
+ELSEWHERE = "by a tensor of another device"
+"""The end of what it has for others."""
 
 Origin = tuple[Any, int]
 """A node, and which of its outputs."""
@@ -193,7 +197,7 @@ def read(loss: torch.Tensor, items: Items, *, parts: Sequence[Origin] = (), belo
                 pending.append(_Edge(below, output, scale * factor, exact, over, counted))
         elif kind in ("Mul", "Div"):
             _follow_factor(reading, pending, edge, kind, items)
-        elif kind == "CompiledFunction" and items.are_held():
+        elif kind == COMPILED and items.are_held():
             reading.window = reading.compiled = True
         else:
             _end(reading, edge, kind, _name(node))
@@ -293,7 +297,7 @@ def _follow_factor(reading: Reading, pending: list[_Edge], edge: _Edge, name: st
             exact, over = False, "mean"
         pending.append(_Edge(below, output, scale, exact, over, counted or (name == "Div" and not over)))
     else:
-        reading.hidden.add(BY_A_TENSOR if items.are_on_device_of(constant) else f"{name} by a tensor of another device")
+        reading.hidden.add(BY_A_TENSOR if items.are_on_device_of(constant) else f"{name} {ELSEWHERE}")
         pending.append(_Edge(below, output, scale, False, over or ("mean" if name == "Div" else ""), counted))
 
 
