@@ -176,7 +176,7 @@ def _window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> 
 def _unknown(trainer: Any) -> str:
     """What of a trainer's own code is not known."""
     smoother = trainer.label_smoother
-    if smoother is not None and type(smoother) is not sys.modules["transformers.trainer"].LabelSmoother:
+    if smoother is not None and known_loss.author(type(smoother).__call__) != "transformers":
         return "its label_smoother is not transformers' own"
     if "backward" in vars(trainer.accelerator) or known_loss.author(trainer.accelerator.backward) != "accelerate":
         return "its accelerator's backward is not accelerate's own"

@@ -51,7 +51,10 @@ def unknown(model: Any) -> str:
     Args:
         model: as it is wrapped.
     """
-    return next(_unknown(model), "")
+    try:
+        return next(_unknown(model), "")
+    except Exception as error:  # of a model that is like none that was foreseen: no rank may stop here
+        return f"its code cannot be read ({type(error).__name__}: {error})"
 
 
 def _unknown(model: Any) -> Iterator[str]:
@@ -146,7 +149,7 @@ def _package(value: Any) -> str:
     elif isinstance(value, ModuleType):
         name = value.__name__
     elif isinstance(value, type) or inspect.isroutine(value):
-        name = value.__module__ or "builtins"
+        name = getattr(value, "__module__", None) or "builtins"
     else:
         name = type(value).__module__
     return str(name).partition(".")[0]
