@@ -38,10 +38,10 @@ def micro_batches(self: Any) -> float | bool | None:
 
 
 def flattened(self: Any, examples: Any) -> bool | None:
-    """Of SFT's batch: whether it is one row; None without positions, or where a mask chooses tokens."""
+    """Of SFT's batch: whether it is one row; None without positions, or where masks or the user choose labels."""
     if not self.padding_free:
         return False
-    chosen = {"completion_mask", "assistant_masks"} & {*examples[0]}
+    chosen = {"completion_mask", "assistant_masks", "labels"} & {*examples[0]}
     return None if chosen or not self.return_position_ids else True
 
 

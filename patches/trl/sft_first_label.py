@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TARGET = "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call"
 _FIXED = 'output["labels"][output["position_ids"] == 0] = -100'
 _MASK = '"seq_lengths" in examples[0] and self.padding_free'
 
-# Positions begin anew with each example, and with each document of a packed row.
-_LABELS = (
-    "(torch.cat(labels, dim=0).masked_fill(torch.cat(position_ids, dim=0) == 0, -100)"
-    " if self.return_position_ids else torch.cat(labels, dim=0))"
-)
+_LABELS = "$LABELS(labels, input_ids, position_ids if self.return_position_ids else None)"
+
+
+def without_first(labels: list[Any], tokens: list[Any], positions: list[Any] | None) -> Any:
+    """The labels of a row, none where positions begin anew: with each example, and each document of a packed row.
+
+    Args:
+        labels: of each example, or of the row.
+        tokens: likewise. Labels of a data set's own that are other tokens may be shifted already, and stay.
+        positions: likewise; None of a trainer without FlashAttention.
+    """
+    import torch
+
+    row = torch.cat(labels, dim=0)
+    if positions is None or bool(((row != -100) & (row != torch.cat(tokens, dim=0))).any()):
+        return row
+    return row.masked_fill(torch.cat(positions, dim=0) == 0, -100)
 
 
 def _labels(statement: str) -> Rewrite:
@@ -22,13 +36,17 @@ def _labels(statement: str) -> Rewrite:
         replacement=statement.format(_LABELS),
         alongside=("position_ids = [torch.arange(len(ids)) for ids in input_ids]",),
         unless=(_FIXED,),
+        uses={"LABELS": f"{__name__}:{without_first.__name__}"},
     )
 
 
 _NO_MASK = Rewrite(
     target=_TARGET,
     pattern=f"has_packed_position_ids = self.return_position_ids and {_MASK}",
-    replacement="has_packed_position_ids = self.return_position_ids and self.padding_free",
+    replacement=(
+        "has_packed_position_ids = self.return_position_ids and self.padding_free"
+        ' and ("seq_lengths" in examples[0] or self.pad_to_multiple_of is not None)'
+    ),
     alongside=("attention_mask = [torch.cat(attention_mask, dim=0)]",),
     unless=(_FIXED,),
 )
@@ -52,9 +70,10 @@ and a causal model's loss holds each token's prediction against the label of the
 zeros where the row is padded, and where there are any transformers cuts the row by them and not by the positions.""",
     repair="""\
 In such rows the labels where positions begin anew are -100, as in 0.23.1, so loss, gradient and the number of tokens
-that they are divided by are those of the examples one by one. In 0.22.2 and 0.23.0 rows that have positions have no
-mask; one of ones did nothing. Padded batches, completions, and other attention than FlashAttention stay bit for bit
-what they are. Not repaired: `padding_free` and packing without FlashAttention, of which TRL warns, and whose examples
+that they are divided by are those of the examples one by one. In 0.22.2 and 0.23.0 rows that have positions and
+`pad_to_multiple_of` have no mask. Padded batches, completions, and other attention than FlashAttention stay bit for bit
+what they are, and so do `labels` of a data set's own, where one of a batch is neither -100 nor the token at its place:
+they may be shifted already. Not repaired: `padding_free` and packing without FlashAttention, of which TRL warns, and whose examples
 attend to each other in these releases.""",
     changes_numbers="""\
 Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. With

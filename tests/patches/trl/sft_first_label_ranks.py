@@ -128,6 +128,20 @@ def trained(case: str) -> dict[str, Any]:
     }
 
 
+def collated() -> dict[str, Any]:
+    """Batches of labels that a data set brings: the tokens, and those that are shifted already."""
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    tokens = [[3, 4, 5], [8, 9]]
+    labels = {"copied": tokens, "shifted": [[*each[1:], -100] for each in tokens]}
+    collate = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
+    found = {}
+    for name, rows in labels.items():
+        batch = collate([{"input_ids": ids, "labels": row} for ids, row in zip(tokens, rows, strict=True)])
+        found[name] = {key: value.tolist() for key, value in batch.items()}
+    return found
+
+
 def main() -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="+")
@@ -143,6 +157,7 @@ def main() -> None:
         report[state] = {case: trained(case) for case in options.cases}
         if state == "after" and (reached := rlhf_patches.report()[NAME].reached):
             report["reached"] = reached.to_dict()
+        report.setdefault("batches", {})[state] = collated()
         rlhf_patches.revert()
     Path(options.out, f"rank{os.environ['RANK']}.json").write_text(json.dumps(report, indent=1))
 

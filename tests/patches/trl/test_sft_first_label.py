@@ -18,10 +18,9 @@ from tests.harness.warm import TORCH, Level
 HELD = {
     "least reach": "test_what_was_right_is_the_same_bit_for_bit",
     "hands off": "because labels of the batch that is being made get another value, in a new tensor",
-    "whatever worked": "test_what_was_right_is_the_same_bit_for_bit",
+    "whatever worked": ("test_what_was_right_is_the_same_bit_for_bit", "test_a_batch_keeps_what_was_right_in_it"),
     "no new wait": "because it makes a batch from its examples; no lock, no collective",
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
-    "one of ones did nothing": "test_other_releases",  # 0.22.1 keeps it, and is right
 }
 WORKER = "tests.patches.trl.sft_first_label_ranks"
 WRONG = ("padding_free", "packing", "padding_free, pad_to_multiple_of")
@@ -43,7 +42,8 @@ def trained(run_ranks):
         levels = (*TORCH, Level("tests.harness.loading:transformers_alone", os.pathsep.join(folders)))
         (found,) = run_ranks(WORKER, *cases, levels=levels, ranks=1)
         assert (found["version"], found["status"]) == (version, "applied")
-        assert 0 < found["reached"]["held"] < found["reached"]["calls"]  # not padded ones, nor completions
+        held, calls = found["reached"]["held"], found["reached"]["calls"]
+        assert (held, calls) == (sum(case in WRONG for case in cases), len(cases))  # not padded ones, nor completions
         return found
 
     return run
@@ -75,6 +75,17 @@ def test_where_the_row_is_padded_examples_attended_to_each_other(trained):
     )
     # The positions of the one begin anew, those of the other do not, which this model hardly notices.
     assert abs(crossed - blind) < 0.01 * abs(crossed - apart)
+
+
+def test_a_batch_keeps_what_was_right_in_it(trained):
+    """Labels that are shifted already, for a loss of one's own, and a mask of ones, which collators of users read."""
+    found = trained("0.23.0", *WRONG, *SAME)["batches"]
+    for state in ("before", "after"):
+        batch = found[state]
+        assert batch["shifted"]["labels"] == [[4, 5, -100, 9, -100]], state
+        assert batch["shifted"]["attention_mask"] == batch["copied"]["attention_mask"] == [[1] * 5], state
+    assert found["before"]["copied"]["labels"] == [[3, 4, 5, 8, 9]]
+    assert found["after"]["copied"]["labels"] == [[-100, 4, 5, -100, 9]]
 
 
 @pytest.mark.exhaustive
