@@ -63,8 +63,7 @@ def around_engine(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         prompts, images, *_ = args
-        if "truncate_prompt_tokens" not in (getattr(instance, "generation_kwargs", None) or {}):
-            _look_at_prompts(instance, prompts, images, result[0])
+        _look_at_prompts(instance, prompts, images, result[0])
     return result
 
 

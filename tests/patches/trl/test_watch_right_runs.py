@@ -1,0 +1,39 @@
+"""``trl-watch-rollouts`` in runs with dropout, of several trainers, with other ends, short contexts and forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.side_by_side import folder
+from tests.harness.warm import TORCH, Level
+from tests.patches.trl.watch_right_runs_cases import RIGHT, WRONG
+
+BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
+
+
+@pytest.fixture(scope="module")
+def report(run_ranks):
+    worker = "tests.patches.trl.watch_right_runs_ranks"
+    (found,) = run_ranks(worker, levels=(*TORCH, BESIDE), ranks=1, ACCELERATE_USE_CPU="true")
+    return found
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_nothing_is_said_of_a_right_run(report, case):
+    """Nor is its trainer kept."""
+    found = report[case]
+    assert "failed" not in found
+    assert found["said"][len(RIGHT[case].before) if "wrong" in case else 0 :] == []
+    assert found["kept"] is False
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_it_says_once_what_is_wrong(report, case):
+    run, what, first = WRONG[case]
+    found = report[case]
+    assert "failed" not in found
+    assert len(found["said"]) == 1 + len(run.before)
+    line = found["said"][-1]
+    assert line.startswith(f"trl-watch-rollouts: {what}")
+    assert first in line
+    assert found["kept"] is False
