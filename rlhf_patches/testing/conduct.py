@@ -59,6 +59,25 @@ def writes(patch: KnownBug) -> list[Finding]:
     return sorted(found | _to_what_is_given(patch))
 
 
+def attributes(patch: KnownBug) -> set[str]:
+    """The names of attributes that a patch's code sets on objects other than its method's own."""
+    found = set()
+    for piece in reach.pieces(patch):
+        for node in ast.walk(piece.node):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _last(node.value) not in _OWN:
+                found.add(node.attr)
+            elif isinstance(node, ast.Call) and _last(node.func) == "setattr" and len(node.args) == 3:
+                found |= _constants(piece.module, node.args[1])
+    return found
+
+
+def _constants(module: Module, node: ast.expr) -> set[str]:
+    """The text that an expression is, or that a name of the module stands for."""
+    named = module.defined.get(node.id, []) if isinstance(node, ast.Name) else []
+    values = [each.value for each in named if isinstance(each, (ast.Assign, ast.AnnAssign))]
+    return {each.value for each in (node, *values) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+
+
 def _all(module: Module) -> Iterator[ast.stmt]:
     for each in module.defined.values():
         yield from each
