@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import logging
 import math
+import weakref
 
 import pytest
 
 import rlhf_patches
 from rlhf_patches import SettingsError, settings, watching
 from rlhf_patches.definitions.status import observed_text
-from rlhf_patches.watching import Figure
+from rlhf_patches.watching import Figure, Known, Runs
 
 
 @pytest.fixture
@@ -57,6 +60,104 @@ def test_what_is_unusual_in_this_run_is_said(said, floor, value, told):
     made.note(value)
     assert bool(said()) is told
     assert not told or "(0.01 is usual in this run)" in said()[0]
+
+
+class Run:
+    """A trainer."""
+
+
+@dataclasses.dataclass
+class Settings:
+    """A run that cannot be hashed, and is equal to another one."""
+
+    name: str = ""
+
+
+@pytest.mark.parametrize("kind", [Run, Settings])
+def test_each_run_has_its_own_usual_and_its_own_line(said, kind):
+    made, first, second = figure(times=3), kind(), kind()
+    for _ in range(10):
+        made.note(0.01, run=first)
+        made.note(0.09, run=second)
+    made.note(0.09, run=kind())
+    assert said() == []
+    made.note(0.09, "step 10", first)
+    made.note(0.095, "step 11", first)
+    assert len(said()) == 1
+    made.note(0.2, "step 12", second)
+    assert len(said()) == 2
+    assert watching.observed(made)["log-probabilities"]["told"].startswith("they differ by 0.09 nats at step 10")
+
+
+def test_what_is_unusual_is_said_again_where_it_is_above_the_limit(said):
+    made = figure(times=3)
+    for value in (*[0.01] * 10, 0.05, 0.06, 0.2, 0.3, math.nan):
+        made.note(value)
+    assert [line.split(" (")[1].split(")")[0] for line in said()] == ["0.01 is usual in this run", "limit 0.1"]
+
+
+def test_no_run_is_kept(said):
+    made, known, told = figure(), [weakref.ref(run := Run())], Runs(list)
+    run.itself = run
+    made.note(1.0, run=run)
+    told.of(run).append(1)
+    assert told.of(run) == [1]
+    del run
+    gc.collect()
+    assert known[0]() is None
+    assert told._known == made._runs._known == {}
+    assert told.of(Run()) == []
+
+
+def test_what_cannot_be_referred_to_weakly_is_one_run():
+    runs = Runs(list)
+    assert runs.of(None) is runs.of((1,)) is not runs.of(Run)
+
+
+LARGER, FROM_THE_START = Known("LoRA drops."), Known("The model drops.", usual=True)
+
+
+@pytest.mark.parametrize(
+    ("known", "first", "value", "limits", "told"),
+    [
+        (None, 0.01, 0.05, "", "0.01 is usual in this run"),
+        (LARGER, 0.01, 0.05, "", None),
+        (LARGER, 0.01, 0.2, "", "limit 0.1"),
+        (FROM_THE_START, 0.01, 0.05, "", None),
+        (FROM_THE_START, 0.3, 0.8, "", None),
+        (FROM_THE_START, 0.3, 1.0, "", "limit 0.1"),
+        (FROM_THE_START, 0.3, math.nan, "", "limit 0.1"),
+        (FROM_THE_START, 0.3, 0.8, "log-probabilities=0.5", "limit 0.5"),
+        (FROM_THE_START, 0.3, 9.0, "log-probabilities=inf", None),
+    ],
+)
+def test_what_is_known_to_make_it_larger(said, monkeypatch, known, first, value, limits, told):
+    """It is asked where a value is out of the limit, and said first where that is to be told all the same."""
+    monkeypatch.setenv("RLHF_PATCHES_LIMITS", limits)
+    made = figure(times=3)
+    for each in (*[first] * 10, value):
+        made.note(each, known=lambda: known)
+    assert len(said()) == (told is not None)
+    if told is not None:
+        assert f"({told}). {f'{known.says} ' if known else ''}`rlhf-patches" in said()[0]
+
+
+def test_it_is_asked_only_then(said):
+    asked = []
+    made = figure()
+    made.note(0.1, known=lambda: asked.append(1))
+    assert asked == []
+    made.note(0.2, known=lambda: asked.append(1))
+    assert (asked, len(said())) == ([1], 1)
+
+
+def test_what_cannot_be_asked_makes_no_value_pass(said):
+    def known():
+        raise AttributeError("no model")
+
+    figure().note(0.2, known=known)
+    assert len(said()) == 1
+    assert said("DEBUG") == ["fw-watch could not look: AttributeError: no model"]
 
 
 def test_without_ten_nothing_is_usual(said):
