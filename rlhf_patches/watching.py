@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Runs(Generic[T]):
-    """Something for each run of this process: by the object that is the run's own, its trainer say, for as long as that is.
+    """Something for each run of this process, as long as an object of the run's own lives, its trainer say.
 
     Args:
         make: makes it, of a run that is new.

@@ -24,8 +24,9 @@ sample had when it was aborted was not taken off when it was resumed.""",
 `train/train_rollout_logprob_abs_diff`, which slime logs for each step where the engine's log-probabilities are there,
 as it does in every run: the mean over samples of the mean |trainer - engine| of their tokens, in nats. Only with
 `--colocate`, where rollouts are of the weights that the log-probabilities are computed with, and rollouts that slime
-samples (`sglang_rollout`, `fully_async_rollout`), not those of `sft_rollout`, or of a file by `forge_load`; not with `--partial-rollout`, `--keep-old-actor`, `--use-rollout-logprobs`, rollouts loaded from a file, a temperature
-other than 1, top-p or top-k.
+samples (`sglang_rollout`, `fully_async_rollout`), not those of `sft_rollout`, or of a file by `forge_load`; not with
+`--partial-rollout`, `--keep-old-actor`, `--use-rollout-logprobs`, rollouts loaded from a file, a temperature other than
+1, top-p or top-k.
 
 `response_length` of the samples of each rollout, which is a number, against `--rollout-max-response-len`, where slime's
 own `generate` makes them.""",

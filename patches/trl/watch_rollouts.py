@@ -37,14 +37,13 @@ Log-probabilities that differ: vLLM samples with other weights than the trainer'
 (temperature, a part of the vocabulary), or for another row's prompt. One kind of these nothing repairs, to 1.16.0: with
 `top_p`, `top_k` or `min_p` vLLM's log-probabilities are those within what they leave of the vocabulary, the trainer's
 those of all of it (TRL #6789), so that the ratio of the two is too small for every token; do without these settings, or
-set `vllm_importance_sampling_correction=False`. Structured outputs (`vllm_structured_outputs_regex`, or `generation_kwargs`)
-do the same and more, 4.8 nats in one run, and nothing repairs them either: vLLM chooses among what they allow. The line
-names them first.
+set `vllm_importance_sampling_correction=False`. Structured outputs (`vllm_structured_outputs_regex`, or
+`generation_kwargs`) do the same and more, 4.8 nats in one run, and nothing repairs them either: vLLM chooses among what
+they allow. The line names them first.
 
-Completions that are all alike: engines share a seed, or each request has the same one
-(`generation_kwargs={"seed": 1}` on a colocated engine). Completions of one token, or too many: lists of tokens were taken
-apart, or a limit was applied twice. A prompt that is not the row's: completions were handed to other rows, or
-ranks.""",
+Completions that are all alike: engines share a seed, or each request has the same one (`generation_kwargs={"seed": 1}`
+on a colocated engine). Completions of one token, or too many: lists of tokens were taken apart, or a limit was applied
+twice. A prompt that is not the row's: completions were handed to other rows, or ranks.""",
     looks_at="""\
 `sampling/sampling_logp_difference/mean`, which the trainer computes, gathers and logs where
 `vllm_importance_sampling_correction` is on (the default), once per batch of rollouts; the lists of token ids that

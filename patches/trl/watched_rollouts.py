@@ -23,8 +23,8 @@ _context = watching.Runs[list[int]](lambda: [0])
 
 _SHAPES = ("structured_outputs", "guided_decoding")
 _SHAPED = watching.Known(
-    "Structured outputs are asked for: vLLM's log-probabilities may be those within what these allow, and the trainer's "
-    "are those of all of the vocabulary, which nothing repairs: set `vllm_importance_sampling_correction=False`."
+    "Structured outputs are asked for: vLLM's log-probabilities may be those within what these allow, the trainer's "
+    "are those of all of the vocabulary, and nothing repairs it: set `vllm_importance_sampling_correction=False`."
 )
 _OF_NO_COMPLETION = frozenset({"seed", "detokenize", "skip_special_tokens", *samples.SAMPLING})
 """Of `generation_kwargs` what neither ends a completion nor gives it a form."""

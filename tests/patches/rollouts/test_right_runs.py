@@ -85,9 +85,7 @@ def log_verl(watched, trainer, batch, step):
         "rollout_corr/kl": batch.kl,
         "rollout_corr/log_ppl_abs_diff": batch.of_sequences,
     }
-    watched.around_fit(
-        lambda: watched.around_log(lambda *_: None, None, (data, step, None), {}), trainer, (), {}
-    )
+    watched.around_fit(lambda: watched.around_log(lambda *_: None, None, (data, step, None), {}), trainer, (), {})
 
 
 def swift():

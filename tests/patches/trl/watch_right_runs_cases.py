@@ -60,7 +60,9 @@ RIGHT: dict[str, Case] = {
     "LoRA": Case(lora={}),
     "LoRA's dropout": Case({**SLOWLY, "max_steps": 24, "learning_rate": 0.002}, lora=LORA, policy="sure"),
     "LoRA's dropout, disabled": Case({"disable_dropout": True}, lora=LORA),
-    "LoRA's dropout, resumed": Case({"max_steps": 12, "learning_rate": 1e-3}, lora={**LORA, "init_lora_weights": False}),
+    "LoRA's dropout, resumed": Case(
+        {"max_steps": 12, "learning_rate": 1e-3}, lora={**LORA, "init_lora_weights": False}
+    ),
     "LoRA on GPT-2": Case({"max_steps": 12}, policy="gpt2", lora=LORA, prompts=ALIKE),
     # several runs in one process
     "trained on": Case(times=2),

@@ -152,12 +152,17 @@ def gpt2() -> Any:
     return sure(GPT2LMHeadModel(config))
 
 
+POLICIES = {made.__name__: made for made in (qwen2, sure, attention_dropout, gpt2)}
+_OF_THE_ENGINE = (LLM, Certain, Context, Coarse, Ends, Ends7, Flat, Form, Form1, Greedy, Lost, LostLater, OneSeed)
+ENGINES = {kind.__name__: kind for kind in (*_OF_THE_ENGINE, Rounded, Within)}
+
+
 def made(case: Case, out: Path) -> Any:
     import peft
     import transformers
 
     folder = tempfile.mkdtemp(dir=out)
-    globals()[case.policy]().save_pretrained(folder)
+    POLICIES[case.policy]().save_pretrained(folder)
     torch.manual_seed(1)
     policy = transformers.AutoModelForCausalLM.from_pretrained(folder)
     for name, ends in case.ends.items():
@@ -170,7 +175,7 @@ def made(case: Case, out: Path) -> Any:
         **{"temperature": 1.0, "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2},
         **case.settings,
     }
-    sleeping_engine.LLM = globals().get(case.engine, LLM)
+    sleeping_engine.LLM = ENGINES[case.engine]
     sleeping.use_the_engine()
     import trl.generation.vllm_generation as module
 
@@ -181,7 +186,6 @@ def made(case: Case, out: Path) -> Any:
 
 
 def trained(case: Case, out: Path) -> dict[str, Any]:
-    differences: list[float] = []
     for name in case.before:
         trained(CASES[name], out)
     trainer = made(case, out)
