@@ -10,12 +10,17 @@ _COUNTED = ("dapo", "cispo", "vespo")
 """Losses that are divided by the tokens of a generation."""
 
 
-def part_of_a_generation(self: Any) -> float | bool:
-    """Of GRPOTrainer: how many times its size the gradient is, where a generation is no step's batch."""
+def part_of_a_generation(self: Any) -> float | bool | None:
+    """Of GRPOTrainer: how many times its size the gradient is, where a generation is no step's batch.
+
+    None where what makes the gradient is somebody else's.
+    """
     if self.loss_type not in _COUNTED:
         return False
     size = float(self.args.gradient_accumulation_steps / self.args.steps_per_generation)
-    return size if size != 1 else False
+    if size == 1:
+        return False
+    return None if window.replaced_in_grpo(self) else size
 
 
 def masks_truncated(self: Any) -> bool:

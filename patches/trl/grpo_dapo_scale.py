@@ -27,7 +27,10 @@ over the optimizer steps of a generation, or over the generations of an optimize
 mean over all tokens: equation 8 of [DAPO](https://arxiv.org/abs/2503.14476), section 3.1 of
 [MiniMax-M1](https://arxiv.org/abs/2506.13585) for cispo. Evaluation, other losses and equal numbers stay bit for bit
 what they are. Not repaired: the experimental trainers that have such a sum of their own (PAPO, GSPO-token), and Liger's
-loss, which divides by other numbers.""",
+loss, which divides by other numbers. Left as released, with one line on rank 0 that names it: a `training_step`,
+`compute_loss`, `_compute_loss`, `_generate_and_score_completions` or `accelerator.backward` that is not TRL's,
+transformers' or accelerate's own, in a subclass, by assignment or within a decorator. Such code may have corrected the
+size already.""",
     changes_numbers="""\
 Since TRL 0.22.0, GRPO with a dapo, cispo or vespo loss, S `steps_per_generation` and A `gradient_accumulation_steps`
 other than S, trained on gradients A / S times their size, and logged their norms so. With the patch they have their
@@ -46,12 +49,10 @@ rate by A / S; Adam sees the factor in clipping and in its epsilon only.""",
                     target="trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
                     pattern="normalizer = $TOKENS / self.accelerator.num_processes",
                     replacement=(
-                        "normalizer = $TOKENS / self.accelerator.num_processes * ("
-                        # Outside train() it is not there, and upstream does not ask for it.
-                        "getattr(self, 'current_gradient_accumulation_steps', self.args.steps_per_generation)"
-                        " / self.args.steps_per_generation"
-                        " if self.model.training else 1.0)"
+                        "normalizer = $TOKENS / self.accelerator.num_processes"
+                        " * ($PART(self) if self.model.training else 1.0)"
                     ),
+                    uses={"PART": f"{__package__}.window:part_of_a_generation"},
                     alongside=('inputs["num_items_in_batch"]',),
                     unless=("self.args.steps_per_generation",),
                 ),

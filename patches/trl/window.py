@@ -1,5 +1,5 @@
 """Losses as a Trainer has to be given them, which adds up micro-batches and averages over ranks: GKD's, GOLD's, and
-those of OnlineDPO's family.
+those of OnlineDPO's family and of GRPO.
 
 Only arithmetic: nothing is gathered, since transformers has gathered the number of tokens already. Where a loss is
 right, the trainer's own function, or the loss itself, is handed back; so it is where a method that makes, counts or
@@ -14,6 +14,7 @@ from typing import Any
 from . import released
 
 _METHODS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch")
+_OF_GRPO = ("training_step", "compute_loss", "_compute_loss", "_generate_and_score_completions")
 
 
 def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int = 1) -> Callable[..., Any]:
@@ -53,6 +54,22 @@ def divided(trainer: Any, loss: Any) -> Any:
         released.left(trainer, "trl-online-dpo-accumulation", other)
         return loss
     return loss / steps
+
+
+def part_of_a_generation(trainer: Any) -> float:
+    """What part of a generation's micro-batches GRPO's optimizer step has; 1 where it may be accounted for already."""
+    of_a_generation = trainer.args.steps_per_generation
+    # Outside train() it is not there, and upstream does not ask for it.
+    part = getattr(trainer, "current_gradient_accumulation_steps", of_a_generation) / of_a_generation
+    if part != 1 and (other := replaced_in_grpo(trainer)):
+        released.left(trainer, "trl-grpo-dapo-scale", other)
+        return 1.0
+    return float(part)
+
+
+def replaced_in_grpo(trainer: Any) -> str:
+    """What of a step of GRPO's is somebody else's, and may be right; empty where all is the releases'."""
+    return released.others(trainer, *_OF_GRPO) or _backward(trainer)
 
 
 def undivided(trainer: Any) -> int:

@@ -95,15 +95,16 @@ def loss_of(trainer: Any, batch: Any) -> float | str:
 
 
 def recorded(trainer: Any) -> list[dict[str, torch.Tensor]]:
-    """What a trainer computes losses of from now on, until its own ``compute_loss`` is deleted."""
+    """What a trainer computes losses of from now on, until its own ``_prepare_inputs`` is deleted."""
     batches: list[dict[str, torch.Tensor]] = []
-    compute_loss = trainer.compute_loss
+    prepare_inputs = trainer._prepare_inputs
 
-    def recording(model: Any, inputs: Any, **kwargs: Any) -> Any:
+    def recording(given: Any) -> Any:
+        inputs = prepare_inputs(given)
         batches.append({name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)})
-        return compute_loss(model, inputs, **kwargs)
+        return inputs
 
-    trainer.compute_loss = recording
+    trainer._prepare_inputs = recording
     return batches
 
 
@@ -123,7 +124,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     found = torch.cat([(total / seen.steps).flatten() for total in seen.sums.values()])
     expected = torch.cat([right[name].flatten() for name in seen.sums])
     trainer.eval_dataset = trainer.train_dataset
-    del trainer.compute_loss
+    del trainer._prepare_inputs
     torch.manual_seed(0)
     return {
         "steps": seen.steps,

@@ -10,7 +10,11 @@ from tests.harness.warm import TORCH, TRL, Level
 HELD = {
     "least reach": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
     "hands off": "because it multiplies a number of upstream's, read from the trainer and its arguments",
-    "whatever worked": ("test_a_loss_outside_train_is_trl_s_own", "test_evaluation_is_the_same"),
+    "whatever worked": (
+        "test_a_loss_outside_train_is_trl_s_own",
+        "test_evaluation_is_the_same",
+        "test_what_is_one_s_own_is_left_alone",
+    ),
     "no new wait": "because it computes on one rank's numbers; no lock, no collective",
     "bit for bit": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
 }
@@ -64,6 +68,17 @@ def test_a_loss_outside_train_is_trl_s_own(report, case):
     before = report["before"][case]["outside train()"]
     assert report["after"][case]["outside train()"] == before != 0
     assert isinstance(before, float)
+
+
+def test_what_is_one_s_own_is_left_alone(run_ranks):
+    """A subclass may have repaired it, as these have."""
+    levels = (*TORCH, Level("tests.harness.loading:trl", str(folder("trl-1.5"))))
+    (found,) = run_ranks("tests.patches.trl.grpo_dapo_scale_own_ranks", levels=levels, ranks=1)
+    assert found["status"] == "applied"
+    assert found["after"] == found["before"]
+    assert found["reached"]["held"] == 0
+    for each in found["after"].values():
+        assert each["error"] < ROUNDING
 
 
 def test_reverted_it_is_trl_s_own_again(report):

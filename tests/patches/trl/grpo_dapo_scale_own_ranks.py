@@ -1,0 +1,50 @@
+"""GRPO's trainer in subclasses that have repaired the size of the loss themselves: ``--out FOLDER``.
+
+Each before apply() of trl-grpo-dapo-scale, and after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trl
+
+from rlhf_patches.patches.trl.proofs import grpo_dapo_scale_ranks
+from rlhf_patches.proving import states
+
+CASE = "4 and 2"
+
+
+class Multiplies(trl.GRPOTrainer):
+    """The loss."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        if not model.training:
+            return loss
+        steps = getattr(self, "current_gradient_accumulation_steps", self.args.steps_per_generation)
+        return loss * (self.args.steps_per_generation / steps)
+
+
+class Counts(trl.GRPOTrainer):
+    """The number of tokens."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        made = super()._generate_and_score_completions(inputs)
+        part = self.args.gradient_accumulation_steps / self.args.steps_per_generation
+        made["num_items_in_batch"] = made["num_items_in_batch"] * (part if self.model.training else 1)
+        return made
+
+
+def main() -> None:
+    out = states.parser().parse_args().out
+
+    def observe() -> dict[str, Any]:
+        found = {}
+        for kind in (Multiplies, Counts):
+            released, trl.GRPOTrainer = trl.GRPOTrainer, kind
+            found[kind.__name__] = grpo_dapo_scale_ranks.trained(CASE, out)
+            trl.GRPOTrainer = released
+        return found
+
+    states.report(grpo_dapo_scale_ranks.NAME, observe, out, reverted=False)
