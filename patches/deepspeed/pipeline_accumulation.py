@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+
+def divides(engine: Any) -> bool:
+    """Whether gradients of an engine's outputs are to be divided: not those that a pipeline's stage gets from the next.
+
+    By the class: other engines have no stages, and may have a name of the user's own ``is_last_stage``.
+
+    Args:
+        engine: a DeepSpeedEngine.
+    """
+    pipelines: Any = sys.modules.get("deepspeed.runtime.pipe.engine")  # a pipeline's engine has imported it
+    return pipelines is None or not isinstance(engine, pipelines.PipelineEngine) or bool(engine.is_last_stage())
+
+
 _SCALE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_prologue_per_tensor"
-# Of the class, since the engine answers for names of the user's model too. Other engines have no stages.
-_LAST_STAGE = "(not hasattr(type(self), 'is_last_stage') or self.is_last_stage())"
+_USES = {"DIVIDES": f"{__name__}:{divides.__name__}"}
 # 0.19.3 repairs it in the pipeline's own engine and leaves this as it is; a method that is new tells it.
 _REPAIRED = ("deepspeed.runtime.engine:DeepSpeedEngine._validate_zero3_moe_compatibility",)
 
@@ -43,8 +58,9 @@ trained on; Adam's moments in them are those of the smaller gradients for some s
                 Rewrite(
                     target=_SCALE,
                     pattern="grad / self.gradient_accumulation_steps()",
-                    replacement=f"grad / self.gradient_accumulation_steps() if {_LAST_STAGE} else grad",
+                    replacement="grad / self.gradient_accumulation_steps() if $DIVIDES(self) else grad",
                     unless=("self._scale_wrt_gas",),
+                    uses=_USES,
                 ),
             ),
             unless_defined=_REPAIRED,
@@ -55,7 +71,8 @@ trained on; Adam's moments in them are those of the smaller gradients for some s
                 Rewrite(
                     target=_SCALE,
                     pattern="grad is not None and self._scale_wrt_gas",
-                    replacement=f"grad is not None and self._scale_wrt_gas and {_LAST_STAGE}",
+                    replacement="grad is not None and self._scale_wrt_gas and $DIVIDES(self)",
+                    uses=_USES,
                 ),
             ),
             unless_defined=_REPAIRED,

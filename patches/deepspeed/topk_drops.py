@@ -17,11 +17,12 @@ fewer than k, although `exp_counts` is far below the capacity. It is worst where
 in a test 43 choices of tokens are left then, of 229 for which experts have room. No error.""",
     cause="""\
 `topkgating` lets each expert take its `capacity` tokens with the largest logits. Tokens that have not chosen it are in
-that choice with 0, which is above a negative logit: they fill the places, and are masked out afterwards.""",
+that choice with 0, which is above a negative logit, and no less than one of 0, as a token of zeros has: they fill the
+places, and are masked out afterwards.""",
     repair="""\
 Tokens that have not chosen an expert count as minus infinity, so an expert's places go to those that have. Where an
-expert is full, those with the largest logits stay, as released (0.19.0 and later go by probabilities); where no logit
-of a token that was chosen is negative, nothing changes, bit for bit.
+expert is full, those with the largest logits stay, as released (0.19.0 and later go by probabilities); where every
+logit that was chosen is above 0, nothing changes, bit for bit.
 
 Left alone: `drop_policy="position"`, which `topkgating` takes and the layer never asks for; k of 1 and 2, which have
 functions of their own; and a capacity above the number of tokens, which raises, as released.""",

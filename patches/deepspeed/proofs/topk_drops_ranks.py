@@ -125,8 +125,17 @@ def positions() -> list[float]:
     return found
 
 
+def zeros() -> dict[str, Any]:
+    """Of tokens of zeros among others whose logits are above 0, with room for all: how many choices are taken."""
+    topkgating = importlib.import_module("deepspeed.moe.sharded_moe").topkgating
+    logits = torch.rand(TOKENS, EXPERTS, generator=torch.Generator().manual_seed(1)) + 0.1
+    logits[TOKENS // 2 :] = 0
+    _, weights, *_ = topkgating(logits, 3, 2.0, 4)
+    return {"kept": int((weights > 0).sum()), "to keep": 3 * TOKENS}
+
+
 def observe() -> dict[str, Any]:
-    found: dict[str, Any] = {"positions": positions()}
+    found: dict[str, Any] = {"positions": positions(), "zeros": zeros()}
     for case, settings in CASES.items():
         try:
             found[case] = step(**settings)

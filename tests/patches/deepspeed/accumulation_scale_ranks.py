@@ -29,6 +29,7 @@ class Case:
         tied: the first layer and the last one are the same.
         unsynced: of the engine itself: all micro-batches but the last one run in `no_sync()`.
         caller: the caller divides by the micro-batches, and says so with ``scale_wrt_gas=False``.
+        named: of the engine itself: a subclass of the user's that has a name of its own ``is_last_stage``.
     """
 
     pipeline: bool = True
@@ -40,6 +41,7 @@ class Case:
     clip: float = 0.0
     unsynced: bool = False
     caller: bool = False
+    named: bool = False
 
 
 CASES = {
@@ -60,6 +62,7 @@ CASES = {
     "engine, ZeRO-1": Case(pipeline=False, stage=1),
     "engine, ZeRO-2": Case(pipeline=False, stage=2),
     "engine, caller's": Case(pipeline=False, caller=True),
+    "engine, user's own name": Case(pipeline=False, named=True),
 }
 
 
@@ -118,6 +121,8 @@ def outcome(case: Case) -> dict[str, Any]:
     right_norm = math.sqrt(sum(float(each.square().sum()) for layer in gradients.values() for each in layer))
     module, layers = pipeline(case) if case.pipeline else plain(case)
     engine = accumulation_scale_ranks.engine(module, samples, case.stage, case.clip)
+    if case.named:
+        engine.__class__ = type("Own", (type(engine),), {"is_last_stage": lambda self: False})
     before = values(layers)
     found: dict[str, Any] = {}
     if case.pipeline:

@@ -20,7 +20,7 @@ HELD = {
     "whatever worked": "test_elsewhere_nothing_changes",
     "no new wait": "because nothing is called that was not, and shapes are what they were",
     "as released": "test_experts_take_all_that_they_have_room_for",  # logits choose in the reference, too
-    "nothing changes, bit for bit": "test_elsewhere_nothing_changes",
+    "nothing changes, bit for bit": ("test_elsewhere_nothing_changes", "test_a_logit_of_0_counts_as_chosen"),
     "Left alone": "test_elsewhere_nothing_changes",
 }
 
@@ -47,6 +47,12 @@ def test_experts_take_all_that_they_have_room_for(report, case):
     found = report["after"][case]
     assert found["kept"] == found["to keep"]
     assert max(found["off"], found["gradient off"]) <= ROUNDING
+
+
+def test_a_logit_of_0_counts_as_chosen(report):
+    """As tokens of zeros have: released, those that have chosen an expert tie with those that have not."""
+    assert report["before"]["zeros"]["kept"] == report["reverted"]["zeros"]["kept"] < report["after"]["zeros"]["kept"]
+    assert report["after"]["zeros"]["kept"] == report["after"]["zeros"]["to keep"]
 
 
 @pytest.mark.parametrize("case", [*SAME, "two", "positions"])
