@@ -51,7 +51,7 @@ def _at_least(data: Mapping[str, Any]) -> float:
     """What the mean |log p - log q| is at least."""
     if math.isnan(data[_MEAN]):
         return float(data[_MEAN])
-    more = data.get(_KL)
+    more: Any = data.get(_KL)
     return float(max(data[_MEAN], abs(more) if _is_number(more) and math.isfinite(more) else 0.0))
 
 

@@ -6,6 +6,7 @@ it is over: what a watch knows of a run keeps nothing alive.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -88,7 +89,7 @@ class LostLater(LLM):
 class Form(LLM):
     """Whose completions have to be the same words; it says of them what the model thinks."""
 
-    words = (7, 8)
+    words: tuple[int, ...] = (7, 8)
     within = False
 
     def _sampled(self, given: list[int], wanted: Any) -> Any:
@@ -175,7 +176,7 @@ def made(case: Case, out: Path) -> Any:
         **{"temperature": 1.0, "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2},
         **case.settings,
     }
-    sleeping_engine.LLM = ENGINES[case.engine]
+    sleeping_engine.LLM = ENGINES[case.engine]  # type: ignore[misc]
     sleeping.use_the_engine()
     import trl.generation.vllm_generation as module
 
@@ -206,9 +207,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, case in CASES.items():
         try:
-            found[name] = watched.observe(
-                WATCH, watched_rollouts.FIGURES, lambda case=case: trained(case, options.out), case.patches
-            )
+            run = functools.partial(trained, case, options.out)
+            found[name] = watched.observe(WATCH, watched_rollouts.FIGURES, run, case.patches)
         except Exception as error:  # of one run, which its test says
             found[name] = {"failed": f"{type(error).__name__}: {error}"}
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
