@@ -21,6 +21,7 @@ def allreduced(layer: Any, parameter: Any, value: bool) -> bool:
     # Without communication of their own, all ranks have the same experts. TransformerEngine before 2.13, or with
     # weights in one piece, has marked them. Biases there are only with experts that are not divided.
     if layer.explicit_expert_comm and not hasattr(parameter, "tensor_model_parallel"):
+        # known: megatron-core's class, which is there with TransformerEngine only
         row = any(kind.__name__ == "TERowParallelGroupedLinear" for kind in type(layer).__mro__)
         parameter.tensor_model_parallel = True  # writes: while the layer is made
         # Asked for wherever a parameter is so marked.

@@ -75,6 +75,7 @@ def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     return wrapped(*args, **kwargs)
 
 
+# known: PEFT's own function, by its name; a layer that is kept in vain costs memory, one that is not, PEFT unmerges
 def _is_unloaded_next() -> bool:
     """Whether this is within PEFT's ``merge_and_unload``, which throws the layers away: nobody can unmerge them."""
     frame: FrameType | None = sys._getframe(2)  # what called the layer's merge, or an override of it

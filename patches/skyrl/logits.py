@@ -54,11 +54,13 @@ def _refusal(model: Any) -> str | None:
         model = model.module
     if not model.config.bf16:
         return "the model is not in bfloat16"
+    # known: Megatron's own class, which takes it by this name
     if "fp32_output" not in inspect.signature(model.forward).parameters:
         return f"this release's {type(model).__name__} has no fp32_output"
     return None
 
 
+# known: what takes no keywords could not be called with one; what takes them is asked by its result
 def _accepts_keywords(model: Any) -> bool:
     parameters = inspect.signature(model.forward).parameters.values()
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)

@@ -30,12 +30,13 @@ def loss_as_asked_for(
     """
     inner = trainer.dummy_dpo_trainer
     loss_type = inner.loss_type
-    # TRL's, before 0.20, reads it from the trainer.
+    # known: TRL's own, which takes it by this name, or before 0.20 reads it from the trainer
     named = "loss_type" in inspect.signature(inner.dpo_loss).parameters
     wanted = sequence_logps
     if loss_type == "ipo":
         # What sums the log-probabilities counts the tokens: packed sequences and context-parallel ranks included.
         sequences = 2 * len(sequence_logps[0])
+        # known: ms-swift's own, called with what it takes
         counted = "num_samples" in inspect.signature(trainer.get_logps).parameters
         ones = losses.new_full(losses.shape, -1.0).float()
         tokens = trainer.get_logps(ones, labels, packed_seq_params, **({"num_samples": sequences} if counted else {}))

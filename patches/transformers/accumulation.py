@@ -31,6 +31,8 @@ _MEANS = {
 }
 _PAGE = "docs/patches/transformers-accumulation-scale.md"
 
+# known here: releases and classes whose code was read; what is of another package is left as released.
+
 
 class _CannotTell(Exception):
     """Why it is not known what a loss was divided by."""

@@ -23,6 +23,9 @@ HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "numpy", "einops")
 _OF_ANY_CLASS = ("__init__", "config_class", "__firstlineno__", "__static_attributes__", "__annotate_func__")
 _PLAIN = (str, int, float, bool, type(None), tuple, list, dict, set)
 
+# known here: functions and classes are taken for known by their own module and identity; a name is only looked up in
+# the globals of a known function, to find what somebody has put there.
+
 
 def author(function: Any) -> str:
     """The package that has the code of a function; empty where something around it is of no known library."""

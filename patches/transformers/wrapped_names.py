@@ -10,5 +10,5 @@ from . import known_loss
 def name_within(model: Any) -> str:
     """The name that the class of a model had, before it was compiled, wrapped, or made one of FSDP2's or PEFT's."""
     inner = known_loss.unwrapped(model)
-    # FSDP2 gives the model a class of torch's that inherits from its own.
+    # known: FSDP2 gives the model a class of torch's that inherits from its own
     return next((each.__name__ for each in type(inner).__mro__ if each.__module__.partition(".")[0] != "torch"), "")

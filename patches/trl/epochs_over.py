@@ -17,6 +17,7 @@ _trainers: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 
 def noted(sampler: Any, generator: torch.Generator) -> torch.Generator:
     """The generator that ``RepeatSampler.__init__`` has made, as it is."""
+    # known: transformers asks for the training order by this method alone, and what it is of is a trainer
     caller = sys._getframe(2)
     if caller.f_code.co_name == "_get_train_sampler" and _is_released(type(sampler)):
         trainer = caller.f_locals.get("self")

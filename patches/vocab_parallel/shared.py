@@ -116,7 +116,7 @@ def recall(logits: torch.Tensor, group: Any) -> torch.Tensor | None:
         return entropy.detach()[window].clone()
     # The gradient goes past these logits, straight to those that they are a view of.
     seen = logits._backward_hooks or logits.retains_grad
-    # After a backward, the saved tensors of the one function are gone.
+    # known: after a backward the saved tensors of the one function are gone, which it says itself
     spent = getattr(entropy.grad_fn, "spent", False)
     return entropy[window].clone() if _leads_to_owner(logits) and not seen and not spent else None
 
@@ -125,6 +125,7 @@ def _owner(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
+# known: the node that the gradient arrives at is the owner's own, or it is not taken for it
 def _leads_to_owner(tensor: torch.Tensor) -> bool:
     """Whether the gradient of a view gets to the tensor that it views: not if it was made under no_grad."""
     owner = _owner(tensor)

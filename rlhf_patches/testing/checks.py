@@ -45,6 +45,14 @@ def hands_off(patch: KnownBug) -> None:
     _require(not found, "\n".join([f"{patch}: {what_to_do}", *map(str, found)]))
 
 
+def it_knows(patch: KnownBug) -> None:
+    """Its code decides by no name, signature, stack or graph of autograd's that it cannot say to be knowledge."""
+    __tracebackhide__ = True
+    found = conduct.unknown(patch)
+    what_to_do = "ask the object itself, or say in a comment on the line why this tells: # known: ..."
+    _require(not found, "\n".join([f"{patch}: {what_to_do}", *map(str, found)]))
+
+
 def is_held(patches: Collection[KnownBug], by: rules.Held, tests: Mapping[str, Collection[str]]) -> None:
     """Each rule, and each sentence that says that something is as it was, has a test that is there, or a reason.
 

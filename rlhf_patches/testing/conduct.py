@@ -1,7 +1,8 @@
 """What the code of a patch does beside its repair, as its text tells: it waits, or writes to what the user holds.
 
 Where either is right, a comment says why, on the line, the one above, or the function's ``def``: ``# waits: ...``,
-``# writes: ...``.
+``# writes: ...``. What it takes from names, a stack or autograd's graph has ``# known: ...``, why that tells, or the
+module ``# known here: ...``.
 """
 
 from __future__ import annotations
@@ -59,6 +60,28 @@ def writes(patch: KnownBug) -> list[Finding]:
     return sorted(found | _to_what_is_given(patch))
 
 
+def inferences(patch: KnownBug) -> list[Finding]:
+    """Where a patch's code reads a name, a signature, a stack or autograd's graph to decide.
+
+    None of these is knowledge by itself: what a name was not found in may do the same by another one.
+    """
+    return sorted({finding for finding, _ in _inferences(patch)})
+
+
+def unknown(patch: KnownBug) -> list[Finding]:
+    """Of `inferences` those of which no comment says why they are knowledge."""
+    return sorted({finding for finding, is_explained in _inferences(patch) if not is_explained})
+
+
+def _inferences(patch: KnownBug) -> Iterator[tuple[Finding, bool]]:
+    for piece in reach.pieces(patch):
+        of_all = re.search(r"(?m)^# known here: \S+ \S", piece.module.source.text) is not None
+        for node in ast.walk(piece.node):
+            if isinstance(node, ast.expr) and (said := _inferred_from(node)):
+                finding = Finding(piece.module.source.filename, node.lineno, said)
+                yield finding, of_all or _explained(piece.module, node, "known")
+
+
 def attributes(patch: KnownBug) -> set[str]:
     """The names of attributes that a patch's code sets on objects other than its method's own."""
     found = set()
@@ -81,6 +104,24 @@ def _constants(module: Module, node: ast.expr) -> set[str]:
 def _all(module: Module) -> Iterator[ast.stmt]:
     for each in module.defined.values():
         yield from each
+
+
+_NAMES = {"__name__", "__qualname__", "__module__"}
+_CODE = re.compile(r"__code__|co_(names|varnames|consts|freevars)|_getframe|f_back|grad_fn|next_functions")
+_INSPECTS = {"signature", "getsource", "getsourcelines", "getclosurevars", "currentframe", "stack"}
+
+
+def _inferred_from(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Attribute):
+        asked = _CODE.fullmatch(node.attr) or (node.attr in _INSPECTS and _last(node.value) == "inspect")
+        return f"`{ast.unparse(node)}` is asked" if asked else None
+    sides: list[ast.expr] = []
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+    elif isinstance(node, ast.Call) and _last(node.func) in ("startswith", "endswith", "match", "fullmatch"):
+        sides = [node]
+    names = {each.attr for side in sides for each in ast.walk(side) if isinstance(each, ast.Attribute)} & _NAMES
+    return f"`{ast.unparse(node)}` goes by a name" if names else None
 
 
 def _explained(module: Module, node: ast.expr | ast.stmt, word: str) -> bool:

@@ -65,6 +65,10 @@ class PatchContract:
         """No assignment to what its implementations are called with, and no call that is known to write."""
         checks.hands_off(self.patch)
 
+    def test_it_knows_and_does_not_infer(self) -> None:
+        """No name, signature, stack or graph of autograd's that it goes by without saying why that tells."""
+        checks.it_knows(self.patch)
+
     def test_what_holds_it_is_named(self) -> None:
         """Each rule, and each sentence that says that something is as it was."""
         if isinstance(self.patch, Advice):

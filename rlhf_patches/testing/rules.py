@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..definitions.patch import KnownBug
+from . import conduct
 
 RULES = {
     "least reach": "whether the bug is there is asked first, as cheaply as can be; else only upstream's statements run",
@@ -16,6 +17,8 @@ RULES = {
     "no new wait": "nothing raises between a rank's start and a collective, and every lock has a bound",
 }
 """What every patch says what holds it to."""
+KNOWN = "known"
+"""The rule of those that decide by a name, a signature, a stack or autograd's graph (`conduct.inferences`)."""
 
 _CLAIM = re.compile(
     r"""\bbit\ for\ bit\b | \bexactly\b | \bthe\ very\b | \bwith\ and\ without\ the\ patch\b
@@ -28,17 +31,23 @@ _CLAIM = re.compile(
 )
 """Words that say of a patch that something is as it was."""
 
+_PROMISE = re.compile(
+    r"(?<!\bmay\ )\bstays?\b | \bnever\b(?!\ ends?\b) | \balways\b | \bonly\b", re.VERBOSE | re.IGNORECASE
+)
+"""Words that make a promise of what a patch does; in other texts they are said of upstream's code."""
+
 _END = re.compile(r"(?<=[.?!])\s+(?=[A-Z0-9`*(\[])|\n\s*\n|\n(?=[-|] )")
 
 Held = Mapping[str, "str | Sequence[str]"]
 
 
 def claims(patch: KnownBug) -> Iterator[str]:
-    """The sentences of a patch's texts that say that something is as it was."""
+    """The sentences of a patch's texts that say that something is as it was, and those that promise."""
+    repair = getattr(patch, "repair", None)
     for text in _texts(patch):
         for sentence in _END.split(text):
             words = " ".join(sentence.split())
-            if _CLAIM.search(words):
+            if _CLAIM.search(words) or (text is repair and _PROMISE.search(words)):
                 yield words
 
 
@@ -56,8 +65,11 @@ def wrong_with(held: Held, patches: Collection[KnownBug], tests: Mapping[str, Co
         if not values:
             wrong.append(f'"{key}" names no test, and no reason')
         wrong += [f'"{key}": {said}' for each in values if (said := _wrong_with(each, tests))]
+    if KNOWN not in held:
+        found = [finding for patch in patches for finding in conduct.inferences(patch)]
+        wrong += [f'it has no "{KNOWN}": the test of what it goes by in {finding}' for finding in found[:1]]
     words = {patch: " ".join(" ".join(_texts(patch)).split()) for patch in patches}
-    further = [key for key in held if key not in RULES]
+    further = [key for key in held if key not in (*RULES, KNOWN)]
     wrong += [
         f'"{key}" is in no text of the patch' for key in further if not any(key in each for each in words.values())
     ]

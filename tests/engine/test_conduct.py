@@ -280,3 +280,55 @@ def test_what_is_not_there_is_told_elsewhere(package):
 
 def test_a_rewrite_without_functions_has_nothing_to_look_at():
     assert found(conduct.waits, Rewrite("toy:f", "a", "b")) == found(conduct.writes, Rewrite("toy:f", "a", "b")) == []
+
+
+INFERRED = {
+    "a class by its name": "type(instance).__name__ == 'Trainer'",
+    "a module by its name": "type(instance).__module__.startswith('transformers')",
+    "names in code": "'count' in instance.loss.__code__.co_names",
+    "a signature": "'count' in inspect.signature(instance.loss).parameters",
+    "who has called": "sys._getframe(1).f_code.co_name == 'train'",
+    "what a loss was made by": "kwargs['loss'].grad_fn.next_functions",
+}
+DECIDING = """\
+import inspect, sys
+{}def around(wrapped, instance, args, kwargs):
+    if {}:
+        pass{}
+    return wrapped(*args, **kwargs)
+"""
+
+
+@pytest.mark.parametrize("code", INFERRED.values(), ids=INFERRED)
+def test_what_goes_by_a_name_or_a_graph_is_found_unless_it_is_said_why_that_tells(package, code):
+    for above, behind, is_said in (
+        ("", "", False),
+        ("# known:\n", "", False),
+        ("# known: it is a class of our own\n", "", True),
+        ("# known here: classes of our own\n\n", "", True),
+        ("", "  # known: not on the line\n", False),
+    ):
+        name = package(repair=DECIDING.format(above, code, behind))
+        inferred = found(conduct.inferences, wrap(name))
+        assert inferred
+        assert found(conduct.unknown, wrap(name)) == ([] if is_said else inferred)
+
+
+@pytest.mark.parametrize("code", ["isinstance(instance, dict)", "instance.__name__", "print(type(instance).__name__)"])
+def test_what_is_asked_of_the_object_or_only_told_is_no_inference(package, code):
+    assert found(conduct.inferences, wrap(package(repair=DECIDING.format("", code, "")))) == []
+
+
+def test_attributes_that_are_set_are_found_by_name(package):
+    code = """\
+_MARK = "ours"
+def around(wrapped, instance, args, kwargs):
+    instance.a = instance.b.c = 1
+    setattr(instance, _MARK, True)
+    setattr(instance, "d", instance.e)
+    return wrapped(*args, **kwargs)
+class Own:
+    def __init__(self):
+        self.f = 1
+"""
+    assert conduct.attributes(patch(wrap(package(repair=code)))) == {"a", "c", "ours", "d"}

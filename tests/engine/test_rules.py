@@ -42,6 +42,12 @@ CLAIMS = (
     "Without ZeRO-3 the original function runs.",
     "The sum is exactly that of the ranks.",
 )
+PROMISES = (
+    "A seed of the user's stays.",
+    "It never writes to the model.",
+    "The step always divides.",
+    "Only the last stage divides.",
+)
 NO_CLAIMS = (
     "To go on as before, set `--loss_type sigmoid`.",
     "It leaves the context, whatever was before.",
@@ -50,6 +56,26 @@ NO_CLAIMS = (
     "Left alone: copies of this code.",
     "The gradients are those of the mean.",
 )
+
+
+@pytest.mark.parametrize("sentence", PROMISES)
+def test_a_repair_that_promises_needs_a_test(sentence):
+    assert list(rules.claims(patch(repair=f"It is repaired. {sentence}"))) == [sentence]
+    assert list(rules.claims(patch(cause=f"Upstream divides. {sentence}"))) == []  # upstream's code may do that
+
+
+@pytest.mark.parametrize("sentence", ["Repairs of your own may stay.", "Answers that never end hold others up once."])
+def test_what_only_sounds_so_is_no_promise(sentence):
+    assert list(rules.claims(patch(repair=sentence))) == []
+
+
+def test_what_decides_by_a_name_needs_a_test(monkeypatch):
+    deciding = patch()
+    monkeypatch.setattr(rules.conduct, "inferences", lambda _: ["file.py:3: `x.__name__ == 'T'` goes by a name"])
+    (said,) = rules.wrong_with(NAMED, [deciding], TESTS)
+    assert said.startswith('it has no "known"')
+    assert "file.py:3" in said
+    assert rules.wrong_with({**NAMED, "known": "test_b"}, [deciding], TESTS) == []
 
 
 @pytest.mark.parametrize("sentence", CLAIMS)

@@ -301,6 +301,11 @@ def test_it_keeps_its_hands_off(patch):
 
 
 @each_patch
+def test_it_knows_and_does_not_infer(patch):
+    checks.it_knows(patch)
+
+
+@each_patch
 def test_its_page_its_record_and_its_row_exist(patch):
     page = (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text()
     assert patch.summary in page

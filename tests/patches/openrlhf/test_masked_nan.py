@@ -35,6 +35,8 @@ HELD = {
         "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
     ),
     "Left alone": "test_without_a_mask_everything_counts",
+    "or `advantages` stays one": "test_a_nan_in_what_is_trained_on_is_not_hidden",
+    "One in `rollout_log_probs` stays one": "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
 }
 
 

@@ -19,6 +19,7 @@ HELD = {
         "test_without_memory_for_a_copy_PEFT_unmerges",
         "test_by_trl",
     ),
+    "known": "test_merged_for_good_nothing_is_copied",
     "no new wait": "because a copy that fails leaves it to PEFT; no lock, no collective",
     "base weights in bf16 or fp16 are the same, bit for bit": "test_with_it_they_are_the_same_bit_for_bit",
     "must be the present weight, bit for bit": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",

@@ -16,6 +16,7 @@ HELD = {
     "least reach": "test_where_the_logits_stay_in_bfloat16",
     "hands off": "because it calls the model with a keyword, and looks at the wrappers' signatures",
     "whatever worked": ("test_which_models", "test_a_megatron_core_without_fp32_output", "test_chunk_sizes"),
+    "known": ("test_which_models", "test_a_megatron_core_without_fp32_output"),
     "no new wait": "because its one lock is vocab_parallel's, which is waited for with a bound (test_numbers.py)",
     "as before": "test_log_probabilities_and_entropies_are_those_of_fp32_logits",
     "as it was": "test_where_the_logits_stay_in_bfloat16",

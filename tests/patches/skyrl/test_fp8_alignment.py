@@ -24,6 +24,7 @@ HELD = {
     "no new wait": "test_a_later_pipeline_stage_has_the_layout_of_the_first",
     "as before": "test_padding_changes_no_token",
     "unchanged": "test_without_fp8_and_reverted_nothing_changes",
+    "Only the wrapper's calls": "test_each_sequence_has_no_more_padding_than_that",
 }
 
 MODULE = "skyrl/backends/skyrl_train/workers/megatron/megatron_model_wrapper.py"

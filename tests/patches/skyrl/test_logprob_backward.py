@@ -22,11 +22,13 @@ HELD = {
     "least reach": "test_with_the_entropy_patch_disabled_nothing_gets_worse",
     "hands off": "because tensors are all it gets; those that somebody holds stay: test_ownership.py",
     "whatever worked": ("test_whatever_skyrls_functions_take", "test_within_torch_compile"),
+    "known": "vocab_parallel/test_sharing.py::test_views_made_without_grad_are_cut_off",
     "no new wait": "because each call has one all-reduce of maxima and one of sums, on every rank of the group",
     "bit for bit": "test_log_probabilities_are_the_same_bit_for_bit",
     "the result's dtype as before": "test_dtypes_are_the_same",
     "is as it was": "test_context_parallel_callers",
     "stays as it is": "test_with_the_entropy_patch_disabled_nothing_gets_worse",
+    "writes into the logits only under": "vocab_parallel/test_ownership.py::test_whoever_holds_them",
 }
 OUT_OF_PLACE = {"backward out of place because something else holds the logits": 1}
 MUTATED = "has been modified by an inplace operation"

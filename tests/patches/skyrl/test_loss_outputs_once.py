@@ -22,6 +22,7 @@ HELD = {
     "as before": "test_a_group_of_ray_actors",
     "Left alone": "test_a_group_of_ray_actors",
     "as released, with a warning": "test_a_mesh_of_which_nobody_collects_is_left_as_released",
+    "Only the actor that SkyRL collects from": "test_every_mesh",
 }
 
 

@@ -23,6 +23,7 @@ HELD = {
     "once": "test_every_group_is_trained_on_once",
     "nothing changes": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
     "Left alone": "because no module of slime's is in the folder of examples",
+    "the others stay in the queue": "test_what_a_step_takes",
 }
 WORKER = "tests.patches.slime.async_groups_ranks"
 FILES = tuple(f"slime/{name}.py" for name in ("rollout/fully_async_rollout", "utils/async_utils", "utils/types"))

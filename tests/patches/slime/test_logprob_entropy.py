@@ -16,6 +16,7 @@ HELD = {
     "least reach": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
     "hands off": "because tensors are all it gets; those that somebody holds stay: vocab_parallel/test_ownership.py",
     "whatever worked": ("test_functions", "test_what_is_put_in"),
+    "known": "vocab_parallel/test_sharing.py::test_views_made_without_grad_are_cut_off",
     "no new wait": "because every rank makes one all-reduce of maxima and one of sums; no lock is held",
     "Left alone": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
 }

@@ -40,6 +40,8 @@ HELD = {
     "it waits as before": "test_a_living_builder_is_waited_for_by_all",
     "means what it did": ("test_a_living_builder_is_waited_for_by_all", "test_a_killed_build"),
     "everything is as released": "test_on_other_systems_all_is_as_released",
+    "only if nobody else has it open": "test_others_may_open_the_file_meanwhile",
+    "on file systems of one machine only": "test_file_systems_that_machines_share",
 }
 WORKER = "tests.patches.torch.stale_build_lock_ranks"
 CASES = ("killed", "living", "orphans", "several", "killed_with_the_patch", "elsewhere", "recycled", "raising", "again")

@@ -29,6 +29,7 @@ HELD = {
         "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
         "test_accumulation_scale_distributed.py::test_what_is_divided_by_the_items_keeps_every_bit",
     ),
+    "known": ("test_what_was_right_keeps_its_bits", "trl/test_users_code.py::test_only_the_bug_is_repaired"),
     "no new wait": "because it reads the graph of one rank's loss, after upstream's forward; no lock, no collective",
     "bit for bit": "test_what_was_right_keeps_its_bits",
     "What a model gets stays what it was": "test_the_trainer_and_its_model_are_only_read",

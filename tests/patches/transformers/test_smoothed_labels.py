@@ -15,10 +15,12 @@ HELD = {
     "least reach": "test_where_the_name_is_found_nothing_is_asked",
     "hands off": "test_a_wrapped_model_is_only_read",
     "whatever worked": ("test_where_the_name_is_found_nothing_is_asked", "test_what_is_not_causal_stays"),
+    "known": "test_what_is_not_causal_stays",
     "no new wait": "because it reads attributes of the model: no lock, no collective",
     "bit for bit": "test_what_is_not_causal_stays",
     "nothing is asked": "test_where_the_name_is_found_nothing_is_asked",
     "as released": "test_what_is_not_causal_stays",
+    "Nothing is unwrapped, only read": "test_a_wrapped_model_is_only_read",
 }
 #: float32 against float64.
 TOLERANCE = 1e-5

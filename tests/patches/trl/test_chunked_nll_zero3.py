@@ -22,6 +22,7 @@ HELD = {
     "no new wait": ("test_the_same_collectives_on_every_rank", "test_exceptions_come_through"),
     "original function runs": "test_without_zero3_everything_is_bit_for_bit_as_before",
     "bit for bit": "test_every_number_is_that_of_the_unpatched_function_on_a_whole_head",
+    "the head stays gathered": "test_deepspeed_reduces_the_right_gradients",
 }
 """Of `trl-chunked-nll-zero3` and `trl-chunked-divergence-zero3`."""
 WORKER = "tests.patches.trl.chunked_nll_zero3_ranks"

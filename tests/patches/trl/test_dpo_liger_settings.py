@@ -25,6 +25,7 @@ HELD = {
         "test_what_was_right_is_the_same_bit_for_bit",
         "test_only_liger_s_own_class_is_given_more",
     ),
+    "known": "test_only_liger_s_own_class_is_given_more",
     "no new wait": "because it is two arguments; no lock, no collective",
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
 }

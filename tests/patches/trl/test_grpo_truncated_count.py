@@ -24,6 +24,7 @@ HELD = {
     "bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
     "the loss stays 0": "test_where_all_are_truncated_the_loss_stays_0",
     "both factors are right": "test_with_the_other_factor_of_the_loss",
+    "were right, and stay out": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = "rlhf_patches.patches.trl.proofs.grpo_truncated_count_ranks"
 HALF = "masked, half a generation"

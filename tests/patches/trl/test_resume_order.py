@@ -23,6 +23,7 @@ HELD = {
     ),
     "hands off": ("test_what_it_reads_is_as_it_was", "test_a_run_from_the_start_is_the_same_bit_for_bit"),
     "whatever worked": "test_a_subclass_that_says_the_epoch_itself_or_is_like_no_other_is_left_alone",
+    "known": "test_a_sampler_that_is_not_for_training_is_not_noted",
     "no new wait": "because it draws from one rank's generator; no lock, no collective",
     "bit for bit": (
         "test_a_run_from_the_start_is_the_same_bit_for_bit",

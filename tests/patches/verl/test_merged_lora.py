@@ -16,6 +16,7 @@ HELD = {
     "it stays merged afterwards": "test_the_engine_gets_the_merged_weights",
     "the base model is restored": "test_the_model_is_as_it_was",
     "nothing changes": "test_where_it_was_right_upstreams_own_iterator_is_given",
+    "so that it stays merged": "test_the_engine_gets_the_merged_weights",
 }
 WORKER = merged_lora_ranks.__name__
 BUG = ("merged", "in bfloat16", "with offload", "closed early")

@@ -17,6 +17,7 @@ HELD = {
     "nothing changes": "test_within_the_trainer_nothing_changes",
     "as before": "test_another_run_draws_the_same",
     "keep their numbers": "test_the_first_replica_keeps_its_seed",
+    "has set for all of them, and stays": "test_a_seed_of_the_users_stays",
 }
 WORKER, REPLICAS = replica_seed_ranks.__name__, replica_seed_ranks.REPLICAS
 RANKS = list(range(REPLICAS))

@@ -14,6 +14,7 @@ HELD = {
     "no new wait": "because it hashes a few characters; no lock, no collective",
     "as before": "test_another_run_draws_the_same",
     "nothing changes": "test_the_rest_is_as_released",
+    "that a caller has set stays": "test_the_rest_is_as_released",
 }
 WORKER, GROUP = rollout_seed_ranks.__name__, rollout_seed_ranks.GROUP
 STATES = ("before", "after", "reverted")
