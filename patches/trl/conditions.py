@@ -57,7 +57,9 @@ def settings_of_liger(args: Any) -> bool:
     kinds = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
     if kinds[0] == "discopop":
         return bool(args.discopop_tau != 0.05)
-    return kinds[0] in ("robust", "exo_pair") and bool(args.label_smoothing)
+    if kinds[0] == "robust":
+        return bool(0 < args.label_smoothing < 0.5)
+    return kinds[0] == "exo_pair" and bool(args.label_smoothing)
 
 
 def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None:

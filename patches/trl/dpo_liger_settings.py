@@ -9,8 +9,13 @@ from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Signature, Va
 
 
 def settings(loss: Any, args: Any) -> dict[str, float]:
-    """What Liger's own class takes besides, and nobody has bound already; another class gets what TRL gives it."""
+    """What Liger's own class takes besides, and nobody has bound already; another class gets what TRL gives it.
+
+    Liger refuses robust with a smoothing of half or more, of which TRL only warns: that trains on without.
+    """
     found = {"label_smoothing": args.label_smoothing, "discopop_tau": args.discopop_tau}
+    if "robust" in args.loss_type and not 0 <= args.label_smoothing < 0.5:
+        del found["label_smoothing"]
     while isinstance(loss, partial):
         found = {name: value for name, value in found.items() if name not in loss.keywords}
         loss = loss.func
@@ -35,7 +40,8 @@ Since 0.8.1 Liger's loss has these types, and takes both settings. The trainer g
     repair="""\
 The loss is made with `label_smoothing` and `discopop_tau` too, as in 1.13.0. Types that read neither stay bit for bit
 what they are; Liger's `"sigmoid"` does not, nor does that of TRL without Liger since 0.29.0. A class of somebody else's
-in the place of Liger's gets what TRL gives it.""",
+in the place of Liger's gets what TRL gives it, and a `label_smoothing` that Liger refuses for `"robust"`, half or more,
+is left out as before; TRL warns of it, and 1.13.0 raises.""",
     changes_numbers="""\
 Since TRL 0.29.0 with Liger 0.8.1 and later, DPO with Liger trained `robust` as if no preference were flipped, which is
 `sigmoid`, and `discopop` with its default temperature. With the patch it is what was asked for, and hardly anything of

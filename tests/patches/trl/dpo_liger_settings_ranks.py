@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "discopop": {"loss_type": "discopop", "discopop_tau": TAU},
     "exo_pair": {"loss_type": "exo_pair", **SMOOTHING},
     "robust, no smoothing": {"loss_type": "robust"},
+    "robust, refused": {"loss_type": "robust", "label_smoothing": 0.6},
     "sigmoid": {"loss_type": "sigmoid", **SMOOTHING},
     "apo_zero": {"loss_type": "apo_zero", **SMOOTHING},
     "robust, without Liger": {"loss_type": "robust", "liger": False, **SMOOTHING},

@@ -33,7 +33,7 @@ WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
 #: Everything is in float64 but for one factor of Liger's; seen are 3e-7.
 TOLERANCE = 1e-6
 WRONG = ("robust", "discopop", "exo_pair")
-RIGHT = ("robust, no smoothing", "sigmoid", "apo_zero", "robust, without Liger")
+RIGHT = ("robust, no smoothing", "robust, refused", "sigmoid", "apo_zero", "robust, without Liger")
 
 
 class TestContract(PatchContract):
@@ -76,13 +76,14 @@ def test_the_loss_has_the_user_s_settings(trained):
 def test_what_was_right_is_the_same_bit_for_bit(trained):
     found = trained("1.12.0", *WRONG, *RIGHT)
     for case in RIGHT:
-        assert found["before"][case]["error of none" if case == "sigmoid" else "error"] < TOLERANCE
+        of_none = case in ("sigmoid", "robust, refused")
+        assert found["before"][case]["error of none" if of_none else "error"] < TOLERANCE
         assert found["after"][case] == found["before"][case]
 
 
 def test_only_liger_s_own_class_is_given_more():
     """One of the user's in its place may take what TRL gives it, and nothing else."""
-    args = SimpleNamespace(label_smoothing=0.2, discopop_tau=0.5)
+    args = SimpleNamespace(label_smoothing=0.2, discopop_tau=0.5, loss_type="robust")
     liger = type("LigerFusedLinearDPOLoss", (), {"__module__": "liger_kernel.chunked_loss.dpo_loss"})
     both = {"label_smoothing": 0.2, "discopop_tau": 0.5}
     assert settings(liger, args) == settings(partial(liger, compiled=False), args) == both
@@ -96,6 +97,8 @@ def test_only_liger_s_own_class_is_given_more():
     [
         ("robust", 0.2, 0.05, True),
         ("robust", 0.0, 0.05, False),
+        (["robust"], 0.6, 0.05, False),
+        ("exo_pair", 0.6, 0.05, True),
         (["discopop"], 0.2, 0.5, True),
         ("discopop", 0.2, 0.05, False),
         ("sigmoid", 0.2, 0.5, False),
