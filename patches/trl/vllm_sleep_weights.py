@@ -27,6 +27,16 @@ def _tools_of(trainer: str) -> Rewrite:
     )
 
 
+def _rollouts_of(trainer: str) -> Rewrite:
+    """A user's function generates as often as it likes, on each rank another number of times."""
+    return Rewrite(
+        target=f"{trainer}._generate",
+        pattern="self.rollout_func(prompts, self)",
+        replacement="$ALONE(self, self.rollout_func)(prompts, self)",
+        uses={"ALONE": f"{_HELPERS}:on_its_own"},
+    )
+
+
 def _of_a_trainer(name: str, *, reloads: bool) -> tuple[Rewrite, ...]:
     """Until 0.27.2 a trainer has its engine itself."""
     trainer = f"trl.trainer.{name.lower()}_trainer:{name}Trainer"
@@ -71,6 +81,8 @@ _AWAKE = Rewrite(
 )
 _TOOLS = _tools_of("trl.trainer.grpo_trainer:GRPOTrainer")
 _TOOLS_OF_DPPO = _tools_of("trl.experimental.dppo.dppo_trainer:DPPOTrainer")
+_ROLLOUT_FUNC = _rollouts_of("trl.trainer.grpo_trainer:GRPOTrainer")
+_ROLLOUT_FUNC_OF_DPPO = _rollouts_of("trl.experimental.dppo.dppo_trainer:DPPOTrainer")
 _LOADED = _loaded_by(f"{_GENERATION}.sync_weights")
 _ROLLOUTS = _of_rollouts("trainer.vllm_generation.llm")
 
@@ -137,9 +149,9 @@ on-policy. Of a run that was tuned without it hardly anything carries over.""",
             independent=True,
         ),
         _of_the_generation(">=0.28.0,<0.29.0", _AWAKE, _ROLLOUTS),
-        _of_the_generation(">=0.29.0,<=0.29.1", _ROLLOUTS),
-        _of_the_generation(">=1.0.0rc1,<1.9.0", _ROLLOUTS, _TOOLS_OF_DPPO),
-        _of_the_generation(">=1.9.0,<1.10.0"),
+        _of_the_generation(">=0.29.0,<=0.29.1", _ROLLOUTS, _ROLLOUT_FUNC),
+        _of_the_generation(">=1.0.0rc1,<1.9.0", _ROLLOUTS, _TOOLS_OF_DPPO, _ROLLOUT_FUNC, _ROLLOUT_FUNC_OF_DPPO),
+        _of_the_generation(">=1.9.0,<1.10.0", _ROLLOUT_FUNC),
     ),
     retire="when the oldest trl in use is 1.10.0",
 )

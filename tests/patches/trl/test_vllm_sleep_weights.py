@@ -30,7 +30,7 @@ HELD = {
     "as before": "test_where_ranks_may_not_come_nothing_is_gathered",
 }
 WORKER = "tests.patches.trl.vllm_sleep_weights_ranks"
-CASES = ("steps", "micro-batches", "evaluated", "tools", "rollouts", "RLOO")
+CASES = ("steps", "micro-batches", "evaluated", "tools", "rollouts", "own rollouts", "RLOO")
 ROUNDING = 1e-12
 """Of sums over 99 words in float64, by the engine and by the reference; seen are 2e-15."""
 BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
@@ -73,6 +73,7 @@ def wrong(found, case, state="before"):
         ("evaluated", [1, 2, 3, 4, 5]),
         ("tools", [2, 3]),
         ("rollouts", [1, 2, 3]),
+        ("own rollouts", [2, 3]),
         ("RLOO", [1]),
     ],
 )
@@ -139,6 +140,12 @@ def test_where_ranks_may_not_come_nothing_is_gathered(settings, then):
     engine_weights.with_weights_elsewhere(trainer)
     engine_weights.with_weights(owner)
     assert owner.done == ["load", then, then, "load"]
+
+
+def test_the_whole_of_a_rollout_func_is_on_its_own(report):
+    """By the path that it takes in GRPOTrainer: a rank that asks twice waits for none that asks once."""
+    assert report["after"]["own rollouts"]["alone"] == [True] * 4
+    assert report["before"]["own rollouts"]["alone"] == [False] * 4
 
 
 def test_a_loop_that_raises_is_left():

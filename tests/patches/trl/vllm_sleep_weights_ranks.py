@@ -19,6 +19,7 @@ import torch
 import transformers
 from datasets import Dataset
 
+from rlhf_patches.patches.trl import engine_weights
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
 from tests.harness import sleeping_engine
@@ -31,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "evaluated": {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 2, "max_steps": 2},
     "tools": {"max_steps": 2},
     "rollouts": {"max_steps": 2},
+    "own rollouts": {"max_steps": 2},
     "RLOO": {"max_steps": 2},
     "RLOO micro-batches": {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 2},
     "awake": {"max_steps": 2, "vllm_enable_sleep_mode": False},
@@ -77,6 +79,20 @@ def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
     return {name: [each[name] for each in found] for name in ("prompt_ids", "completion_ids", "logprobs")}
 
 
+ALONE: list[bool] = []
+"""Of each generation that a user's own function asks the engine for, whether its rank is known to be on its own."""
+
+
+def own_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """The same, of the engine itself: nothing keeps other ranks from asking it once, or three times."""
+    given = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    for _ in range(2):
+        ALONE.append(trainer.vllm_generation in engine_weights._ON_ITS_OWN)
+        prompt_ids, completion_ids, logprobs, _ = trainer.vllm_generation.generate(given, None, 1)
+    first = [[each[0] for each in sequence] for sequence in logprobs]
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": first}
+
+
 def made(case: str, out: Path) -> Any:
     folder = tempfile.mkdtemp(dir=out)
     small.model().save_pretrained(folder)
@@ -87,6 +103,8 @@ def made(case: str, out: Path) -> Any:
         more["eval_dataset"] = Dataset.from_list([{"prompt": prompt} for prompt in small.PROMPTS[:2]])
     if case == "rollouts":
         more["rollout_func"] = rollout
+    if case == "own rollouts":
+        more["rollout_func"] = own_rollout
     return small.rollouts(
         kind,
         Path(folder),
@@ -134,6 +152,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
         trainer.tools = [some_words]
         trainer._tool_call_loop = turn(trainer, inspect.getsource(type(trainer)._generate))
     failed = None
+    ALONE.clear()
     try:
         trainer.train()
     except (RuntimeError, ValueError) as error:  # of tokens whose weights are lost
@@ -142,6 +161,7 @@ def trained(case: str, out: Path) -> dict[str, Any]:
     return {
         "generations": generations.found,
         "calls": engine.calls,
+        "alone": list(ALONE),
         "differences": [
             each["sampling/sampling_logp_difference/mean"]
             for each in trainer.state.log_history
