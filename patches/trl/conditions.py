@@ -63,7 +63,7 @@ def settings_of_liger(args: Any) -> bool:
 
 
 def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None:
-    """Of GKDTrainer: how many times its size the gradient is; None in evaluation, of Liger's and somebody's own loss."""
+    """Of GKDTrainer: how many times its size the gradient is; None in evaluation, of Liger's or an own loss."""
     ranks = window.averaged_over(self)
     if num_items_in_batch is None or ranks == 1:
         return False

@@ -73,8 +73,8 @@ In such rows the labels where positions begin anew are -100, as in 0.23.1, so lo
 that they are divided by are those of the examples one by one. In 0.22.2 and 0.23.0 rows that have positions and
 `pad_to_multiple_of` have no mask. Padded batches, completions, and other attention than FlashAttention stay bit for bit
 what they are, and so do `labels` of a data set's own, where one of a batch is neither -100 nor the token at its place:
-they may be shifted already. Not repaired: `padding_free` and packing without FlashAttention, of which TRL warns, and whose examples
-attend to each other in these releases.""",
+they may be shifted already. Not repaired: `padding_free` and packing without FlashAttention, of which TRL warns, and
+whose examples attend to each other in these releases.""",
     changes_numbers="""\
 Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. With
 the patch loss and gradient are means over other tokens, and not to be compared with those before; a run that is
