@@ -328,7 +328,8 @@ for version in ENGINE_PYTHONS:  # the oldest that is found lacks most
 @session(**SHARED_BY_TRL, name="trl-newest", tags=["test"])
 def trl_newest(session: nox.Session) -> None:
     """The patches of TRL, and of what is under it, newest releases."""
-    pytest(session, *BY_TRL, "tests/patches/test_contract.py", *REAL, *NOT_EXHAUSTIVE, python=TRL_PYTHON)
+    of_all = ("tests/patches/test_contract.py", "tests/patches/test_default_path.py")
+    pytest(session, *BY_TRL, *of_all, *REAL, *NOT_EXHAUSTIVE, python=TRL_PYTHON)
 
 
 @session(venv_backend="none", requires=["environment-vllm"], tags=["test"])
