@@ -23,8 +23,9 @@ another temperature than the trainer divides by.""",
 returns log-probabilities: once per batch of rollouts.
 
 Not of a trainer with a training loop of its own, such as the fully asynchronous one, whose rollouts are older than the
-weights; not with top-p, top-k, min-p or a repetition penalty, which the trainer's log-probabilities do not know of; not
-where SkyRL skips the forward pass (0.4.0, a loss that optimizes against the engine's).""",
+weights; not with top-p, top-k, min-p or a repetition penalty, which the trainer's log-probabilities do not know of, nor
+with `additional_kwargs`, by which structured outputs come; not where SkyRL skips the forward pass (0.4.0, a loss that
+optimizes against the engine's).""",
     limits=figures.LOG_PROBABILITIES,
     points_to=("skyrl-rollout-temperature",),
     references=("https://github.com/NovaSky-AI/SkyRL/blob/main/skyrl/train/trainer.py",),

@@ -44,7 +44,8 @@ def _by_these_weights(trainer: Any) -> bool:
     """Whether rollouts are by the weights that are trained, from the distribution that these have."""
     loop = next(kind.__module__ for kind in type(trainer).__mro__ if "train" in vars(kind))
     sampling = trainer.cfg.generator.sampling_params
-    return loop == _LOOP and samples.is_whole({name: getattr(sampling, name, None) for name in samples.SAMPLING})
+    whole = loop == _LOOP and samples.is_whole({name: getattr(sampling, name, None) for name in samples.SAMPLING})
+    return whole and not getattr(sampling, "additional_kwargs", None)
 
 
 def _trains_any(mask: Any) -> bool:

@@ -258,6 +258,16 @@ def test_dropout_in_swift(watched_of, dropped):
     assert len(said()) == (not dropped)
 
 
+def test_structured_outputs_in_skyrl(watched_of):
+    """Which are settings that it hands on without a name of its own."""
+    watched, said = watched_of("skyrl")
+    trainer = Loop()
+    trainer.cfg.generator.sampling_params.additional_kwargs = {"structured_outputs": {"regex": "a|b"}}
+    for step, batch in enumerate(batches("lost", 2)):
+        log_skyrl(watched, trainer, batch, step)
+    assert (said(), watched.observed()) == ([], {})
+
+
 SLIME = {
     "sampled": ("slime.rollout.sglang_rollout.generate_rollout", {}, 20, 0.01),
     "sampled asynchronously": ("slime.rollout.fully_async_rollout.generate_rollout_fully_async", {}, 20, 0.01),
@@ -289,6 +299,35 @@ def test_slime_has_sampled_what_is_looked_at(watched_of, case):
     watched.around_log(lambda *_: None, None, (args, metrics, "train/step"), {})
     assert len(said()) == (2 if case == "too long" else 0)
     assert bool(watched.observed()) is (case.startswith("sampled") or case == "too long")
+
+
+ONLINE_DPO = {
+    "taken apart": ({}, [[5, 6], [0, 5]], 1),
+    "an end of the generation's": ({"ends": [7, 1]}, [[5, 6], [0, 5]], 0),
+    "a form": ({"structured_outputs": "a|b"}, [[5, 6], [0, 5]], 0),
+    "a form of an older release": ({"guided_decoding": "a|b"}, [[5, 6], [0, 5]], 0),
+    "a stop": ({"stop_token_ids": [7]}, [[5, 6], [0, 5]], 0),
+    "the context may be full": ({}, [[5, 6], [5, 7]], 0),
+    "the context may be full, padded": ({}, [[0, 6], [0, 7]], 0),
+}
+
+
+@pytest.mark.parametrize("case", ONLINE_DPO)
+def test_online_dpo_with_completions_of_one_token(watched_of, case):
+    """Whose prompts may be padded on the left."""
+    changed, prompts, lines = ONLINE_DPO[case]
+    changed = dict(changed)
+    watched, said = watched_of("trl", "watched_online_dpo")
+    trainer = Object(
+        model=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=changed.pop("ends", 1))),
+        generation_config=SimpleNamespace(**{"max_tokens": 8, **changed}),
+        processing_class=SimpleNamespace(eos_token_id=1, pad_token_id=0),
+        state=SimpleNamespace(global_step=0),
+    )
+    result = [[7]] * 4, prompts * 2
+    assert watched.around_generate(lambda *_: result, trainer, (prompts,), {}) is result
+    assert len(said()) == lines
+    assert watched.observed()["long-completions"]["values"] == 1
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -41,6 +41,7 @@ class Case:
 
 LORA = {"lora_dropout": 0.1}
 SLOWLY = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 20}
+TEN_STEPS = Case({"max_steps": 10}, policy="sure")
 RIGHT: dict[str, Case] = {
     "plain": Case(),
     "colder": Case({"temperature": 0.7}),
@@ -56,18 +57,17 @@ RIGHT: dict[str, Case] = {
     # dropout
     "GPT-2's own dropout": Case({"max_steps": 12}, policy="gpt2", prompts=ALIKE),
     "GPT-2's own dropout, disabled": Case({"disable_dropout": True}, policy="gpt2", prompts=ALIKE),
-    "of attention": Case({"max_steps": 12}, policy="attention_dropout"),
+    "of attention": Case({"max_steps": 3}, policy="attention_dropout"),
     "LoRA": Case(lora={}),
     "LoRA's dropout": Case({**SLOWLY, "max_steps": 24, "learning_rate": 0.002}, lora=LORA, policy="sure"),
     "LoRA's dropout, disabled": Case({"disable_dropout": True}, lora=LORA),
     "LoRA's dropout, resumed": Case(
         {"max_steps": 12, "learning_rate": 1e-3}, lora={**LORA, "init_lora_weights": False}
     ),
-    "LoRA on GPT-2": Case({"max_steps": 12}, policy="gpt2", lora=LORA, prompts=ALIKE),
+    "LoRA on GPT-2": Case({"max_steps": 3}, policy="gpt2", lora=LORA, prompts=ALIKE),
     # several runs in one process
     "trained on": Case(times=2),
     "after a run that rounds less": Case(engine="Coarse", policy="sure", before=("ten steps",)),
-    "ten steps": Case({"max_steps": 10}, policy="sure"),
     "after a run that was wrong": Case(before=("lost weights",)),
     # short contexts
     "the context leaves one token": Case(engine="Context", prompts=ALIKE),
@@ -109,6 +109,11 @@ WRONG: dict[str, tuple[Case, str, str]] = {
         Case({"max_steps": 12, "learning_rate": 1e-3}, engine="LostLater", policy="gpt2", prompts=ALIKE),
         "trainer and engine differ by",
         "Dropout of the model is active (p 0.1)",
+    ),
+    "raw log-probabilities": (
+        Case({"temperature": 0.5}, engine="Raw", policy="sure"),
+        "trainer and engine differ by",
+        "trl-vllm-raw-logprobs",
     ),
     "one seed": (Case(engine="OneSeed"), "all completions of a group are the same", ""),
     "one seed that is asked for": (

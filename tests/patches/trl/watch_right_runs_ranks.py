@@ -23,10 +23,11 @@ from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
 from tests.harness import sleeping_engine, watched
 from tests.patches.trl import vllm_sleep_weights_ranks as sleeping
-from tests.patches.trl.watch_right_runs_cases import RIGHT, WATCH, WRONG, Case
+from tests.patches.trl.watch_right_runs_cases import RIGHT, TEN_STEPS, WATCH, WRONG, Case
 from tests.patches.trl.watch_rollouts_ranks import Certain, Ends, Flat, OneSeed
 
 CASES = {**RIGHT, **{name: case for name, (case, *_) in WRONG.items()}}
+BEFORE = {**CASES, "ten steps": TEN_STEPS}
 LLM = sleeping_engine.LLM
 
 
@@ -86,6 +87,14 @@ class LostLater(LLM):
             super()._load_weights([(name, value * (self.loads[name] <= 10))])
 
 
+class Raw(LLM):
+    """Says what log-probabilities are at temperature 1, whatever the temperature."""
+
+    def _sampled(self, given: list[int], wanted: Any) -> Any:
+        made = super()._sampled(given, wanted)
+        return with_raw(self, given, made.token_ids)
+
+
 class Form(LLM):
     """Whose completions have to be the same words; it says of them what the model thinks."""
 
@@ -93,13 +102,7 @@ class Form(LLM):
     within = False
 
     def _sampled(self, given: list[int], wanted: Any) -> Any:
-        tokens = list(self.words)[: wanted.max_tokens]
-        with torch.no_grad():
-            scores = self.weights(torch.tensor([given + tokens])).logits[0, len(given) - 1 : -1].log_softmax(-1)
-        known = [0.0 if self.within else float(row[token]) for row, token in zip(scores, tokens, strict=True)]
-        pairs = zip(tokens, known, strict=True)
-        logprobs = [{token: SimpleNamespace(logprob=value, rank=1)} for token, value in pairs]
-        return SimpleNamespace(token_ids=tokens, logprobs=logprobs, text="")
+        return with_raw(self, given, list(self.words)[: wanted.max_tokens], self.within)
 
 
 class Form1(Form):
@@ -112,18 +115,25 @@ class Within(Form):
     within = True
 
 
+def with_raw(engine: Any, given: list[int], tokens: list[int], certain: bool = False) -> Any:
+    """A completion of these tokens, with what the model thinks of each."""
+    with torch.no_grad():
+        scores = engine.weights(torch.tensor([given + tokens])).logits[0, len(given) - 1 : -1].log_softmax(-1)
+    known = [0.0 if certain else float(row[token]) for row, token in zip(scores, tokens, strict=True)]
+    pairs = zip(tokens, known, strict=True)
+    logprobs = [{token: SimpleNamespace(logprob=value, rank=1)} for token, value in pairs]
+    return SimpleNamespace(token_ids=tokens, logprobs=logprobs, text="")
+
+
 class Greedy(LLM):
     """Takes the likeliest token."""
 
     def _sampled(self, given: list[int], wanted: Any) -> Any:
         tokens: list[int] = []
-        logprobs = []
         for _ in range(wanted.max_tokens):
             with torch.no_grad():
-                found = self.weights(torch.tensor([given + tokens])).logits[0, -1].log_softmax(-1)
-            tokens.append(int(found.argmax()))
-            logprobs.append({tokens[-1]: SimpleNamespace(logprob=float(found.max()), rank=1)})
-        return SimpleNamespace(token_ids=tokens, logprobs=logprobs, text="")
+                tokens.append(int(self.weights(torch.tensor([given + tokens])).logits[0, -1].argmax()))
+        return with_raw(self, given, tokens)
 
 
 def qwen2() -> Any:
@@ -155,7 +165,7 @@ def gpt2() -> Any:
 
 POLICIES = {made.__name__: made for made in (qwen2, sure, attention_dropout, gpt2)}
 _OF_THE_ENGINE = (LLM, Certain, Context, Coarse, Ends, Ends7, Flat, Form, Form1, Greedy, Lost, LostLater, OneSeed)
-ENGINES = {kind.__name__: kind for kind in (*_OF_THE_ENGINE, Rounded, Within)}
+ENGINES = {kind.__name__: kind for kind in (*_OF_THE_ENGINE, Raw, Rounded, Within)}
 
 
 def made(case: Case, out: Path) -> Any:
@@ -188,7 +198,7 @@ def made(case: Case, out: Path) -> Any:
 
 def trained(case: Case, out: Path) -> dict[str, Any]:
     for name in case.before:
-        trained(CASES[name], out)
+        trained(BEFORE[name], out)
     trainer = made(case, out)
     for _ in range(case.times):
         trainer.train()
