@@ -9,7 +9,7 @@ from types import FunctionType, SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.trl import window
+from rlhf_patches.patches.trl import released, window
 from tests.harness.side_by_side import folder
 from tests.harness.warm import TORCH, TRL, Level
 
@@ -27,7 +27,7 @@ HELD = {
         "test_evaluation_is_the_same",
         "test_where_nothing_is_to_do_it_is_trl_s_function",
     ),
-    "keeps what it does": "test_what_is_one_s_own_is_left_alone",
+    "Left as released": ("test_what_is_one_s_own_is_left_alone", "test_one_line_on_rank_0_says_what_is_left"),
 }
 WORKER = "tests.patches.trl.distillation_scale_ranks"
 ALONE = ("GOLD 4", "ULD 4", "GKD 4", "GOLD 1", "ULD 1", "GOLD 2 generated")
@@ -113,6 +113,19 @@ def test_what_is_one_s_own_is_left_alone(reports, case):
     assert found == reports[2]["before"][case]
     if case != "Averages 1":
         assert found["error of tokens"] < ROUNDING
+
+
+def test_one_line_on_rank_0_says_what_is_left(monkeypatch, caplog):
+    """Once in a process, of the same class; nothing keeps the class."""
+    monkeypatch.setattr(released, "_said", set())
+    for rank in (1, 0, 0):
+        one = trainer()
+        one.accelerator.is_main_process = rank == 0
+        own = lambda: 24.0  # noqa: E731  (not of_trl)
+        assert window.summed(one, own, 9) is own
+    (said,) = caplog.messages
+    assert said.startswith("trl-distillation-scale: ")
+    assert said.endswith("<lambda> is not the release's own: the gradient stays as released")
 
 
 @pytest.mark.parametrize(("ranks", "case", "factor"), [(1, "GOLD 2 generated", 2), (2, "GKD 1 generated", 2)])

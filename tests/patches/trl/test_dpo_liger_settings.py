@@ -26,8 +26,13 @@ HELD = {
         "test_only_liger_s_own_class_is_given_more",
     ),
     "known": "test_only_liger_s_own_class_is_given_more",
+    "gets what TRL gives it": (
+        "test_only_liger_s_own_class_is_given_more",
+        "test_what_was_right_is_the_same_bit_for_bit",
+    ),
     "no new wait": "because it is two arguments; no lock, no collective",
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
+    "is left out as before": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
 #: Everything is in float64 but for one factor of Liger's; seen are 3e-7.
