@@ -31,8 +31,11 @@ HELD = {
     ),
     "known": ("test_what_was_right_keeps_its_bits", "trl/test_users_code.py::test_only_the_bug_is_repaired"),
     "no new wait": "because it reads the graph of one rank's loss, after upstream's forward; no lock, no collective",
-    "bit for bit": "test_what_was_right_keeps_its_bits",
-    "What a model gets stays what it was": "test_the_trainer_and_its_model_are_only_read",
+    "hands on the very tensor": (
+        "test_accumulation_scale_trainers.py::test_what_hands_on_is_divided",
+        "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
+    ),
+    "All else is left as released": "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
     "that a small configuration builds was trained": "because benchmarks/transformers_accumulation.py writes that page",
 }
 #: float32 against float64.
