@@ -473,7 +473,7 @@ LISTED = (
     Listed('trl-vllm-raw-logprobs', 'rlhf_patches.patches.trl.vllm_raw_logprobs:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.23.0,<0.24.0', modules=('trl.scripts.vllm_serve', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=0.24.0,<0.27.1', modules=('trl.scripts.vllm_serve',), rewrites=True),
-    )),
+    ), "with top_p, top_k or min_p vLLM's processed log-probabilities are those within the nucleus, TRL's are not"),
     Listed('trl-vllm-serve-dead-worker', 'rlhf_patches.patches.trl.vllm_serve_dead_worker:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.17.0,<1.11.0', modules=('trl.scripts.vllm_serve',), rewrites=True),
     )),

@@ -83,7 +83,7 @@ class Settings(NamedTuple):
         """Why a patch is off that upstream contests, and who holds what is ``contested``; None when it is not off."""
         if not contested or name in self.named:
             return None
-        return f"contested upstream, so off unless asked for by name (RLHF_PATCHES_ENABLE={name}): {contested}"
+        return f"off unless asked for by name (RLHF_PATCHES_ENABLE={name}): {contested}"
 
     def switched_off(self, name: str) -> str | None:
         """Why a patch is switched off, None when it is not. Of what is contested, `unasked` says more."""

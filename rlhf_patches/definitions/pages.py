@@ -250,7 +250,7 @@ def summary(patch: KnownBug) -> str:
 
 def _remarks(patch: KnownBug) -> str:
     said = ["changes numbers"] * bool(patch.changes_numbers)
-    said += ["contested upstream: off unless asked for by name"] * bool(patch.contested)
+    said += ["off unless asked for by name"] * bool(patch.contested)
     said += ["advice: not repaired"] * isinstance(patch, Advice)
     return f" ({'; '.join(said)})" if said else ""
 

@@ -707,8 +707,9 @@ class Patch(KnownBug):
         changes_numbers: for a repair of numbers that a user may have tuned to: what was wrong, since which release, and
             what a run that was trained with it should do. One paragraph. The page has it as a section, ``doctor``,
             ``check`` and reports beside the patch, and the log says it once when the patch is applied.
-        contested: where upstream has not agreed that it is a bug: who holds what, in one line. Such a patch is off
-            unless it is asked for by its name, in ``RLHF_PATCHES_ENABLE`` say.
+        contested: where upstream has not agreed that it is a bug, who holds what, or where it is right for some runs
+            alone, which: in one line. Such a patch is off unless it is asked for by its name, in
+            ``RLHF_PATCHES_ENABLE`` say.
         conditions: when the bug bites in a call of a target, so that reports say whether a run has suffered.
     """
 

@@ -43,7 +43,7 @@ def test_it_is_off_and_says_how_to_have_it(framework, engine, contested, other):
     row = made.report()[contested.name]
     assert (row.status, row.reason) == (
         Status.DISABLED,
-        f"contested upstream, so off unless asked for by name (RLHF_PATCHES_ENABLE={contested.name}): {WHY}",
+        f"off unless asked for by name (RLHF_PATCHES_ENABLE={contested.name}): {WHY}",
     )
     assert not row.status.is_problem
 
@@ -146,7 +146,7 @@ def test_the_page_and_the_list(contested, monkeypatch, capsys):
     assert f"## Contested upstream\n\n{WHY[0].upper()}{WHY[1:]}. So it is **off unless" in " ".join(page.split(" "))
     assert f"Switch it on with `RLHF_PATCHES_ENABLE={contested.name}`." in page
     assert "Switch it off" not in page
-    assert pages.summary(contested).endswith("(contested upstream: off unless asked for by name)")
+    assert pages.summary(contested).endswith("(off unless asked for by name)")
     assert "Contested" not in pages.page(dataclasses.replace(contested, contested=""))
     monkeypatch.setattr(registry, "load", lambda: ([Registered(contested, "tests")], []))
     catalogue._explain(type("Options", (), {"name": contested.name}))

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 0.7": {"temperature": 0.7},
     "temperature 1.5": {"temperature": 1.5},
+    "top_p 0.5": {"temperature": 1.0, "top_p": 0.5},
 }
 
 
