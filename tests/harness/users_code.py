@@ -364,8 +364,8 @@ def cells(ranks: int) -> Iterator[Cell]:
     yield from each(("transformers/smoothed", "transformers/bert-classes", *PREFERENCES, *ROLLOUTS), SUBCLASS)
     yield from each(("trl/gkd", "trl/gold"), {"own divergence": overridden(generalized_jsd_loss=own_divergence)})
     for more in ({}, {"steps_per_generation": 8}):
-        owns = {"own rollouts": own_rollouts, "own scale": own_group}
-        yield from each(("trl/grpo",), {name: overridden(**{SCORED: own}) for name, own in owns.items()}, STEP | more)
+        scored = {"own rollouts": own_rollouts, "own scale": own_group}
+        yield from each(("trl/grpo",), {name: overridden(**{SCORED: own}) for name, own in scored.items()}, STEP | more)
         yield from each(("trl/grpo",), {"own loss": overridden(_compute_loss=own_policy_loss)}, STEP | more)
     owns = some(SUBCLASS, "nothing", "handed on", "divided")
     yield from each(("trl/dpo", "trl/kto"), owns, STEP | {"lora": True})
@@ -391,7 +391,7 @@ def users(own: Own) -> Iterator[None]:
         config, trainer = classes(kind)
         return config, own(trainer)
 
-    transformers.Trainer, trl_trainer.classes, hf_trainer._saved = own(base), own_classes, lambda _: {}
+    transformers.Trainer, trl_trainer.classes, hf_trainer._saved = own(base), own_classes, lambda trainer: {}
     try:
         yield
     finally:
