@@ -561,7 +561,8 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.6.0,<=0.9.1', modules=('verl.trainer.ppo.core_algos',), rewrites=True),
     )),
     Listed('verl-rollout-seed', 'rlhf_patches.patches.verl.rollout_seed:PATCH', (
-        ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server',), rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.9.0,<0.9.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server', 'verl.experimental.agent_loop.single_turn_agent_loop'), independent=True, rewrites=True),
+        ListedVariant(distribution='verl', versions='>=0.9.1,<=0.9.1', modules=('verl.workers.rollout.vllm_rollout.vllm_async_server', 'verl.experimental.agent_loop.single_turn_agent_loop', 'verl.experimental.agent_loop.tool_agent_loop'), independent=True, rewrites=True),
     )),
     Listed('verl-tool-separator', 'rlhf_patches.patches.verl.tool_separator:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.5.0,<0.6.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),

@@ -17,10 +17,10 @@ CASE = Case(
 def rows(reports: Reports) -> Iterator[Row]:
     """How many of a group are different, and whether they come again."""
     (report,) = reports
-    before, after = (report[state]["a group"]["tokens"] for state in ("before", "after"))
+    before, after = (report[state]["V1"]["tokens"] for state in ("before", "after"))
     different = [len({tuple(tokens) for tokens in found}) for found in (before, after)]
     without, patched = (f"{number} of {len(before)} differ" for number in different)
-    again = report["after"]["a group"] == report["after"]["again"]
+    again = report["after"]["V1"] == report["after"]["V1 again"]
     repaired = different == [1, len(after)] and again
     yield Row(CASE, report["version"], without, patched, "same again" if again else "NO", repaired)
 

@@ -1,5 +1,8 @@
 """Requests through verl's real `vLLMHttpServer.generate` to an engine that draws as vLLM does: ``--out FOLDER``.
 
+A group comes as the trainer of V1 sends it, which runs by default (`AgentLoopWorkerTQ._run_prompt`, the agent loop, and
+the client), and, as the trainer before it names samples, by ids alone.
+
 vLLM itself is not here. Its part is small: a request whose parameters have a seed is drawn from a generator of its own
 that begins with it, any other from one that they share (`vllm.v1.sample`).
 """
@@ -7,6 +10,8 @@ that begins with it, any other from one that they share (`vllm.v1.sample`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import importlib
 import types
 from collections.abc import AsyncIterator
@@ -93,8 +98,98 @@ def asked(server: Any, requests: list[str], prompt: tuple[int, ...] = (1, 2, 3),
 GROUP = [f"det-{place}" for place in range(8)]
 
 
+class Client(types.SimpleNamespace):
+    """What a `LLMServerClient` asks: one server, to which requests go as copies."""
+
+    def __init__(self, server: Any) -> None:
+        async def remote(**request: Any) -> Any:
+            return await server.generate(**copy.deepcopy(request))
+
+        super().__init__(generate=types.SimpleNamespace(remote=remote))
+
+
+def asked_by_v1(server: Any, *, tools: bool = False, prompt: tuple[int, ...] = (1, 2, 3), **row: Any) -> dict[str, Any]:
+    """The same for one row of a data set, by the trainer's own worker; ``row`` is what the data set says of it."""
+    worker_module: Any = importlib.import_module("verl.trainer.ppo.v1.agent_loop_tq")
+    client_module: Any = importlib.import_module("verl.workers.rollout.llm_server")
+    module, name = ("tool_agent_loop", "ToolAgentLoop") if tools else ("single_turn_agent_loop", "SingleTurnAgentLoop")
+    loops: Any = importlib.import_module(f"verl.experimental.agent_loop.{module}")
+    rollout = types.SimpleNamespace(n=8, full_determinism=server.config.full_determinism, name="vllm")
+    client = object.__new__(client_module.LLMServerClient)
+    client.config = types.SimpleNamespace(actor_rollout_ref=types.SimpleNamespace(rollout=rollout))
+    found: list[list[int]] = []
+
+    class Loop(getattr(loops, name)):  # type: ignore[misc]
+        """The release's, of a prompt that has its tokens; its end is reached when there is an answer."""
+
+        rollout_config, server_manager = rollout, client
+        tools: dict[str, Any] = {}
+        tool_schemas: tuple[Any, ...] = ()
+        tool_parser = types.SimpleNamespace(stop_token_ids=[])
+        prompt_length = response_length = 64
+
+        def __init__(self) -> None:
+            pass
+
+        async def process_multi_modal_info(self, _: Any) -> dict[str, Any]:
+            return {}
+
+        def _get_mm_processor_kwargs(self, *_: Any) -> None:
+            return None
+
+        async def ct_build_initial_tokens(self, *_: Any, **__: Any) -> list[int]:
+            return list(prompt)
+
+        apply_chat_template = ct_build_initial_tokens
+        enable_continuous_token = True
+
+        def _assert_mm_supported(self, *_: Any) -> None: ...
+
+        def build_sglang_video_payload(self, *_: Any) -> None: ...
+
+    async def acquired(*_: Any, **__: Any) -> tuple[str, Any]:
+        return "server", Client(server)
+
+    client._acquire_server, client._release_server = acquired, lambda *_, **__: None
+
+    async def looped(self: Any, sampling_params: Any, trajectory: Any, *, trace: bool, **sample: Any) -> None:
+        generate = client.generate
+
+        async def answered(*given: Any, **more: Any) -> Any:
+            output = await generate(*given, **more)
+            found.append(output.token_ids)
+            raise Answered
+
+        loop = Loop()
+        loop.server_manager = types.SimpleNamespace(generate=answered)
+        with contextlib.suppress(Answered):
+            await loop.run(sampling_params, **sample)
+
+    async def noted(**_: Any) -> None: ...
+
+    kind = worker_module.AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    worker = object.__new__(kind)
+    worker.config = client.config
+    worker._run_agent_loop = types.MethodType(looped, worker)
+    worker_module.tq = types.SimpleNamespace(async_kv_put=noted)
+    sample = {"uid": "0", "raw_prompt": [], "global_steps": 1, **row}
+    trajectory = {"validate": False, "step": 1, "sample_index": 0, "rollout_n": 0}
+    asyncio.run(worker._run_prompt(sample, {"temperature": 1.0}, trajectory))
+    return {"tokens": found, "seeds": list(server.engine.seeds)}
+
+
+class Answered(Exception):
+    """The engine has answered: the rest of the loop is not asked for."""
+
+
 def observe() -> dict[str, Any]:
     return {
+        "V1": asked_by_v1(make_server(), index=3),
+        "V1 again": asked_by_v1(make_server(), index=3),
+        "V1, another row": asked_by_v1(make_server(), index=4),
+        "V1, another prompt": asked_by_v1(make_server(), prompt=(1, 2, 4), index=3),
+        "V1, with tools": asked_by_v1(make_server(), tools=True, index=3),
+        "V1, not deterministic": asked_by_v1(make_server(deterministic=False), index=3),
         "a group": asked(make_server(), GROUP),
         "again": asked(make_server(), GROUP),
         "another step": asked(make_server(steps=2), GROUP),

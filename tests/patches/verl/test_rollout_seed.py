@@ -42,9 +42,21 @@ def test_samples_of_a_prompt_differ(report):
     assert all(0 <= seed < 2**31 for seed in found["seeds"])
 
 
+def test_samples_differ_where_verl_runs_by_default(report):
+    """V1's trainer gives no sample a place: as released all have the id ``det-0``."""
+    cases = ["V1"] + ["V1, with tools"] * (report["version"] != "0.9.0")
+    for case in cases:
+        for state in ("before", "reverted"):
+            assert different(report[state][case]) == 1
+        assert different(report["after"][case]) == len(report["after"][case]["tokens"]) == 8
+    for other in ("V1, another row", "V1, another prompt"):
+        assert not set(report["after"]["V1"]["seeds"]) & set(report["after"][other]["seeds"])
+
+
 def test_another_run_draws_the_same(report):
     for state in STATES:
         assert report[state]["a group"] == report[state]["again"]
+        assert report[state]["V1"] == report[state]["V1 again"]
 
 
 @pytest.mark.parametrize("other", ["another step", "another replica", "another turn", "before the first update"])
@@ -55,7 +67,13 @@ def test_no_two_requests_are_drawn_with_the_same_numbers(report, other):
 
 
 @pytest.mark.parametrize(
-    ("case", "seeds"), [("a caller's seed", {7}), ("other ids", {42}), ("not deterministic", {None})]
+    ("case", "seeds"),
+    [
+        ("a caller's seed", {7}),
+        ("other ids", {42}),
+        ("not deterministic", {None}),
+        ("V1, not deterministic", {None}),
+    ],
 )
 def test_the_rest_is_as_released(report, case, seeds):
     assert report["before"][case] == report["after"][case] == report["reverted"][case]
