@@ -60,8 +60,9 @@ layers before. 3.12.4 divides the output's gradient by TP to make up for it. The
 layer's own weights have 1 / TP of their gradient on each rank, and nothing adds those up.""",
     repair="""\
 Backward of the gathering takes this rank's piece, and the output is a piece of what the rank has computed. All
-gradients are then those of one rank. The output is bit for bit what it was, where TP is a power of two (from 3.12.4 on
-it was the mean of what the ranks have). Without sequence parallelism, and with TP of 1, nothing changes.
+gradients are then those of one rank. The output is bit for bit what it was, where TP is a power of two and all ranks
+have computed the same. From 3.12.4 on it was the mean of what they have, of dropouts that differ between them as well.
+Without sequence parallelism, and with TP of 1, nothing changes.
 
 Left alone: `SWIFT_USE_MCORE_GDN=1`, megatron-core's own layer (`megatron-core-gdn-norm-gradient`), and ms-swift 4.1 and
 later, whose models are in mcore-bridge.""",
