@@ -57,7 +57,9 @@ class CountsDecorated(GKDTrainer):
 class Multiplies(GKDTrainer):
     """Has repaired the loss itself."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss if return_outputs or num_items_in_batch is None else loss * self.accelerator.num_processes
 
