@@ -2,6 +2,7 @@
 
 The function's code has one call more, put first; what it calls is in the function's globals. It takes no lock and
 waits for nothing, and to torch.compile it is a constant: no graph breaks, and what runs compiled is not counted.
+A function that is pickled by value (cloudpickle: Ray's actors) takes it along as what counts nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Entries:
         self._name = f"_rlhf_patches_entered_{qualname.replace('.', '_')}"
         self._globals = function.__globals__
         self._on_first = on_first
-        self._calls = itertools.count()
-        self._before = 0
+        self._calls = _Count(1)
+        self._before = _value(self._calls)
         self._asked: dict[str, _Asked] = {}
 
     def statement(self, told: Iterable[Told]) -> str:
@@ -53,7 +54,7 @@ class Entries:
         for each in told:
             name = f"{self._name}_{each.patch.replace('-', '_')}"
             asked = self._asked.setdefault(each.patch, _Asked(each, self._on_first))
-            self._globals[name] = asked.ask
+            self._globals[name] = asked
             calls.append(f"{name}({', '.join(each.arguments)})")
         return f"{self._name}()" + (f" and ({', '.join(calls)},)" if calls else "")
 
@@ -70,18 +71,25 @@ class Entries:
             asked.start_anew()
 
 
-def _counting(count: Callable[[], int], asks: bool) -> Callable[[], bool]:
-    """What counts a call, and says whether conditions are to be asked."""
+class _Count(itertools.count):  # type: ignore[type-arg]
+    """Pickled as an iterator of zeros: its numbers are of this process, and from 3.14 on no count can be pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return iter, (int, 1)
+
+
+def _counting(count: Callable[[], int], asks: bool) -> Callable[[], int]:
+    """What counts a call, and says whether conditions are to be asked. It names nothing of this module: see above."""
     if asks:
 
-        def entered() -> bool:
-            if _is_traced():
-                return False
-            count()
-            return True
+        def entered() -> int:
+            guards = sys.modules.get("torch._guards")
+            if guards is not None and guards.TracingContext.try_get() is not None:
+                return False  # torch.compile calls what is constant while it traces
+            return count()
     else:
 
-        def entered() -> bool:
+        def entered() -> int:
             count()
             return False
 
@@ -90,15 +98,9 @@ def _counting(count: Callable[[], int], asks: bool) -> Callable[[], bool]:
     return entered
 
 
-def _is_traced() -> bool:
-    """Whether torch.compile is looking: it calls what is constant while it traces."""
-    guards = sys.modules.get("torch._guards")
-    return guards is not None and guards.TracingContext.try_get() is not None
-
-
 def _value(count: Any) -> int:
     """How often a count was asked for its next number: it says so to nobody, but in its text."""
-    return int(repr(count)[len("count(") : -1])
+    return int(repr(count).partition("(")[2][:-1])
 
 
 class _Asked:
@@ -113,7 +115,10 @@ class _Asked:
         self._least, self._most = math.inf, -math.inf
         self._is_first = True
 
-    def ask(self, *arguments: Any) -> None:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bool, ()  # never called: nothing is counted there
+
+    def __call__(self, *arguments: Any) -> None:
         try:
             found = self._told.tells(*arguments)
             if found is None:

@@ -30,13 +30,13 @@ def torch() -> None:
 
 def ask_strictly() -> None:
     """A condition that cannot be told of a real framework's call raises, which users' runs leave at a debug line."""
-    real = reached._Asked.ask
+    real = reached._Asked.__call__
 
     def ask(self: Any, *arguments: Any) -> None:
         self._told.tells(*arguments)
         real(self, *arguments)
 
-    reached._Asked.ask = ask  # type: ignore[method-assign]
+    reached._Asked.__call__ = ask  # type: ignore[method-assign]
 
 
 def packages() -> None:

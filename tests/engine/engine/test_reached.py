@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -256,6 +258,31 @@ def test_a_forked_child_counts_its_own(make):
         **{"least": 2.0, "most": 2.0, "measure": "divisor x"},
     }
     assert reached(made, patch).calls == 1
+
+
+ELSEWHERE = """
+import sys, cloudpickle
+model, step = cloudpickle.loads(cloudpickle.dumps(cloudpickle.load(sys.stdin.buffer)))
+print([step([1, 2, 3]), step([4], scale=2), model().step([1, 2, 3])], "rlhf_patches" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("condition", [None, "uneven"])
+@pytest.mark.parametrize(("qualname", "found"), [("step", [7, 6, 5]), ("Model.step", [5, 2, 7])])
+def test_what_is_pickled_by_value(make, kind, condition, qualname, found):
+    """As Ray's actors are: they run elsewhere, without us and uncounted, and are handed on from there."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    _, module, _ = make(kind, qualname, condition)
+    calls = [module.step([1, 2, 3]), module.step([4], scale=2), module.Model().step([1, 2, 3])]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        sent = cloudpickle.dumps((module.Model, module.step))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # for what a replacement calls
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], input=sent, env=os.environ | path, capture_output=True)
+    assert (done.stdout.decode().strip(), calls) == (f"{found} False", found), done.stderr.decode()
 
 
 def test_a_condition_is_of_a_target(framework):
