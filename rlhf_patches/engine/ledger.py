@@ -20,7 +20,7 @@ from ..guards.rewriting import NoEffect, Unrecognised
 from ..guards.shapes import Recognised
 from ..guards.sources import Source
 from ..import_system import no_signal
-from . import functions, reached, trampolines
+from . import functions, reached, trampolines, uses
 from .log import logger
 from .reached import Entries, Told
 
@@ -361,11 +361,12 @@ def _coded(
     """The function's code with edits, which is counted if that is for anybody."""
     source, place = patched.source, patched.place
     code = rewriting.rewrite_code(source, place, edits, beside) if edits else patched.original
+    named = uses.by_name(patched.function, edits)
     if not counted:
-        return code
+        return code if named == edits else rewriting.entered_code(source, place, named, "", patched.original)
     first = patched.entries.statement(filter(None, counted.values()))
     try:
-        return rewriting.entered_code(source, place, edits, first, patched.original)
+        return rewriting.entered_code(source, place, named, first, patched.original)
     except Unrecognised as error:  # a repair is worth more than a count
         logger().debug("%s is not counted: %s", patched.target, error)
         return code

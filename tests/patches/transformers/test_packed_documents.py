@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from tests.harness.warm import beside
@@ -75,3 +77,27 @@ def test_a_model_that_was_right_stays(seen):
 def test_after_revert_it_is_as_released(seen):
     report, _ = seen
     assert report["reverted"] == report["before"]
+
+
+def test_it_compiles_whole_and_exports_where_it_did(apply_patch):
+    """gpt-oss with experts that torch.compile can trace: one graph, that can be exported, with the patch as without."""
+    torch = pytest.importorskip("torch")
+    ranks = pytest.importorskip(WORKER)
+
+    def traced():
+        with mock.patch.dict(ranks.SIZES, experts_implementation="batched_mm"):
+            model = ranks.made("GptOss").eval()
+        ids = torch.cat(ranks.documents())[None]
+        given = {"input_ids": ids, "position_ids": torch.cat([torch.arange(n) for n in ranks.DOCUMENTS])[None]}
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        exported = torch.export.export(model, (), given).module()
+        with torch.no_grad():
+            return [each(**given).logits for each in (model, compiled, exported)]
+
+    released = traced()
+    apply_patch("transformers-packed-documents")
+    plain, *found = traced()
+    assert not torch.equal(plain, released[0])
+    for each in found:
+        torch.testing.assert_close(each, plain)
