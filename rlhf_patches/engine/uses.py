@@ -38,7 +38,7 @@ def by_name(function: FunctionType, edits: Iterable[Edit]) -> list[Edit]:
 
 
 def _reached(module: str, attribute: str) -> Any:
-    """The function; or one that imports it when it is called, as the text would: that may need what is not there yet."""
+    """The function; or one that imports it when it is called, as the text would: what it needs may not be there yet."""
     found = getattr(sys.modules.get(module), attribute, None)
     if found is not None:
         return found
