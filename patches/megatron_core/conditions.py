@@ -10,9 +10,20 @@ def divided_sinks(config: Any) -> bool:
     return bool(getattr(config, "softmax_type", None) == "learnable" and config.tensor_model_parallel_size > 1)
 
 
-def whole_on_each_rank(parallel_mode: str | None, config: Any) -> bool:
+_OF_LINEAR_LAYERS = (
+    "megatron.core.extensions.transformer_engine",
+    "mcore_bridge.model.gpt_model",  # OutputLayerLinear
+)
+
+
+def is_whole(layer: Any, parallel_mode: str | None, is_expert: bool) -> bool:
+    """Whether a linear layer of a known class is whole on each tensor-parallel rank; each may have other experts."""
+    return parallel_mode == "duplicated" and not is_expert and type(layer).__module__ in _OF_LINEAR_LAYERS
+
+
+def whole_on_each_rank(self: Any, parallel_mode: str | None, is_expert: bool, config: Any) -> bool:
     """Of a linear layer: whether each of several ranks has all of it."""
-    return bool(parallel_mode == "duplicated" and config.tensor_model_parallel_size > 1)
+    return is_whole(self, parallel_mode, is_expert) and bool(config.tensor_model_parallel_size > 1)
 
 
 def heads_of_a_rank(config: Any) -> bool:

@@ -7,13 +7,18 @@ from typing import Any
 
 from rlhf_patches import Beside, Condition, Guard, Patch, Variant, Wrap
 
+from .conditions import is_whole
+
 
 def around_init(wrapped: Callable[..., None], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """`TELinear.__init__`; parameters of a layer that is not divided are marked as such."""
     wrapped(*args, **kwargs)
-    if kwargs["parallel_mode"] == "duplicated":
+    if is_whole(layer, kwargs["parallel_mode"], kwargs.get("is_expert", False)):
         for parameter in layer.parameters():
-            parameter.tensor_model_parallel = False  # writes: while the layer is made
+            if getattr(parameter, "tensor_model_parallel", False):
+                # Not `False`, for which mcore-bridge 1.6.5 asks with `is`: its adapters would have other shapes, and
+                # those that were saved would not load.
+                parameter.tensor_model_parallel = 0  # writes: while the layer is made
 
 
 PATCH = Patch(
@@ -33,7 +38,14 @@ weight `tensor_model_parallel` whatever it is asked for. Megatron takes a marked
 has, and adds the squares of each rank's: TP times the same ones.""",
     repair="""\
 The parameters of such a layer are marked as not divided, as those of a layer norm are: rank 0 counts them for all. A
-layer that is divided, and a layer of experts, stay as they are.""",
+layer that is divided, and a layer of experts, stay as they are. So does a class that derives from `TELinear` elsewhere,
+but for mcore-bridge's `OutputLayerLinear`.
+
+mcore-bridge 1.6.5 tells by the same mark whether a LoRA adapter of such a layer is divided. What the patch sets is not
+the one that it asks for, and adapters have the shapes that they had: checkpoints of adapters load. Megatron-FSDP of
+megatron-core 0.15 and older takes the mark for a division in its checkpoints, which have the layer TP times. With the
+patch they have it once, and one that was saved without it does not load (`Size mismatch between saved ... and
+current`), nor the reverse: finish such a run with `RLHF_PATCHES_DISABLE=megatron-core-duplicated-norm`.""",
     changes_numbers="""\
 Since 0.11.0 `grad_norm` was too large: with a weight that has a share s of the squared norm, by the root of
 1 + (TP - 1) s; 1.36 to 1.52 times at TP 8 were reported for DeepSeek-V3's shape. A run whose norms were mostly above

@@ -28,7 +28,7 @@ def reports(run_ranks):
     return run_ranks(WORKER, "--patch", PATCH, levels=megatron_with_transformer_engine("2.13"), ranks=2)
 
 
-@pytest.mark.parametrize("layout", ["TP 2", "DP 2"])
+@pytest.mark.parametrize("layout", ["TP 2", "TP 2, EP 2", "DP 2"])
 @pytest.mark.parametrize("distributed", [False, True])
 def test_each_weight_counts_once(reports, layout, distributed):
     for report in reports:
@@ -38,12 +38,22 @@ def test_each_weight_counts_once(reports, layout, distributed):
         before, after, reverted = (report[state][name] for state in ("before", "after", "reverted"))
         assert after["norm"] == pytest.approx(after["exact"], rel=FLOAT32)
         assert after.get("off", 0.0) < FLOAT32  # the weights after a step that was clipped
-        if layout == "TP 2":
-            assert before["norm"] > 1.1 * before["exact"]
-            assert distributed or before["off"] > 1e-3
+        if layout != "DP 2":
+            assert before["norm"] > 1.05 * before["exact"]
+            assert distributed or before["off"] > 5e-4
         else:
             assert before == after
         assert reverted == before
+
+
+def test_adapters_of_mcore_bridge_have_the_shapes_that_were_saved(reports):
+    """It tells by the mark of a layer whether its adapter is divided; and experts of a rank are its own."""
+    for report in reports:
+        for layout in ("TP 2", "TP 2, EP 2"):
+            shapes = report["after"][layout]["shapes"]
+            assert shapes == report["before"][layout]["shapes"]
+            assert shapes["adapted.lora_B.default.weight"] == [4, 2]
+        assert any(name.startswith("expert.lora_A") for name in report["after"]["TP 2, EP 2"]["shapes"])
 
 
 @pytest.mark.parametrize(("version", "status"), [(None, "refused"), ("0.17.0", "unaffected")])

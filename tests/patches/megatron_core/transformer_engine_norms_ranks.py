@@ -51,9 +51,20 @@ def layers(kind: str, config: Any, experts: int) -> torch.nn.ModuleDict:
         return torch.nn.ModuleDict({"divided": divided, **attentions})
     initial["bias"] = config.add_bias_linear
     if kind == "duplicated":
+        from mcore_bridge.tuners.lora import LoraParallelLinear
+
         more: Any = {"skip_weight_param_allocation": False}
         whole = transformer_engine.TELinear(HIDDEN, 4, parallel_mode="duplicated", **more, **initial)
-        return torch.nn.ModuleDict({"divided": divided, "whole": whole})
+        made = {"divided": divided, "whole": whole}
+        # Adapters of mcore-bridge: of such a layer, and of an expert that is not grouped with others.
+        base = transformer_engine.TELinear(HIDDEN, 4, parallel_mode="duplicated", **more, **initial)
+        made["adapted"] = LoraParallelLinear(base, "default", r=2)
+        if experts < EXPERTS:
+            expert: Any = {"is_expert": True, "gather_output": False, **more}
+            base = transformer_engine.TEColumnParallelLinear(HIDDEN, 16, **expert, **{**initial, "bias": False})
+            base.is_expert = True  # as ModelLoader._set_linear_is_expert of mcore-bridge does
+            made["expert"] = LoraParallelLinear(base, "default", r=2)
+        return torch.nn.ModuleDict(made)
     first = transformer_engine.TEColumnParallelGroupedLinear(experts, HIDDEN, 16, is_expert=True, **initial)
     second = transformer_engine.TERowParallelGroupedLinear(experts, 16, HIDDEN, is_expert=True, **initial)
     return torch.nn.ModuleDict({"divided": divided, "first": first, "second": second})
@@ -63,9 +74,9 @@ def place(name: str, layout: str) -> str:
     """What tells a parameter of this rank from all others of the whole model; equal where ranks have the same one."""
     tensor, expert, expert_tensor = LAYOUTS[layout]
     rank = torch.distributed.get_rank()
-    if name.startswith(("divided", "sinks")):
+    if name.startswith(("divided", "sinks", "adapted.lora_B")):
         return f"{name} of {rank if tensor > 1 else 0}"
-    if name.startswith("whole"):
+    if name.startswith(("whole", "adapted")):
         return name
     return f"{name} of {rank if expert * expert_tensor > 1 else 0}"  # experts of others, or another part of the same
 
@@ -100,8 +111,8 @@ def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") ->
         hidden_size=HIDDEN,
         num_attention_heads=8,
         softmax_type=softmax,
-        num_moe_experts=EXPERTS if kind == "experts" else None,
-        moe_ffn_hidden_size=16 if kind == "experts" else None,
+        num_moe_experts=EXPERTS if kind == "experts" or expert > 1 else None,
+        moe_ffn_hidden_size=16 if kind == "experts" or expert > 1 else None,
         sequence_parallel=tensor > 1,
         use_cpu_initialization=True,
         add_bias_linear=expert_tensor == 1,  # with divided experts Megatron refuses biases
@@ -135,6 +146,8 @@ def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") ->
     found = {"norm": float(norm), "exact": exact}
     if kind == "sinks":
         found["marks"] = marked
+    if kind == "duplicated":
+        found["shapes"] = {name: list(parameter.shape) for name, parameter in parameters.items()}
     if not distributed:
         scale = RATE * min(1.0, CLIP / exact)
         moved = {name: before[name] - scale * gradients[name].double() for name in parameters}
@@ -154,7 +167,7 @@ def main() -> None:
         found = {
             f"{layout}{', distributed' * distributed}": step(kind, layout, distributed, softmax)
             for layout, sizes in LAYOUTS.items()
-            if kind == "experts" or sizes[1:] == (1, sizes[0])
+            if kind == "experts" or sizes[1:] == (1, sizes[0]) or (kind == "duplicated" and layout == "TP 2, EP 2")
             for distributed in (False, True)
         }
         others = ("off-by-one", "vanilla") if kind == "sinks" else ()
