@@ -1,33 +1,43 @@
 """A proof's ranks: processes of this interpreter, with limits, that leave nothing behind.
 
-They get no setting of rlhf_patches but their own, no network of Hugging Face and, unless one is asked for, no GPU, and
-write their caches into a temporary folder.
+They get those variables alone that say where things are, no network of Hugging Face and, unless one is asked for, no
+GPU, and write their caches into a temporary folder. What ends the command, however it does, ends them (keeper.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .. import settings
 from .found import Found
 from .proof import Reports
 
 RANK = Path(__file__).with_name("rank.py")
+KEEPER = Path(__file__).with_name("keeper.py")
 SECONDS = 300
 """By the clock: a proof takes a few, and most of them to load the framework from a slow disk."""
 MEMORY = 6 * 2**30
 """Resident bytes of a rank, with what it has started: a framework takes one or two GiB."""
-_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_KEPT = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "ROCM_HOME", "ROCM_PATH", "MAX_JOBS"),
+)
+"""Where things are. Any other variable may change what a framework computes: those of launchers, accelerate, torch."""
+_PREFIX = "rlhf-patches-prove-"
+_RUNNING = "running"
+"""In a folder, a file that its command holds a lock on."""
 
 
 class NotTried(Exception):
@@ -57,8 +67,8 @@ def run(found: Found, *, seconds: float = SECONDS, memory: int = MEMORY, gpu: bo
 
 def _run(found: Found, seconds: float, memory: int, gpu: bool) -> Reports:
     proof = found.proof
-    with tempfile.TemporaryDirectory(prefix="rlhf-patches-prove-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with _folder() as folder, _keeper(folder) as keep:
+        name = str(folder)
         command = [sys.executable, str(RANK), found.worker, "--out", name, *proof.arguments]
         environment = {**_environment(folder, gpu), **dict(proof.settings), "WORLD_SIZE": str(proof.ranks)}
         ranks: list[subprocess.Popen[bytes]] = []
@@ -77,6 +87,7 @@ def _run(found: Found, seconds: float, memory: int, gpu: bool) -> Reports:
                             start_new_session=True,
                         )
                     )
+                keep(ranks[-1].pid)
             _wait(ranks, folder, time.monotonic() + seconds, seconds, memory)
         finally:
             for process in ranks:
@@ -89,6 +100,55 @@ def _run(found: Found, seconds: float, memory: int, gpu: bool) -> Reports:
             raise NotTried(f"{found.worker} has left no report: {error}") from error
 
 
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """One that is removed; and those that were not, whose command was killed together with its keeper, as a job is."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), open(left / _RUNNING, "rb") as running:
+            if os.fstat(running.fileno()).st_uid == os.geteuid():
+                fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where somebody holds it
+                shutil.rmtree(left, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name,
+        open(Path(name, f"{_RUNNING}.new"), "wb") as running,
+    ):
+        with contextlib.suppress(OSError):  # without a lock it has no such file, and is left alone
+            fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(running.name, Path(name, _RUNNING))
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def _keeper(folder: Path) -> Iterator[Callable[[int], None]]:
+    """A process that ends the ranks, and removes the folder, where this one does not come to it; gives what it is told.
+
+    Not a handler of signals: SIGKILL has none, and others are the program's.
+    """
+    command = [sys.executable, "-S", str(KEEPER), str(folder)]
+    process = subprocess.Popen(
+        command,
+        env=_kept(),
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def tell(rank: int | str) -> None:
+        with contextlib.suppress(OSError):  # somebody has ended it
+            assert process.stdin is not None
+            process.stdin.write(f"{rank}\n".encode())
+            process.stdin.flush()
+
+    try:
+        yield tell
+    finally:
+        tell("done")
+        with contextlib.suppress(OSError):
+            process.communicate()
+
+
 def gpu_name() -> str:
     """Of the GPU that ranks would get, as torch has it, which is asked in a process of its own.
 
@@ -96,7 +156,7 @@ def gpu_name() -> str:
         NotTried: torch sees none; the message says what it says.
     """
     command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name(0))"]
-    done = subprocess.run(command, env={**os.environ, **_seen(True)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env={**_kept(), **_seen(True)}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotTried((done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1])
     return done.stdout.strip()
@@ -110,19 +170,21 @@ def _seen(gpu: bool) -> dict[str, str]:
     return {name: os.environ[name].split(",")[0] for name in names if name in os.environ} or {names[0]: "0"}
 
 
-def _environment(folder: Path, gpu: bool) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith((settings.PREFIX, "TORCHELASTIC_")) and name not in _LAUNCHERS
-    }
-    caches = ("HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "MPLCONFIGDIR")
+def _kept() -> dict[str, str]:
+    """Of this process's variables."""
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")}
     if kept.get("PYTHONPATH"):  # relative to the user's folder
         kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, kept["PYTHONPATH"].split(os.pathsep)))
+    return kept
+
+
+def _environment(folder: Path, gpu: bool) -> dict[str, str]:
+    caches = ("HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "MPLCONFIGDIR")
     return {
-        **kept,
+        **_kept(),
         **{name: str(folder / name.lower()) for name in (*caches, "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")},
         "TMPDIR": str(folder),
+        "RLHF_PATCHES_AUTOLOAD": "0",  # unset, a site hook may take it for 1
         "PYTHONDONTWRITEBYTECODE": "1",
         **_seen(gpu),
         "DS_ACCELERATOR": "cpu",

@@ -24,6 +24,7 @@ def main() -> None:
     sys.argv.pop(0)
     status = 0
     try:
+        importlib.import_module("rlhf_patches.proving.states").as_released()
         importlib.import_module(sys.argv[0]).main()
     except BaseException:
         traceback.print_exc()

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import api
+from ..definitions.status import Status
+
+_ON = (Status.APPLIED, Status.OBSERVED, Status.PENDING)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -17,6 +20,20 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser()
     made.add_argument("--out", type=Path, required=True)
     return made
+
+
+def as_released(only: str | None = None) -> None:
+    """Make sure that nothing is applied, and nothing waits for an import.
+
+    Args:
+        only: a patch; None means all.
+
+    Raises:
+        RuntimeError: something is: what was seen, or will be, is not the release.
+    """
+    on = [row.name for row in api.report() if row.status in _ON and only in (None, row.name)]
+    if on:
+        raise RuntimeError(f"not as released: {', '.join(on[:3])} applied already, by a sitecustomize or a plugin")
 
 
 def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool = True) -> None:
@@ -31,6 +48,7 @@ def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool 
         reverted: whether to observe that state as well: not where it costs much and another worker does.
     """
     found: dict[str, Any] = {"before": observe()}
+    as_released(patch)
     row = api.apply(only=patch)[patch]
     found.update(version=row.version, status=row.status.value)
     found["after"] = observe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -41,19 +42,18 @@ RANKS = 2
 PROOF = Proof((CASE,), rows, ranks=RANKS)
 """
 WORKER = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 from pathlib import Path
 from rlhf_patches.proving import states
 
 def main():
     options = states.parser().parse_args()
-    notes = Path(os.environ["TOY_NOTES"])
+    notes = Path(__file__).parents[3] / "notes"  # no variable of the command's gets here
     (notes / f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
-    ours = [name for name in os.environ if name.startswith("RLHF_PATCHES_")]
-    (notes / f"seen{os.environ['RANK']}").write_text(json.dumps([sys.path[0], os.getcwd(), ours]))
+    (notes / f"seen{os.environ['RANK']}").write_text(json.dumps([sys.path[0], os.getcwd(), dict(os.environ)]))
     gpu = [os.environ.get(name) for name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")]
     (notes / f"gpu{os.environ['RANK']}").write_text(json.dumps(gpu))
-    kind = os.environ.get("TOY_KIND")
+    kind = (notes / "kind").read_text()
     if kind == "fails":
         raise KeyError("what is wrong")
     if kind == "port taken" and not (notes / "taken").exists():
@@ -64,6 +64,8 @@ def main():
     if kind == "says nothing":
         return
     if kind == "hangs":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (notes / f"pid{os.environ['RANK']}-child").write_text(str(child.pid))
         time.sleep(600)
     if kind == "grows":
         kept = bytearray(os.urandom(2**20)) * 400
@@ -107,12 +109,12 @@ def command(site, *arguments):
     return [sys.executable, "-m", "rlhf_patches", "prove", *arguments]
 
 
-def environment(site, **settings):
-    home = site.parent / "home"
-    notes = site.parent / "notes"
-    home.mkdir(exist_ok=True)
-    notes.mkdir(exist_ok=True)
-    given = {"PYTHONPATH": str(site), "HOME": str(home), "TOY_NOTES": str(notes), "PYTHONDONTWRITEBYTECODE": "1"}
+def environment(site, kind="", **settings):
+    home, notes, temporary = (site.parent / name for name in ("home", "notes", "temporary"))
+    for folder in (home, notes, temporary):
+        folder.mkdir(exist_ok=True)
+    (notes / "kind").write_text(kind)
+    given = {"PYTHONPATH": str(site), "HOME": str(home), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
     return {**os.environ, **given, **settings}
 
 
@@ -165,14 +167,14 @@ def test_as_json(prove):
 
 
 def test_what_is_not_repaired(prove):
-    status, said, _ = prove(NAME, TOY_KIND="another sum")
+    status, said, _ = prove(NAME, kind="another sum")
     assert status == 1
     assert "NOT repaired" in said
 
 
 def test_a_case_that_is_right_as_released(prove):
     """A release may have the bug in other cases alone."""
-    status, said, _ = prove(NAME, TOY_KIND="right")
+    status, said, _ = prove(NAME, kind="right")
     assert status == 0
     assert said.endswith("1 case: 1 unaffected\n")
 
@@ -190,7 +192,7 @@ def test_a_case_that_is_right_as_released(prove):
     ],
 )
 def test_what_could_not_be_tried(prove, site, kind, options, reason):
-    status, said, _ = prove(NAME, *options, TOY_KIND=kind)
+    status, said, _ = prove(NAME, *options, kind=kind)
     assert status == 2
     assert "not tried" in said
     assert reason in " ".join(said.split()).replace("rank 1 ended", "rank 0 ended")
@@ -199,7 +201,7 @@ def test_what_could_not_be_tried(prove, site, kind, options, reason):
 
 def test_a_port_that_was_taken_in_between(prove):
     """It is chosen before the ranks start: where other processes are many, one of them may have it by then."""
-    status, said, _ = prove(NAME, TOY_KIND="port taken")
+    status, said, _ = prove(NAME, kind="port taken")
     assert status == 0, said
 
 
@@ -249,14 +251,50 @@ def test_a_proof_that_is_none(prove, site):
 
 def test_ranks_have_their_own_settings_and_leave_nothing_behind(prove, site):
     """A user's site hook would have patched the framework before it was looked at as released."""
-    status, _, _ = prove(NAME, RLHF_PATCHES_LOG="off", RLHF_PATCHES_REPORT=str(site.parent / "report"), RANK="7")
+    launchers = {
+        **{
+            "RANK": "7",
+            "TORCHELASTIC_RUN_ID": "1",
+            "ACCELERATE_MIXED_PRECISION": "bf16",
+            "TORCH_DISTRIBUTED_DEBUG": "1",
+        },
+        **{"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", "GLOO_SOCKET_IFNAME": "none", "NCCL_DEBUG": "INFO"},
+        **{"PYTHONWARNINGS": "always", "PYTHONOPTIMIZE": "1", "OMP_NUM_THREADS": "2", "A_NAME_THAT_NOBODY_KNOWS": "1"},
+    }
+    status, _, _ = prove(NAME, RLHF_PATCHES_LOG="off", RLHF_PATCHES_REPORT=str(site.parent / "report"), **launchers)
     assert status == 0
     for rank in range(2):
-        first, folder, ours = json.loads((site.parent / "notes" / f"seen{rank}").read_text())
+        first, folder, seen = json.loads((site.parent / "notes" / f"seen{rank}").read_text())
         assert first == str(site), "neither the folder that it is started in nor that of its own file"
-        assert (Path(folder).exists(), ours) == (False, [])
-    assert list((site.parent / "home").iterdir()) == []
+        assert not Path(folder).exists()
+        assert {name: seen[name] for name in seen if name.startswith("RLHF_PATCHES_")} == {"RLHF_PATCHES_AUTOLOAD": "0"}
+        assert {name: seen[name] for name in launchers if name in seen} == {"RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        assert seen["HOME"] == str(site.parent / "home")
+    for name in ("home", "temporary"):
+        assert list((site.parent / name).iterdir()) == []
     assert not (site.parent / "report").exists()
+
+
+AUTOLOAD_IS_ON = "from rlhf_patches.site_hook import install\ninstall('1', ('toyframework',))\n"
+APPLIED_BY_THE_SITE = "import rlhf_patches\nrlhf_patches.apply(only='toy-sum')\n"
+
+
+def test_where_autoload_is_on(prove, site):
+    """As in a container's image: the hook takes a variable that is not set for 1."""
+    (site / "sitecustomize.py").write_text(AUTOLOAD_IS_ON)
+    status, said, _ = prove(NAME)
+    assert status == 0
+    assert said.endswith("1 case: 1 repaired\n")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_not_as_released_is_not_tried(prove, site, late):
+    """Be it before the worker begins, or by what imports the framework."""
+    where = site / ("toyframework/__init__.py" if late else "sitecustomize.py")
+    where.write_text((where.read_text() if late else "") + APPLIED_BY_THE_SITE)
+    status, said, _ = prove(NAME)
+    assert status == 2
+    assert f"RuntimeError: not as released: {NAME} applied already" in " ".join(said.split())
 
 
 NO_GPU = """
@@ -319,11 +357,12 @@ def test_no_gpu_where_one_is_asked_for(prove, site, cuda):
     assert not pids(site)
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
-def test_what_ends_the_command_ends_its_ranks(site, sent, status):
-    if sys.platform != "linux" and sent != signal.SIGINT:
-        pytest.skip("a rank is told of its parent's end on Linux")
-    settings = environment(site, TOY_KIND="hangs")
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGHUP, -1), (signal.SIGKILL, -9)]
+)
+def test_what_ends_the_command_ends_its_ranks_and_removes_its_folder(site, sent, status):
+    """And what the ranks have started."""
+    settings = environment(site, kind="hangs")
     process = subprocess.Popen(
         command(site, NAME),
         env=settings,
@@ -333,20 +372,34 @@ def test_what_ends_the_command_ends_its_ranks(site, sent, status):
     )
     try:
         until = time.monotonic() + 60
-        while len(pids(site)) < 2 and time.monotonic() < until:
+        while len(pids(site)) < 4 and time.monotonic() < until:
             time.sleep(0.05)
         ranks = pids(site)
-        assert len(ranks) == 2
+        assert len(ranks) == 4
         assert all(map(alive, ranks))
         process.send_signal(sent)
         assert process.wait(30) == status
         until = time.monotonic() + 10
-        while any(map(alive, ranks)) and time.monotonic() < until:
+        temporary = site.parent / "temporary"
+        while (any(map(alive, ranks)) or [*temporary.iterdir()]) and time.monotonic() < until:
             time.sleep(0.05)
         assert not any(map(alive, ranks))
+        assert not [*temporary.iterdir()]
     finally:
         process.kill()
         process.communicate()
+
+
+def test_folders_of_commands_that_are_gone_are_removed(prove, site):
+    """Where a job was killed as a whole. Of one that runs, maybe in another container, the folder stays."""
+    temporary = site.parent / "temporary"
+    for name in ("gone", "runs", "starts"):
+        (temporary / f"rlhf-patches-prove-{name}").mkdir(parents=True)
+    (temporary / "rlhf-patches-prove-gone" / "running").touch()
+    with open(temporary / "rlhf-patches-prove-runs" / "running", "wb") as running:
+        fcntl.flock(running, fcntl.LOCK_EX)
+        assert prove(NAME)[0] == 0
+    assert {path.name for path in temporary.iterdir()} == {"rlhf-patches-prove-runs", "rlhf-patches-prove-starts"}
 
 
 def pids(site):
