@@ -20,8 +20,9 @@ def saved_group(
 ) -> dict[str, Any]:
     """What was saved of a parameter group.
 
-    Of several groups with one key, those with the same rates belong together; the others, whose rates were changed
-    for the resume, in order, which is that of what was set for them.
+    Of several groups with one key, the one with the default rates belongs to that which was saved with these. The
+    others belong together in order, which is that of what was set for them; where the same rates were saved, or not as
+    many groups, those with the same rates do.
 
     Args:
         group: one of ``current``.
@@ -37,16 +38,26 @@ def saved_group(
     candidates = [other for other in saved if key(other) == key(found)]
     if len(candidates) < 2:
         return found
-    left = []
-    for one in (one for one in current if key(one) == key(found)):
+    alike = [one for one in current if key(one) == key(found)]
+    mine, theirs = ([one for one in of if _is_default(one) == _is_default(group)] for of in (alike, candidates))
+    if len(mine) == len(theirs):
+        alike, candidates = mine, theirs
+    if len(alike) == len(candidates) and _all_rates(alike) != _all_rates(candidates):
+        return next((other for one, other in zip(alike, candidates, strict=True) if one is group), found)
+    for one in alike:
         at = next((i for i, other in enumerate(candidates) if _rates(other) == _rates(one)), None)
-        if at is None:
-            left.append(one)
-        elif (same := candidates.pop(at)) and one is group:
+        if at is not None and (same := candidates.pop(at)) and one is group:
             return same
-    if len(left) != len(candidates):
-        return found
-    return next((other for one, other in zip(left, candidates, strict=True) if one is group), found)
+    return found
+
+
+def _is_default(group: dict[str, Any]) -> bool | None:
+    """Whether a group has the rates of all that nothing else is set for; None where that was not saved."""
+    return group.get("default_config")
+
+
+def _all_rates(groups: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted(repr(_rates(group)) for group in groups)
 
 
 def _rates(group: dict[str, Any]) -> list[Any]:
@@ -106,10 +117,13 @@ a decoupled rate is an override of `max_lr` and `min_lr`, and `is_decoupled_lr` 
 have one key, and in a dictionary the last one stays, for both. Without the distributed optimizer they are then one and
 the same object, with the parameters of the last, and torch refuses it where the groups are of different sizes.""",
     repair="""\
-Where several saved groups have one key, a group gets the one with its own `max_lr`, `min_lr`, `start_wd` and `end_wd`.
-Groups whose rates were changed for the resume get what is left, in order, and with it, as before, the rates
-that were saved. Checkpoints are written as before; those of before the patch are read, and have every group's rate. One
-that was saved after a resume without the patch has the wrong ones already: resume from an older one.
+Where several saved groups have one key, the group of all that no rate of its own was set for gets the one that was
+saved of it. The others get theirs in order, and all of them, as before, the rates that were saved, whatever was changed
+for the resume. Where not as many were saved, a group gets the one with its own `max_lr`, `min_lr`, `start_wd` and
+`end_wd`. Two groups of `config_overrides` whose order the resume has changed (Megatron sorts them by what is set) get
+each other's rates: resume with the overrides that were saved.
+
+Checkpoints are written as before; those of before the patch are read, and have every group's rate. One that was saved after a resume without the patch has the wrong ones already: resume from an older one.
 
 Where each group has a key of its own, all is as before.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/4705",),

@@ -27,6 +27,8 @@ NAME = "megatron-core-resume-groups"
 STEPS = 2
 DECOUPLED = {"lr": 1e-4, "min_lr": 1e-5, "decoupled_lr": 1e-2, "decoupled_min_lr": 1e-3}
 """All else, and embedding and output layer."""
+RAISED = {"lr": 1e-2, "min_lr": 1e-3, "decoupled_lr": 1.0, "decoupled_min_lr": 0.1}
+"""By their own ratio: all else has what the others were saved with."""
 ONE = {"lr": 1e-4, "min_lr": 1e-5}
 CASES: dict[str, tuple[str, dict[str, float], dict[str, float]]] = {
     "distributed": ("distributed", DECOUPLED, DECOUPLED),
@@ -36,6 +38,8 @@ CASES: dict[str, tuple[str, dict[str, float], dict[str, float]]] = {
     "bf16, one rate": ("bf16", ONE, ONE),
     "distributed, both changed": ("distributed", DECOUPLED, {**DECOUPLED, "lr": 2e-4, "decoupled_lr": 2e-2}),
     "distributed, one changed": ("distributed", DECOUPLED, {**DECOUPLED, "lr": 2e-2}),
+    "distributed, raised": ("distributed", DECOUPLED, RAISED),
+    "bf16, raised": ("bf16", DECOUPLED, RAISED),
 }
 
 

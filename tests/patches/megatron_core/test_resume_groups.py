@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlhf_patches.patches.megatron_core.resume_groups import saved_group
 from tests.harness.warm import MEGATRON, megatron
@@ -67,7 +69,9 @@ def test_where_each_group_has_its_own_key_all_is_the_same(reports, case):
         assert report["after"][case]["wrong"] == []
 
 
-@pytest.mark.parametrize("case", ["distributed, both changed", "distributed, one changed"])
+@pytest.mark.parametrize(
+    "case", ["distributed, both changed", "distributed, one changed", "bf16, raised", "distributed, raised"]
+)
 def test_rates_that_were_changed_for_the_resume(reports, case):
     """The saved ones count, as they do for a single rate."""
     for report in reports:
@@ -120,7 +124,7 @@ def test_what_else_may_have_been_saved():
     assert chosen(three, three[:1]) == ["x", "x", "x"], "of one key there is one: Megatron's own answer"
     assert chosen(three, three[:2]) == ["x", "y", "y"], "what was not saved: Megatron's own answer"
     assert chosen(three[1:], three) == ["y", "z"]
-    assert chosen([group("", max_lr=5.0), *three[1:]], three) == ["x", "y", "z"], "the only one that is left"
+    assert chosen([group("", max_lr=5.0), *three[1:]], three) == ["x", "y", "z"], "in order"
     same = [group(name, max_lr=1.0) for name in "xyz"]
     assert chosen(same, same) == ["x", "y", "z"], "with the same rates, too: in order"
     other = [group("x", "b", max_lr=1.0), *three]
@@ -128,6 +132,34 @@ def test_what_else_may_have_been_saved():
     assert chosen([group("x"), group("y")], [group("v"), group("w")]) == ["v", "w"], "without rates"
     decays = [group("x", start_wd=0.1), group("y", start_wd=0.2), group("z", end_wd=0.2)]
     assert chosen(decays, decays[::-1]) == ["x", "y", "z"]
+
+
+RATE = st.floats(1e-8, 1.0)
+
+
+@given(st.lists(RATE, min_size=2, max_size=4, unique=True), st.data())
+def test_rates_that_were_rescaled(of_groups, data):
+    """All by their own ratio, say, so that one has what the next one had: groups stay themselves."""
+    saved = [group(str(at), max_lr=rate) for at, rate in enumerate(sorted(of_groups))]
+    ratio = data.draw(st.sampled_from([a / b for a in of_groups for b in of_groups]))
+    resumed = [{**one, "max_lr": one["max_lr"] * ratio} for one in saved]
+    assert chosen(resumed, saved) == [one["name"] for one in saved]
+
+
+@given(st.tuples(RATE, RATE), st.tuples(RATE, RATE), st.booleans(), st.booleans())
+def test_the_default_s_own(before, after, reversed_before, reversed_after):
+    """Whatever the rates are, reversed ones too, and in whatever order."""
+
+    def groups(rates, is_reversed):
+        found = [
+            group("default", max_lr=rates[0], default_config=True),
+            group("other", max_lr=rates[1], default_config=False),
+        ]
+        return found[::-1] if is_reversed else found
+
+    for resumed in (after, before, before[::-1]):
+        current = groups(resumed, reversed_after)
+        assert chosen(current, groups(before, reversed_before)) == [one["name"] for one in current]
 
 
 def test_names_that_nemo_gives():
