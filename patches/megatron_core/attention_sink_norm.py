@@ -7,9 +7,13 @@ from typing import Any
 
 from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Variant
 
+from .conditions import is_own
+
 
 def mark(attention: Any) -> None:
     """Mark an attention's learnable sinks as divided over tensor-parallel ranks, where they are."""
+    if not is_own(attention):  # it may mark them itself, which requires that nothing has
+        return
     sinks: Any = dict(attention.named_parameters(recurse=False)).get("softmax_offset")
     divided = sinks is not None and sinks.numel() < attention.config.num_attention_heads
     if divided and not hasattr(sinks, "tensor_model_parallel"):
@@ -50,11 +54,19 @@ and neither class marks this one: it is taken for a copy of the first rank's."""
     repair="""\
 Both classes mark the sinks of a layer that is divided while it is made, with the dimension in which they are divided,
 as Megatron's linear layers mark their weights. A layer whose heads all are on one rank stays as it is, and so does one
-with another `softmax_type`. A model that was built before the patch was applied keeps its norm, and so does one
-where TransformerEngine is not installed, without which megatron-core has only one of the two classes.
+with another `softmax_type`, and so does a class that derives from these elsewhere: it may mark the sinks itself, which
+Megatron refuses for what is marked. Code that marks them when a layer is made, with
+`set_tensor_model_parallel_attributes`, raises that AssertionError with the patch: remove that code.
+
+A model that was built before the patch was applied keeps its norm, and so does one where TransformerEngine is not
+installed, without which megatron-core has only one of the two classes.
 
 What else reads the mark takes the sinks for what they are: the norm of the parameters, the count of zeros, and
-megatron-core's resharding, for which they were a copy on each rank. Checkpoints do not read it.""",
+megatron-core's resharding, for which they were a copy on each rank. Of checkpoints those of Megatron-FSDP do.
+Without the patch these have the sinks of one tensor-parallel rank alone, and a resumed run has those on all ranks. With
+it they have all, and one that was saved without it does not load (`Size mismatch between saved ... and current ...
+softmax_offset`), nor the reverse. Go on from weights that have all sinks, those that the training started from; or
+finish such a run with `RLHF_PATCHES_DISABLE=megatron-core-attention-sink-norm`.""",
     changes_numbers="""\
 Since megatron-core 0.15.0 `grad_norm` lacked (TP - 1)/TP of the sinks' squares. A run whose norms are above `clip_grad`
 takes smaller steps now: to go on as before, multiply its `clip_grad` by the factor by which `grad_norm` grows at the

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
+def is_own(layer: Any) -> bool:
+    """Whether a layer's class is megatron-core's own, and none that derives from it elsewhere."""
+    return type(layer).__module__.startswith("megatron.core.")
+
+
 def divided_sinks(config: Any) -> bool:
     """Of an attention's configuration: whether ranks have some of the learnable sinks each."""
     return bool(getattr(config, "softmax_type", None) == "learnable" and config.tensor_model_parallel_size > 1)

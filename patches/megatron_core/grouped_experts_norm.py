@@ -6,6 +6,8 @@ from typing import Any
 
 from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Variant
 
+from .conditions import is_own
+
 
 def allreduced(layer: Any, parameter: Any, value: bool) -> bool:
     """Mark a parameter of a grouped layer as one that no other tensor-parallel rank has, where that is so.
@@ -20,7 +22,8 @@ def allreduced(layer: Any, parameter: Any, value: bool) -> bool:
     """
     # Without communication of their own, all ranks have the same experts. TransformerEngine before 2.13, or with
     # weights in one piece, has marked them. Biases there are only with experts that are not divided.
-    if layer.explicit_expert_comm and not hasattr(parameter, "tensor_model_parallel"):
+    # A class that derives from it elsewhere may mark them itself, which requires that nothing has.
+    if layer.explicit_expert_comm and is_own(layer) and not hasattr(parameter, "tensor_model_parallel"):
         # known: megatron-core's class, which is there with TransformerEngine only
         row = any(kind.__name__ == "TERowParallelGroupedLinear" for kind in type(layer).__mro__)
         parameter.tensor_model_parallel = True  # writes: while the layer is made
@@ -48,7 +51,14 @@ In the norm a tensor-parallel rank other than the first counts only parameters t
 since 2.13.0 marks them only where they lie in one piece (`single_grouped_weight`).""",
     repair="""\
 `TEGroupedLinear` marks weights and biases that no other tensor-parallel rank has, with the dimension in which they are
-divided, where TransformerEngine has not. A layer whose experts all ranks have stays as it is.""",
+divided, where TransformerEngine has not. A layer whose experts all ranks have stays as it is. So does a class that
+derives from Megatron's elsewhere: it may mark them itself, which Megatron refuses for what is marked. Code that marks
+them when a layer is made, with `set_tensor_model_parallel_attributes`, raises that AssertionError with the patch:
+remove that code.
+
+Megatron-FSDP of megatron-core 0.15 and older reads the mark for its checkpoints, which are as with TransformerEngine
+2.12 then. One that was saved without the patch does not load with it (`Size mismatch between saved ... and current`),
+nor the reverse: finish such a run with `RLHF_PATCHES_DISABLE=megatron-core-grouped-experts-norm`.""",
     changes_numbers="""\
 Since TransformerEngine 2.13.0 `grad_norm` lacked (TP - 1)/TP of the experts' squares. A run whose norms are above
 `clip_grad` takes smaller steps now, as it did with TransformerEngine 2.12: to go on as before, multiply its `clip_grad`
