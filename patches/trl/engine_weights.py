@@ -9,10 +9,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from . import released
+
 _LOADED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Owners of an engine (a `VLLMGeneration`, or a trainer before 0.28) that have loaded it since it last slept."""
 _ON_ITS_OWN: weakref.WeakSet[Any] = weakref.WeakSet()
 """Owners within a loop that each rank leaves when it has no more to do."""
+_OF_GRPO = ("_generate_and_score_completions", "_generate", "_generate_single_turn")
+_OF_ONLINE_DPO = ("training_step", "_generate_vllm", "_generate_vllm_colocate")
+"""Methods by which a trainer generates, equally often on all ranks as long as they are the release's own."""
 
 
 def loaded(owner: Any, returned: Any) -> Any:
@@ -59,7 +64,13 @@ def dropped(trainer: Any) -> bool:
         trainer.vllm_mode == "colocate"
         and trainer.args.vllm_enable_sleep_mode
         and _may_gather(trainer, trainer.accelerator)
+        and _together(trainer, *_OF_GRPO)
     )
+
+
+def slept(trainer: Any) -> bool:
+    """The same for Online DPO's trainer, which generates once for each micro-batch."""
+    return bool(trainer.args.vllm_enable_sleep_mode) and _together(trainer, *_OF_ONLINE_DPO)
 
 
 def on_its_own(trainer: Any, loop: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,9 +98,19 @@ def _may_gather(owner: Any, accelerator: Any) -> bool:
     """Whether loading waits for no rank that may not come."""
     if owner not in _ON_ITS_OWN or accelerator.num_processes == 1:
         return True
+    return not _sharded(accelerator)
+
+
+def _together(trainer: Any, *methods: str) -> bool:
+    """Whether loading waits for no rank, or all ranks come: what generates is the release's own, not a user's."""
+    accelerator = trainer.accelerator
+    return accelerator.num_processes == 1 or not _sharded(accelerator) or not released.others(trainer, *methods)
+
+
+def _sharded(accelerator: Any) -> bool:
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     zero_3 = plugin is not None and plugin.zero_stage == 3
-    return not zero_3 and getattr(accelerator.state, "fsdp_plugin", None) is None
+    return zero_3 or getattr(accelerator.state, "fsdp_plugin", None) is not None
 
 
 class _Alone:

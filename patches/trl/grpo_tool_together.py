@@ -81,7 +81,8 @@ Each rank takes as many completions as it gave prompts, after those of the ranks
 with the prompts anyway. And ranks that generate together leave the loop together: once for each turn they ask whether a
 conversation of any rank goes on, which is one more collective, of one number, and a rank that has none takes part
 without prompts. What a rank's tools take, the others wait for, as they did. One rank, vLLM in a process of its own on
-each rank, and runs without vLLM or without tools have no collective more and the very numbers. Not repaired: the
+each rank, and runs without vLLM or without tools have no collective more and the very numbers. A trainer with a
+`_generate`, `_tool_call_loop` or `_generate_single_turn` of your own leaves the loop as released. Not repaired: the
 distillation trainer's loop (1.11.0 and later), DPPO's (until 1.8.0), vLLM in the trainer's processes before 0.29.1, and
 what else makes ranks wait for one another while they generate, ZeRO-3 and FSDP without vLLM or with its sleep mode.""",
     changes_numbers="""\

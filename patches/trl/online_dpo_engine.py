@@ -126,7 +126,11 @@ micro-batches of a step but the first are garbage, such as one token over and ov
 Sleep at level 2 drops vLLM's weights, and waking gives memory without values. The policy's are loaded only where the
 step is another one than at the last load.""",
     repair="""\
-With sleep mode they are loaded before each generation, all of which follow a sleep. Without it nothing changes.""",
+With sleep mode they are loaded before each generation, all of which follow a sleep. Without it nothing changes.
+
+Left alone: a trainer with a `training_step`, `_generate_vllm` or `_generate_vllm_colocate` of your own, on several
+ranks with weights sharded by ZeRO-3 or FSDP. There a rank may generate more often than the others, and would wait for
+them.""",
     changes_numbers="""\
 Since TRL 0.28.0 with sleep mode and accumulation, Online DPO was trained on completions of no model, in all
 micro-batches of a step but one. Such a run has to be repeated.""",
@@ -141,9 +145,10 @@ micro-batches of a step but one. Such a run has to be repeated.""",
                 Rewrite(
                     f"{_NEW}._generate_vllm_colocate",
                     "self.state.global_step != self._last_loaded_step",
-                    "self.args.vllm_enable_sleep_mode or self.state.global_step != self._last_loaded_step",
+                    "$SLEPT(self) or self.state.global_step != self._last_loaded_step",
                     alongside=("self.llm.sleep(level=2)",),
                     unless=("_llm_weights_sleeping",),
+                    uses={"SLEPT": f"{__package__}.engine_weights:slept"},
                 ),
             ),
         ),

@@ -118,9 +118,10 @@ done so they are left as they are, and since 0.28.0 the checkpoint is not read a
 
 Left alone: on several ranks with weights sharded by ZeRO-3 or FSDP, what is generated after a call of a tool, and by a
 `rollout_func` unless the trainer has just loaded the weights, comes from the checkpoint as before: ranks leave these
-loops one by one, and to gather the weights would wait for all of them (1.10.0 does). So are the trainers of GOLD until
-1.0.0rc1 and of Online DPO, which have engines of their own, and a `rollout_func` that sends the engine to sleep by
-itself.""",
+loops one by one, and to gather the weights would wait for all of them (1.10.0 does). So is a trainer until 0.27.2 with
+a `_generate` or `_generate_single_turn` of your own there; from 0.28.0 on one that generates more often on one rank
+than on another waits for the others. So are the trainers of GOLD until 1.0.0rc1 and of Online DPO, which have engines
+of their own, and a `rollout_func` that sends the engine to sleep by itself.""",
     changes_numbers="""\
 Since TRL 0.25.0 with sleep mode at level 2, and for every completion since 0.28.0, GRPO and RLOO trained on samples
 from the initial model, so with an importance ratio that grows and is clipped or truncated. With the patch training is

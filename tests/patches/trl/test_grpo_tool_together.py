@@ -7,6 +7,7 @@ Where ranks part, the run is over for them: such a case is run alone, before it 
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ HELD = {
     "takes part without prompts": "test_the_ranks_leave_the_loop_together",
     "the very numbers": "test_what_was_right_is_the_same_with_no_collective_more",
     "as they did": "test_one_collective_more_for_each_turn",
+    "leaves the loop as released": "test_a_users_own_turn_is_not_asked_without_prompts",
 }
 WORKER = "tests.patches.trl.tool_loop_ranks"
 TURNS = "trl-grpo-tool-turns"
@@ -118,6 +120,32 @@ def test_what_was_right_is_the_same_with_no_collective_more(reports, case):
     for found in reports:
         assert found["after"][case] == found["before"][case] == found["reverted"][case]
         assert "failed" not in found["after"][case]
+
+
+@pytest.mark.parametrize("own", [None, "_generate", "_tool_call_loop", "_generate_single_turn", "generate"])
+@pytest.mark.parametrize("assigned", [False, True])
+def test_a_users_own_turn_is_not_asked_without_prompts(own, assigned):
+    """It may have no collective, and may need a prompt: each rank leaves the loop by itself, as released."""
+    from trl.generation.vllm_generation import VLLMGeneration
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    from rlhf_patches.patches.trl import tool_ranks
+
+    def users(*_):
+        raise IndexError("of no prompt")
+
+    def made(kind, methods):
+        found = object.__new__(type("Own", (kind,), {} if assigned else methods))
+        vars(found).update(methods if assigned else {})
+        return found
+
+    engine = own == "generate"
+    trainer = made(GRPOTrainer, {own: users} if own and not engine else {})
+    trainer.vllm_generation = made(VLLMGeneration, {own: users} if engine else {})
+    trainer.use_vllm, trainer.vllm_mode, trainer.accelerator = True, "server", SimpleNamespace(num_processes=2)
+    assert tool_ranks.together(trainer) is (own is None)
+    if own:
+        assert [tool_ranks.left(trainer, each) for each in ([], [0])] == [False, True], "without a collective"
 
 
 def test_together_with_the_patch_of_one_rank(run):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf_patches.patches.trl import engine_prompts, online_dpo_engine
+from rlhf_patches.patches.trl import engine_prompts, engine_weights, online_dpo_engine
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
 from tests.harness.side_by_side import folder
@@ -32,6 +32,7 @@ HELD = {
     "all prompts have one length nothing changes": "test_prompts_of_one_length_are_the_tokenizer_s_own",
     "Without it nothing changes": "test_without_sleep_mode_nothing_changes",
     "an engine has one rank nothing changes": "test_an_engine_of_one_rank_gets_the_very_prompts",
+    "Left alone": "test_a_rank_waits_for_none_that_a_users_step_may_keep_away",
 }
 WORKER = "tests.patches.trl.online_dpo_engine_ranks"
 NAMES = ("trl-online-dpo-server", "trl-online-dpo-server-padding", "trl-online-dpo-sleep-weights")
@@ -112,6 +113,26 @@ def test_without_sleep_mode_nothing_changes(report):
 @pytest.mark.parametrize("case", ["server", "server, one length"])
 def test_reverted_it_is_trl_s_own_again(report, case):
     assert report["reverted"][case] == report["before"][case]
+
+
+@pytest.mark.parametrize("method", [None, "training_step", "_generate_vllm", "_generate_vllm_colocate"])
+@pytest.mark.parametrize(
+    ("ranks", "plugin", "fsdp", "waits"),
+    [(2, 3, None, True), (2, None, object(), True), (2, 2, None, False), (2, None, None, False), (1, 3, None, False)],
+)
+def test_a_rank_waits_for_none_that_a_users_step_may_keep_away(method, ranks, plugin, fsdp, waits):
+    """TRL's own trainer loads after each sleep; one with a user's method as released, where ranks gather weights."""
+    from trl.experimental.online_dpo import OnlineDPOTrainer
+
+    kind = type("Own", (OnlineDPOTrainer,), {} if method is None else {method: lambda self, *_: None})
+    trainer = object.__new__(kind)
+    deepspeed = plugin and SimpleNamespace(zero_stage=plugin)
+    state = SimpleNamespace(deepspeed_plugin=deepspeed, fsdp_plugin=fsdp)
+    trainer.accelerator = SimpleNamespace(num_processes=ranks, state=state)
+    trainer.args = SimpleNamespace(vllm_enable_sleep_mode=True)
+    assert engine_weights.slept(trainer) is (method is None or not waits)
+    trainer.args.vllm_enable_sleep_mode = False
+    assert not engine_weights.slept(trainer)
 
 
 def test_an_engine_of_one_rank_gets_the_very_prompts():
