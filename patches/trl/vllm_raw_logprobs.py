@@ -45,11 +45,11 @@ vLLM is started in that mode, as in 0.27.1 (colocate in 0.24.0). The patch has t
 of `trl vllm-serve`.
 
 Off unless asked for by name: ask for it where `top_p`, `top_k` and `min_p` are off. In this mode vLLM's
-log-probabilities are those within the nucleus, and the trainer's are not. A run with `top_p=0.5` at temperature 1 agrees
-as released, and does not in this mode (0.27.1 and later use it); at another temperature neither agrees. The mode is the
-engine's, which starts before a request says what it samples with. Not repaired: vLLM 0.10.0 and 0.10.1, which leave the
-temperature out in this mode too.""",
-    contested="with top_p, top_k or min_p vLLM's processed log-probabilities are those within the nucleus, TRL's are not",
+log-probabilities are those within the nucleus, and the trainer's are not. A run with `top_p=0.5` at temperature 1
+agrees as released, and does not in this mode (0.27.1 and later use it); at another temperature neither agrees. The mode
+is the engine's, which starts before a request says what it samples with. Not repaired: vLLM 0.10.0 and 0.10.1, which
+leave the temperature out in this mode too.""",
+    contested="with top_p, top_k or min_p vLLM's processed log-probabilities are within the nucleus, and TRL's are not",
     changes_numbers="""\
 Since TRL 0.23.0 GRPO on a vLLM server has weighted tokens by a ratio that holds the temperature once, not by that of
 two policies. With the patch ratios are about 1 where trainer and vLLM have the same weights, so the gradient is that of
