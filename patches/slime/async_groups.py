@@ -43,8 +43,12 @@ do, its next one blocks the event loop of all that are being sampled.""",
     repair="""\
 A step takes as many groups as it is short of, those that were finished first; the others stay in the queue for the next
 one. As in upstream's repair (PR 2238) the queue has no bound of its own, and the worker takes no new prompt while as
-many groups wait as it samples at once: at most twice that many wait. So each prompt of the data source is trained on
-once, but for those of groups that fail. Where never more groups are finished than are asked for, nothing changes.
+many groups wait as it samples at once: at most twice that many wait. So, within one process, each prompt of the data
+source is trained on once, but for those of groups that fail. Where never more groups are finished than are asked for,
+nothing changes.
+
+Not repaired: a run that is resumed. Groups that wait or are sampled when a process ends are not saved, and slime's data
+source counts their prompts as taken, so they do not come again in the epoch, as released.
 
 Left alone: the rollout of the examples' folder up to 0.2.4, which is no module of slime's. main has been repaired
 since, and calls itself 0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1, and is
