@@ -83,10 +83,10 @@ that has a seed from a generator of its own, so what has the same prompt and see
     repair="""\
 The seed of a request is a hash of that seed, the step of the weights, the request's id, and the prompt's tokens, which
 tell turns apart. verl makes the id of the sample's place in the batch. The trainer that it runs by default
-(`trainer.use_v1`) gives samples no place, and all of them are `det-0`: there the step, the row's `index` in the data set
-and the number of the sample among its prompt's come into the id, so that the router spreads them over the replicas, too.
-It is the same in every run, as before. A seed that a caller has set stays, as does that of a request whose id is not
-verl's own for such runs. Without `full_determinism` nothing changes. Not repaired: SGLang's deterministic inference,
+(`trainer.use_v1`) gives samples no place, and all of them are `det-0`: there the step, the row's `index` in the data
+set and the number of the sample among its prompt's come into the id, so that the router spreads them over the replicas,
+too. It is the same in every run, as before. A seed that a caller has set stays, as does that of a request whose id is
+not verl's own for such runs. Without `full_determinism` nothing changes. Not repaired: SGLang's deterministic inference,
 another setting; conversations with tools in 0.9.0, whose ids are random; rows that have the same prompt and no `index`
 draw the same.""",
     changes_numbers="""\

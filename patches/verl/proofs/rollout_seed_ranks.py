@@ -15,7 +15,7 @@ import copy
 import importlib
 import types
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -123,7 +123,7 @@ def asked_by_v1(server: Any, *, tools: bool = False, prompt: tuple[int, ...] = (
         """The release's, of a prompt that has its tokens; its end is reached when there is an answer."""
 
         rollout_config, server_manager = rollout, client
-        tools: dict[str, Any] = {}
+        tools: ClassVar[dict[str, Any]] = {}
         tool_schemas: tuple[Any, ...] = ()
         tool_parser = types.SimpleNamespace(stop_token_ids=[])
         prompt_length = response_length = 64
