@@ -86,9 +86,9 @@ tell turns apart. verl makes the id of the sample's place in the batch. The trai
 (`trainer.use_v1`) gives samples no place, and all of them are `det-0`: there the step, the row's `index` in the data
 set and the number of the sample among its prompt's come into the id, so that the router spreads them over the replicas,
 too. It is the same in every run, as before. A seed that a caller has set stays, as does that of a request whose id is
-not verl's own for such runs. Without `full_determinism` nothing changes. Not repaired: SGLang's deterministic inference,
-another setting; conversations with tools in 0.9.0, whose ids are random; rows that have the same prompt and no `index`
-draw the same.""",
+not verl's own for such runs. Without `full_determinism` nothing changes. Not repaired: SGLang's deterministic
+inference, another setting; conversations with tools in 0.9.0, whose ids are random; rows that have the same prompt and
+no `index` draw the same.""",
     changes_numbers="""\
 With `rollout.full_determinism=True` runs of verl 0.9.0 and 0.9.1 trained on samples that were the same. With the patch
 they are drawn anew, so a run can be repeated with the patch, and not with its numbers from before.""",
