@@ -49,7 +49,8 @@ parts over the tensor-parallel ranks for parameters that sequence parallelism ma
 A `GatedDeltaNet` that is divided over ranks, or of a class that derives from it (mcore-bridge's), marks the weight of
 its `out_norm` when it is built, and the same sum takes in what is marked. Nothing else: with sequence parallelism
 Megatron sums it already, and every gradient is as before, bit for bit; so is it without tensor parallelism, and for
-other layers' norms. A model that was built before the patch was applied keeps its gradients.
+other layers' norms. A model that was built before the patch was applied keeps its gradients, and so does one under
+Megatron-FSDP, which copies other marks than this one to the parameters that are summed.
 
 Where nothing else was to be summed the ranks have one all-reduce more per step, of as many numbers as a head is wide
 for each layer.""",

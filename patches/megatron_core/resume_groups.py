@@ -123,7 +123,8 @@ for the resume. Where not as many were saved, a group gets the one with its own 
 `end_wd`. Two groups of `config_overrides` whose order the resume has changed (Megatron sorts them by what is set) get
 each other's rates: resume with the overrides that were saved.
 
-Checkpoints are written as before; those of before the patch are read, and have every group's rate. One that was saved after a resume without the patch has the wrong ones already: resume from an older one.
+Checkpoints are written as before; those of before the patch are read, and have every group's rate. One that was saved
+after a resume without the patch has the wrong ones already: resume from an older one.
 
 Where each group has a key of its own, all is as before.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/4705",),

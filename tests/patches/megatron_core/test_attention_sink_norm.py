@@ -65,6 +65,14 @@ def test_it_marks_divided_sinks_alone(reports):
         assert report["reverted"]["TP 2"]["marks"] == before["TP 2"]["marks"]
 
 
+def test_a_class_of_a_user_s_that_marks_its_sinks(reports):
+    """The obvious workaround, as Megatron marks its own: it requires that nothing has."""
+    for report in reports:
+        found = report["after"]["a user's"]["marks"]
+        assert found == report["before"]["a user's"]["marks"]
+        assert all(marks["tensor_model_parallel"] is True for marks in found.values())
+
+
 MARKS = "set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)\n"
 NATIVE = (
     "                self.softmax_offset = config.init_method(self.softmax_offset)\n",

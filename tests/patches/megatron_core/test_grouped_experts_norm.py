@@ -49,6 +49,14 @@ def test_all_experts_count(of_release, layout, distributed):
         assert reverted == before
 
 
+def test_a_class_of_a_user_s_that_marks_its_experts(of_release):
+    """The obvious workaround, as Megatron marks its own: it requires that nothing has."""
+    for report in of_release("2.13"):
+        found = report["after"]["a user's"]["marks"]
+        assert found == report["before"]["a user's"]["marks"]
+        assert all(marks["tensor_model_parallel"] is True for marks in found.values())
+
+
 @pytest.mark.exhaustive
 def test_transformer_engine_that_marks_its_weights(of_release):
     """2.11 is beside nothing to repair; of experts with biases, it has missed those alone."""

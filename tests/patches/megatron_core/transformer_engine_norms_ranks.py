@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.extensions import transformer_engine
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -70,6 +70,31 @@ def layers(kind: str, config: Any, experts: int) -> torch.nn.ModuleDict:
     return torch.nn.ModuleDict({"divided": divided, "first": first, "second": second})
 
 
+def marked_by_users(kind: str, layout: str) -> dict[str, Any]:
+    """What a user's class that marks its sinks or experts itself has, as Megatron's own layers mark theirs."""
+
+    def marking(base: type) -> type:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            base.__init__(self, *args, **kwargs)  # type: ignore[misc]
+            for parameter in self.parameters():
+                if not getattr(parameter, "tensor_model_parallel", False):
+                    set_tensor_model_parallel_attributes(parameter, True, 0, 1)
+
+        return type(f"My{base.__name__}", (base,), {"__init__": init})
+
+    config = configuration(kind, layout, "learnable" if kind == "sinks" else "vanilla")
+    if kind == "sinks":
+        made = {
+            base.__name__: marking(base)(config, 1, AttnMaskType.causal, "self")
+            for base in (DotProductAttention, transformer_engine.TEDotProductAttention)
+        }
+    else:
+        initial: Any = {"init_method": torch.nn.init.normal_, "config": config, "skip_bias_add": False, "bias": False}
+        experts = marking(transformer_engine.TEColumnParallelGroupedLinear)
+        made = {"first": experts(EXPERTS // 2, HIDDEN, 16, is_expert=True, **initial)}
+    return marks(torch.nn.ModuleDict(made))
+
+
 def place(name: str, layout: str) -> str:
     """What tells a parameter of this rank from all others of the whole model; equal where ranks have the same one."""
     tensor, expert, expert_tensor = LAYOUTS[layout]
@@ -95,8 +120,8 @@ def marks(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") -> dict[str, Any]:
-    """One step of SGD; the numbers of the whole model come from all ranks, by hand."""
+def configuration(kind: str, layout: str, softmax: str) -> TransformerConfig:
+    """Of a layout, whose groups are made."""
     tensor, expert, expert_tensor = LAYOUTS[layout]
     sizes = {
         "tensor_model_parallel_size": tensor,
@@ -106,7 +131,7 @@ def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") ->
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(**sizes)
     model_parallel_cuda_manual_seed(1)
-    config = TransformerConfig(
+    return TransformerConfig(
         num_layers=1,
         hidden_size=HIDDEN,
         num_attention_heads=8,
@@ -118,6 +143,12 @@ def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") ->
         add_bias_linear=expert_tensor == 1,  # with divided experts Megatron refuses biases
         **sizes,
     )
+
+
+def step(kind: str, layout: str, distributed: bool, softmax: str = "vanilla") -> dict[str, Any]:
+    """One step of SGD; the numbers of the whole model come from all ranks, by hand."""
+    expert = LAYOUTS[layout][1]
+    config = configuration(kind, layout, softmax)
     model = layers(kind, config, EXPERTS // expert)
     marked = marks(model)
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed)
@@ -170,6 +201,9 @@ def main() -> None:
             if kind == "experts" or sizes[1:] == (1, sizes[0]) or (kind == "duplicated" and layout == "TP 2, EP 2")
             for distributed in (False, True)
         }
+        if kind != "duplicated":
+            layout = "TP 2" if kind == "sinks" else "TP 2, EP 2"
+            found["a user's"] = {"marks": marked_by_users(kind, layout)}
         others = ("off-by-one", "vanilla") if kind == "sinks" else ()
         return {**found, **{f"TP 2, {other}": step(kind, "TP 2", False, other) for other in others}}
 
