@@ -24,11 +24,14 @@ Since 5.10.1 `Trainer` counts `labels[..., 1:]` where the model's loss shifts th
 `LOSS_MAPPING.get(model.loss_type)`, which has nothing for a class whose name contains none of the names there; the
 model's `loss_function` takes `ForCausalLMLoss` then, which shifts.""",
     repair="""\
-For these classes, and those that inherit their `forward`, `Trainer` is told that the loss shifts, as it is for Llama.
-The gradient is then that of the mean over the tokens that are predicted.
+For these classes, and those that inherit them and change nothing, `Trainer` is told that the loss shifts, as it is for
+Llama. The gradient is then that of the mean over the tokens that are predicted.
 
-Any other model, one with a `loss_type` or a `loss_function` of its own among them, and labels whose first token does
-not count are left as released, bit for bit. A trainer that sets `_loss_shifts_labels` itself keeps that.
+It is told so where all that makes the loss is transformers' own or TRL's `SFTTrainer`, which is looked at before each
+count. With a loss of your own (`compute_loss`, `compute_loss_func`, the class's or the model's `loss_function`), a
+`training_step` or a count of your own, label smoothing, or PEFT's prompt learning, whose first label is predicted, all
+is left as released. So is any other model, and labels whose first token does not count, bit for bit. A trainer that
+sets `_loss_shifts_labels` itself keeps that.
 
 Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal model.""",
     references=("https://github.com/huggingface/transformers/pull/46204",),
@@ -39,9 +42,15 @@ Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal mode
                 Rewrite(
                     target="transformers.trainer:Trainer.__init__",
                     pattern=_FOUND,
-                    replacement=f"$LOSS(model_to_inspect, {_FOUND})",
+                    replacement=f"$LOSS(self, model_to_inspect, compute_loss_func, {_FOUND})",
                     inside=f"{_FOUND} is ForCausalLMLoss",
                     uses={"LOSS": f"{__package__}.default_loss:loss_of"},
+                ),
+                Rewrite(
+                    target="transformers.trainer:Trainer._get_num_items_in_batch",
+                    pattern="self._loss_shifts_labels",
+                    replacement="$SHIFTS(self)",
+                    uses={"SHIFTS": f"{__package__}.default_loss:shifts"},
                 ),
             ),
         ),

@@ -20,6 +20,8 @@ _WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 _LIBRARIES = (*MODELS, *_WRAPPERS, "rlhf_patches", "accelerate", "bitsandbytes", "torchao", "timm")
 HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "numpy", "einops")
 
+_COMPILED = ("__compiled_fn_", "__resume_at_")
+"""What torch.compile puts into the globals of a function, as well as of the losses."""
 _OF_ANY_CLASS = ("__init__", "config_class", "__firstlineno__", "__static_attributes__", "__annotate_func__")
 _PLAIN = (str, int, float, bool, type(None), tuple, list, dict, set)
 
@@ -68,7 +70,8 @@ def _unknown(model: Any) -> Iterator[str]:
     for attribute in _replaced(type(inner), inner):
         yield f"{name}.{attribute} is not transformers' own"
     losses = sys.modules["transformers.loss.loss_utils"]
-    for function in (*losses.LOSS_MAPPING.values(), *_functions(vars(losses).values()), functional.cross_entropy):
+    theirs = [value for name, value in vars(losses).items() if not name.startswith(_COMPILED)]
+    for function in (*losses.LOSS_MAPPING.values(), *_functions(theirs), functional.cross_entropy):
         if author(function) not in _LIBRARIES:
             yield f"{_named(function)} is not transformers' own"
     for function in _used(inner.forward):

@@ -69,7 +69,7 @@ def by_definition(make: Make, kind: str) -> dict[str, torch.Tensor]:
 
 def step(
     make: Make, *, kind: str = "tokens", causal: bool = True, wrap: Callable[[Any], Any] = lambda model: model,
-    shifts: bool | None = None, **more: Any,
+    of: type[Trainer] = Trainer, own_loss: Any = None, change: Callable[[Any], Any] = lambda trainer: None, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """What a step gives, and how large its gradient is beside the one by definition, and how far from that multiple.
 
@@ -78,7 +78,9 @@ def step(
         kind: of rows.
         causal: whether it has that definition.
         wrap: what is done to the model before.
-        shifts: what a trainer of one's own knows of its loss.
+        of: the trainer's class.
+        own_loss: its ``compute_loss_func``.
+        change: what is done to the trainer when it is made.
         more: arguments.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
@@ -95,14 +97,14 @@ def step(
             disable_tqdm=True,
         )
         touched = ""
+        given = {"model": model, "args": arguments, "train_dataset": data(kind), "compute_loss_func": own_loss}
         try:
             with untouched(model):
-                trainer = Trainer(model=model, args=arguments, train_dataset=data(kind), data_collator=Collator())
+                trainer = of(**given, data_collator=Collator())
         except AssertionError as error:
             touched = str(error)
-            trainer = Trainer(model=model, args=arguments, train_dataset=data(kind), data_collator=Collator())
-        if shifts is not None:
-            trainer._loss_shifts_labels = shifts
+            trainer = of(**given, data_collator=Collator())
+        change(trainer)
         trainer.add_callback(keep := Keep())
         loss = trainer.train().training_loss
     digest = hashlib.sha256()

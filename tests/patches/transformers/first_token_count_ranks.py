@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from torch.nn.functional import cross_entropy
+from transformers import Trainer
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from rlhf_patches.patches.transformers.proofs import first_token_count_ranks
@@ -34,6 +36,50 @@ class Own(transformers.GPT2LMHeadModel):
         return super().forward(*arguments, **named)
 
 
+class OwnLoss(transformers.GPT2LMHeadModel):
+    def loss_function(self, logits: Any, labels: Any, **more: Any) -> Any:
+        return unshifted(logits, labels, **more)
+
+
+class OwnProperty(transformers.GPT2LMHeadModel):
+    @property
+    def loss_function(self) -> Any:
+        return unshifted
+
+
+class Computes(Trainer):
+    """The first label counts."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = unshifted(outputs.logits, labels, num_items_in_batch=num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+class CountsRight(Trainer):
+    """A way round the bug: without the first label of each row."""
+
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+        return super()._get_num_items_in_batch(batch_samples, device) - sum(
+            len(batch["labels"]) for batch in batch_samples
+        )
+
+
+class StepsRight(Trainer):
+    """Another one."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        return super().training_step(model, inputs, num_items_in_batch - ROWS)
+
+
+def with_prompt() -> Any:
+    """Whose first label is predicted, from the last of the virtual tokens."""
+    return get_peft_model(gpt2(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+
+
 def with_lora() -> Any:
     return get_peft_model(gpt2(), LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False))
 
@@ -51,6 +97,16 @@ def ctrl() -> Any:
 
 def masked() -> Any:
     return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **NO_DROPOUT))
+
+
+def unshifted(logits: Any, labels: Any, num_items_in_batch: Any = None, **_: Any) -> Any:
+    """Of labels that are those of the next token already."""
+    summed = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+    return summed / (num_items_in_batch if num_items_in_batch is not None else labels.ne(-100).sum())
+
+
+def of_outputs(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    return unshifted(outputs["logits"], labels, num_items_in_batch)
 
 
 def doubled(logits: Any, labels: Any, **more: Any) -> Any:
@@ -74,7 +130,21 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "own forward": lambda: step(lambda: gpt2(Own), causal=False),
     "own loss": lambda: step(lambda: gpt2(loss_function=doubled), causal=False),
     "own type": lambda: step(lambda: gpt2(loss_type="ForMaskedLM"), causal=False),
-    "trainer's own": lambda: step(gpt2, shifts=False),
+    "class's own loss": lambda: step(lambda: gpt2(OwnLoss), causal=False),
+    "class's own property": lambda: step(lambda: gpt2(OwnProperty), causal=False),
+    "own loss, later": lambda: step(
+        gpt2, causal=False, change=lambda trainer: setattr(trainer.model, "loss_function", unshifted)
+    ),
+    "compute_loss_func": lambda: step(gpt2, causal=False, own_loss=of_outputs),
+    "compute_loss_func, later": lambda: step(
+        gpt2, causal=False, change=lambda trainer: setattr(trainer, "compute_loss_func", of_outputs)
+    ),
+    "own compute_loss": lambda: step(gpt2, causal=False, of=Computes),
+    "smoothing": lambda: step(lambda: gpt2(Inherits), causal=False, label_smoothing_factor=0.1),
+    "prompt tuning": lambda: step(with_prompt, causal=False),
+    "own count": lambda: step(gpt2, of=CountsRight),
+    "own step": lambda: step(gpt2, of=StepsRight),
+    "trainer's own": lambda: step(gpt2, change=lambda trainer: setattr(trainer, "_loss_shifts_labels", False)),
 }
 
 

@@ -8,8 +8,10 @@ from tests.harness.warm import beside
 
 WORKER = "tests.patches.transformers.first_token_count_ranks"
 WRONG = ("GPT-2", "GPT-2, one by one", "LoRA", "compiled before", "BERT", "CTRL", "inherits")
-RIGHT = ("not the first", "Qwen3")
+RIGHT = ("not the first", "Qwen3", "own count", "own step")
 LEFT = ("masked", "classifier", "T5", "own forward", "own loss", "own type", "trainer's own")
+LEFT += ("class's own loss", "class's own property", "own loss, later", "compute_loss_func", "compute_loss_func, later")
+LEFT += ("own compute_loss", "smoothing", "prompt tuning")
 #: Rows of 5, 6, 7 and 8 labels that count.
 COUNTED, PREDICTED = 26, 22
 HELD = {
