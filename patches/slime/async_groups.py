@@ -47,8 +47,8 @@ many groups wait as it samples at once: at most twice that many wait. So, within
 source is trained on once, but for those of groups that fail. Where never more groups are finished than are asked for,
 nothing changes.
 
-Not repaired: a run that is resumed. Groups that wait or are sampled when a process ends are not saved, and slime's data
-source counts their prompts as taken, so they do not come again in the epoch, as released.
+Not repaired: a run that is resumed. Groups that wait or are sampled when a process ends are lost: checkpoints have none
+of them, and slime's data source goes on after their prompts.
 
 Left alone: the rollout of the examples' folder up to 0.2.4, which is no module of slime's. main has been repaired
 since, and calls itself 0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1, and is
