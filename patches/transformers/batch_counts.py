@@ -1,8 +1,8 @@
 """What ``Trainer`` counts in an evaluation step: this rank's own number beside the one of all ranks.
 
 The count that everybody gets is the released one, of all ranks. ``Trainer.compute_loss`` alone takes this rank's own in
-its place, and only for the very tensor that an evaluation step has counted: a trainer that overrides ``compute_loss``
-and scales by itself has what it had.
+its place, for the very tensor that an evaluation step has counted, and only where no code of a user's is in between: a
+trainer that overrides ``compute_loss`` or ``prediction_step`` has what it had.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from . import accumulation, known_loss
+
 _counting: ContextVar[list[torch.Tensor] | None] = ContextVar("_counting", default=None)
 """Within the count of an evaluation step: what this rank has counted, once it has."""
 _own = WeakTensorKeyDictionary()
@@ -21,7 +23,7 @@ _own = WeakTensorKeyDictionary()
 
 def counted(trainer: Any, batches: list[Any], device: Any) -> Any:
     """In place of ``trainer._get_num_items_in_batch(batches, device)``, in an evaluation step."""
-    if not _is_of_ranks(trainer):
+    if not (_is_of_ranks(trainer) and _is_known(trainer)):
         return trainer._get_num_items_in_batch(batches, device)
     before = _counting.set([])
     try:
@@ -38,6 +40,14 @@ def _is_of_ranks(trainer: Any) -> bool:
         and bool(trainer.args.average_tokens_across_devices)
         and trainer.args.n_gpu <= 1
         and getattr(plan, "cp_size", 1) == getattr(plan, "sp_size", 1) == 1
+    )
+
+
+def _is_known(trainer: Any) -> bool:
+    """Whether what makes the loss of the count is known: another one may multiply by the count, or divide by ranks."""
+    # known: transformers' own compute_loss, and that of TRL's SFTTrainer, which hands the count on.
+    return accumulation._maker(trainer) in ("transformers", "SFTTrainer") and (
+        known_loss.author(trainer.prediction_step) in ("transformers", "trl")
     )
 
 

@@ -74,9 +74,9 @@ def _changes_labels(model: Any, inner: Any) -> bool:
     """Whether something puts labels before the first: PEFT's virtual tokens, or a hook, which may."""
     peft = sys.modules.get("peft")
     for each in model.modules():
-        if peft is not None and isinstance(each, peft.PeftModel | peft.PeftMixedModel):
-            if any(config.is_prompt_learning for config in each.peft_config.values()):
-                return True
+        is_pefts = peft is not None and isinstance(each, peft.PeftModel | peft.PeftMixedModel)
+        if is_pefts and any(config.is_prompt_learning for config in each.peft_config.values()):
+            return True
         if any(known_loss.author(hook) not in _HOOKING for hook in each._forward_pre_hooks.values()):
             return True
         if each is inner:

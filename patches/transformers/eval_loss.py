@@ -81,9 +81,12 @@ batch without any label counts as a loss of 0, as before; in 5.23.0 it is left o
 evaluation does not multiply what was not counted.
 
 On one rank, in training, and with `average_tokens_across_devices=False` nothing changes; predictions and metrics stay
-what they are. A trainer that overrides `compute_loss` gets the count over all ranks, as before: if it passes that on to
-`Trainer.compute_loss`, its loss is repaired; if it scales by itself, or passes on another number, nothing changes. The
-same holds for its own `prediction_step` or count. Context and sequence parallelism are left as released.
+what they are. A trainer that overrides `compute_loss` or `prediction_step` is left as released, whether it hands the
+count on or scales by itself; TRL's `SFTTrainer` is known, and repaired. With a count of its own nothing changes.
+Context and sequence parallelism are left as released.
+
+Not seen: code around `evaluate()`, or a `compute_loss_func`, that divides by the number of ranks itself. With the patch
+its loss is too small by that number: take the division out.
 
 Not repaired: where the last batch that counts is filled up only in part, its samples have the mean of the whole batch,
 with those that fill it up: of 13 samples in batches of 2, one has; 3.4756 in place of one rank's 3.4727.""",

@@ -94,6 +94,26 @@ class ByItself(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class Weighs(Trainer):
+    """Multiplies by the count over all ranks what was divided by it."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        if not model.training:
+            loss = loss * num_items_in_batch / self.args.world_size / 10
+        return (loss, outputs) if return_outputs else loss
+
+
+class Divides(Trainer):
+    """A way round the bug, where the model does not use the count."""
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss, logits, labels = super().prediction_step(*args, **kwargs)
+        return loss / self.args.world_size, logits, labels
+
+
 class WithoutCount(Trainer):
     """As trainers do that were written before there was one."""
 
@@ -243,6 +263,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
         dense, of_shifted, 4, 1, "one has no labels", arguments={"logging_nan_inf_filter": False}
     ),
     "not averaged": lambda: one(dense, of_shifted, 5, 1, arguments={"average_tokens_across_devices": False}),
+    "weighs": lambda: one(dense, of_shifted, 5, 1, of=Weighs),
+    "divides": lambda: one(t5, of_tokens, 5, 1, of=Divides),
     "by itself": lambda: one(dense, squared, 5, 1, of=ByItself),
     "without count": lambda: one(dense, of_shifted, 5, 1, of=WithoutCount),
     "of another count": lambda: one(dense, of_shifted, 5, 1, of=OfAnother),
