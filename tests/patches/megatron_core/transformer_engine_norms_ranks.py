@@ -77,8 +77,7 @@ def marked_by_users(kind: str, layout: str) -> dict[str, Any]:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             base.__init__(self, *args, **kwargs)  # type: ignore[misc]
             for parameter in self.parameters():
-                if not getattr(parameter, "tensor_model_parallel", False):
-                    set_tensor_model_parallel_attributes(parameter, True, 0, 1)
+                set_tensor_model_parallel_attributes(parameter, True, 0, 1)
 
         return type(f"My{base.__name__}", (base,), {"__init__": init})
 
