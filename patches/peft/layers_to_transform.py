@@ -7,13 +7,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 _TARGET = "peft.tuners.tuners_utils:check_target_module_exists"
 
 
-def _first_number(first: str, fixed: str, of_a_pattern: str) -> Variant:
-    texts = (r'r".*\.[^.]*\.(\d+)\."', of_a_pattern)
-    changes = (
-        Rewrite(_TARGET, f"re.match({text}, key)", f"re.match({text.replace('.*', '.*?', 1)}, key)") for text in texts
-    )
-    return Variant(Guard("peft", f">={first},<{fixed}"), tuple(changes))
-
+_LAST = r'r".*\.[^.]*\.(\d+)\."'
+_NOT_AN_EXPERT = r'r"(?:.*\.(?!\w*experts\.)[^.]*|.*\.[^.]*)\.(\d+)\."'
+_CHANGES = (Rewrite(_TARGET, f"re.match({_LAST}, key)", f"re.match({_NOT_AN_EXPERT}, key)"),)
 
 PATCH = Patch(
     name="peft-layers-to-transform",
@@ -30,8 +26,12 @@ another number. Attention, dense layers and mixtures whose experts are one tenso
 `check_target_module_exists` looks for the number of the layer with `.*`, which takes as much of the name as it can, so
 that the last number of the name counts.""",
     repair="""\
-The first number counts, as in 0.20.0. With names that have one number nothing changes, and the same modules are adapted
-as before.
+The last number that is not one of experts counts: not that behind `experts` or another name that ends so
+(`local_experts`). Names without experts keep the number that they had: those with a number before the layers
+(`net.members.0.layers.2.q_proj`), and T5's, whose sub-layer counts. So do those with experts alone, and what is found
+by `layers_pattern`.
+
+Not repaired: an expert that has numbered parts itself.
 
 An adapter that was trained with the bug has weights for other modules than it has with the patch: PEFT says which keys
 are missing or unexpected when it is loaded, as 0.20.0 does. Load it with the patch off:
@@ -40,9 +40,6 @@ are missing or unexpected when it is loaded, as 0.20.0 does. Load it with the pa
 Adapters on some layers of a mixture of experts, PEFT 0.8.0 to 0.19.1, were on the experts of these numbers in all
 layers. With the patch they are on the layers. A run that was trained so should be begun again, or go on without it.""",
     references=("https://github.com/huggingface/peft/pull/3318",),
-    variants=(
-        _first_number("0.8.0", "0.9.0", r'r".*\.{layer}\.(\d+)\.".format(layer=pattern)'),
-        _first_number("0.9.0", "0.20.0", r'rf".*\.{pattern}\.(\d+)\."'),
-    ),
+    variants=(Variant(Guard("peft", ">=0.8.0,<0.9.0"), _CHANGES), Variant(Guard("peft", ">=0.9.0,<0.20.0"), _CHANGES)),
     retire="when the oldest peft in use is 0.20.0",
 )

@@ -26,25 +26,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"layers_to_transform": [1], "layers_pattern": ["experts"], "target_modules": EXPERTS},
     ),
     "all": ("mixture", {"target_modules": EXPERTS}),
+    "members": ("members", {"layers_to_transform": [2], "target_modules": ["q_proj"]}),
+    "another member": ("members", {"layers_to_transform": [1], "target_modules": ["q_proj"]}),
+    "members' pattern": (
+        "members",
+        {"layers_to_transform": [2], "layers_pattern": "layers", "target_modules": ["q_proj"]},
+    ),
+    "T5": ("t5", {"layers_to_transform": [1], "target_modules": ["wi", "q"]}),
     "dense": ("dense", {"layers_to_transform": [1], "target_modules": ["q_proj", "up_proj"]}),
 }
 WRONG = ("one layer", "a number", "two layers")
 
 
 def model(kind: str) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MixtralConfig,
+        MixtralForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
 
     sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 3}
     sizes |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+    if kind == "t5":
+        return T5ForConditionalGeneration(T5Config(vocab_size=8, d_model=4, d_kv=4, d_ff=4, num_layers=3, num_heads=1))
+    if kind == "members":
+        members = [LlamaForCausalLM(LlamaConfig(**sizes)).model for _ in range(2)]
+        return torch.nn.ModuleDict({"net": torch.nn.ModuleDict({"members": torch.nn.ModuleList(members)})})
     if kind == "dense":
         return LlamaForCausalLM(LlamaConfig(**sizes))
     return MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=2))
 
 
 def right(kind: str, settings: dict[str, Any]) -> list[str]:
-    """By the names alone: the number behind ``layers``, or behind the pattern."""
+    """By the names alone: the number behind ``layers``, T5's ``layer``, or the pattern."""
     layers = settings.get("layers_to_transform", [0, 1, 2])
-    behind = settings.get("layers_pattern") or "layers"
+    behind = settings.get("layers_pattern") or ("layer" if kind == "t5" else "layers")
     behind = behind if isinstance(behind, str) else behind[0]
     found = []
     for name, module in model(kind).named_modules():
