@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -10,11 +11,15 @@ def averaged_over_ranks(self: Any) -> bool:
     return bool(self.args.world_size > 1 and self.args.average_tokens_across_devices)
 
 
-def routers_of_ranks(self: Any) -> float | bool | None:
-    """Of Trainer: how many times the routers' loss counts; None while it evaluates, where it counts once."""
+def routers_of_ranks(self: Any, inputs: Any) -> float | bool | None:
+    """Of Trainer: how many times the routers' loss counts; None while it evaluates, where it counts once.
+
+    A batch may ask for it in place of the model's config: TRL's does.
+    """
     config = getattr(self.model, "config", None)
     configs = (config, getattr(config, "text_config", None))
-    if not any(getattr(each, "output_router_logits", False) for each in configs) or not averaged_over_ranks(self):
+    asked = isinstance(inputs, Mapping) and inputs.get("output_router_logits") is True
+    if not averaged_over_ranks(self) or not (asked or any(getattr(c, "output_router_logits", False) for c in configs)):
         return False
     return float(self.args.world_size) if self.model.training else None
 

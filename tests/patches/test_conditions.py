@@ -30,6 +30,9 @@ MODES = {"policy": Has(inference_mode=False), "reference": Has(inference_mode=Tr
 FOUR = Has(gradient_accumulation_steps=4)
 
 
+RANKS = {"world_size": 2, "average_tokens_across_devices": True}
+
+
 def args(**settings):
     return Has(args=Has(**settings), model=Has(config=Has(output_router_logits=True), training=True))
 
@@ -90,16 +93,22 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
             False,
         ),
         ("transformers.conditions:averaged_over_ranks", [args(world_size=1)], False),
-        ("transformers.conditions:routers_of_ranks", [args(world_size=2, average_tokens_across_devices=True)], 2.0),
-        ("transformers.conditions:routers_of_ranks", [args(world_size=1)], False),
-        ("transformers.conditions:routers_of_ranks", [Has(model=Has())], False),
+        ("transformers.conditions:routers_of_ranks", [args(**RANKS), {}], 2.0),
+        (
+            "transformers.conditions:routers_of_ranks",
+            [Has(args=Has(**RANKS), model=Has(training=True)), {"output_router_logits": True}],
+            2.0,
+        ),
+        ("transformers.conditions:routers_of_ranks", [args(world_size=1), {}], False),
+        ("transformers.conditions:routers_of_ranks", [Has(args=Has(**RANKS), model=Has()), {}], False),
         (
             "transformers.conditions:routers_of_ranks",
             [
                 Has(
                     args=Has(world_size=2, average_tokens_across_devices=True),
                     model=Has(config=Has(text_config=Has(output_router_logits=True)), training=True),
-                )
+                ),
+                {},
             ],
             2.0,
         ),
