@@ -473,7 +473,7 @@ LISTED = (
     Listed('trl-vllm-raw-logprobs', 'rlhf_patches.patches.trl.vllm_raw_logprobs:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.23.0,<0.24.0', modules=('trl.scripts.vllm_serve', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=0.24.0,<0.27.1', modules=('trl.scripts.vllm_serve',), rewrites=True),
-    ), "with top_p, top_k or min_p vLLM's processed log-probabilities are those within the nucleus, TRL's are not"),
+    ), "with top_p, top_k or min_p vLLM's processed log-probabilities are within the nucleus, and TRL's are not"),
     Listed('trl-vllm-serve-dead-worker', 'rlhf_patches.patches.trl.vllm_serve_dead_worker:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.17.0,<1.11.0', modules=('trl.scripts.vllm_serve',), rewrites=True),
     )),
@@ -481,7 +481,8 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.25.0,<0.26.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=0.26.0,<0.28.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.openenv.utils'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=0.28.0,<0.29.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils'), independent=True, rewrites=True),
-        ListedVariant(distribution='trl', versions='>=0.29.0,<=0.29.1', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.29.0,<0.29.1', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils'), independent=True, rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.29.1,<=0.29.1', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.9.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer', 'trl.experimental.openenv.utils', 'trl.experimental.dppo.dppo_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.9.0,<1.10.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
     )),
