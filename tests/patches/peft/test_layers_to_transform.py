@@ -12,7 +12,7 @@ HELD = {
     "hands off": "because it is another regular expression; nothing is read or written",
     "whatever worked": "test_what_was_right_is_the_same",
     "no new wait": "because it matches one name; no lock, no collective",
-    "With names that have one number nothing": "test_what_was_right_is_the_same",
+    "Names without experts keep the number": "test_what_was_right_is_the_same",
     "Load it with the patch off": "test_an_adapter_that_was_trained_with_the_bug_is_told_apart",
 }
 

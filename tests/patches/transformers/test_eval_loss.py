@@ -32,6 +32,7 @@ HELD = {
         "test_between_training_steps_it_changes_what_is_evaluated_only",
     ),
     "no new wait": "because the one collective is upstream's, with the same tensor; what is added is arithmetic",
+    "known": "test_where_nothing_is_wrong_or_known_nothing_changes",
     "On one rank": "test_on_one_rank_nothing_changes",
     "in training": "test_between_training_steps_it_changes_what_is_evaluated_only",
     "nothing changes": "test_where_nothing_is_wrong_or_known_nothing_changes",

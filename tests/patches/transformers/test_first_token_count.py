@@ -21,6 +21,7 @@ HELD = {
     "known": "test_all_others_stay",
     "no new wait": "because it reads the model's class: no lock, no collective",
     "bit for bit": "test_all_others_stay",
+    "change nothing": "test_with_it_the_gradient_is_that_of_the_tokens_that_are_predicted",
     "as released": "test_all_others_stay",
 }
 #: float32 against float64.
