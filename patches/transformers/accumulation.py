@@ -149,6 +149,8 @@ class _Window:
 
     trainer: weakref.ref[Any]
     model: weakref.ref[Any]
+    state: weakref.ref[Any]
+    """Each training has one of its own, which begins at step 0 again."""
     step: int
     reason: str
 
@@ -164,14 +166,14 @@ def _window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> 
     """
     global _last
     last, step = _last, trainer.state.global_step
-    same = last is not None and last.trainer() is trainer and last.model() is model
+    same = last is not None and last.trainer() is trainer and last.model() is model and last.state() is trainer.state
     if reason is not None:
         step = -1
     elif same and last is not None and last.step in (step, -1):
         return last.reason
     else:
         reason = _unknown(trainer) or known_loss.unknown(model)
-    _last = _Window(weakref.ref(trainer), weakref.ref(model), step, reason)
+    _last = _Window(weakref.ref(trainer), weakref.ref(model), weakref.ref(trainer.state), step, reason)
     return reason
 
 

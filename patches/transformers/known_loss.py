@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
@@ -22,7 +23,15 @@ HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "numpy", "einops")
 
 _COMPILED = ("__compiled_fn_", "__resume_at_")
 """What torch.compile puts into the globals of a function, as well as of the losses."""
-_OF_ANY_CLASS = ("__init__", "config_class", "__firstlineno__", "__static_attributes__", "__annotate_func__")
+_OF_ANY_CLASS = (
+    "__init__",
+    "__dict__",
+    "__weakref__",
+    "config_class",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__annotate_func__",
+)
 _PLAIN = (str, int, float, bool, type(None), tuple, list, dict, set)
 
 # known here: functions and classes are taken for known by their own module and identity; a name is only looked up in
@@ -71,7 +80,7 @@ def _unknown(model: Any) -> Iterator[str]:
         yield f"{name}.{attribute} is not transformers' own"
     losses = sys.modules["transformers.loss.loss_utils"]
     theirs = [value for name, value in vars(losses).items() if not name.startswith(_COMPILED)]
-    for function in (*losses.LOSS_MAPPING.values(), *_functions(theirs), functional.cross_entropy):
+    for function in (*losses.LOSS_MAPPING.values(), *_functions(theirs), *_of_torch()):
         if author(function) not in _LIBRARIES:
             yield f"{_named(function)} is not transformers' own"
     for function in _used(inner.forward):
@@ -87,12 +96,29 @@ def _unknown(model: Any) -> Iterator[str]:
         loss = inspect.getattr_static(part, "_loss_function", None)
         if loss is not None and author(loss) not in MODELS:
             yield f"the loss_function of {type(part).__name__}, {_named(loss)}, is not transformers' own"
-        for hook in part._forward_hooks.values():
+        for hook in _hooks(part):
             if author(hook) not in _LIBRARIES:
                 yield f"{type(part).__name__} has a forward hook, {_named(hook)}"
-    for hook in torch_module._global_forward_hooks.values():
+    for hook in (*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()):
         if author(hook) not in _LIBRARIES:
             yield f"all modules have a forward hook, {_named(hook)}"
+
+
+def _of_torch() -> Iterator[Any]:
+    """The losses that transformers' forwards use."""
+    for kind in (torch.nn.CrossEntropyLoss, torch.nn.MSELoss, torch.nn.BCEWithLogitsLoss):
+        yield kind.forward
+    yield from (functional.cross_entropy, functional.mse_loss, functional.binary_cross_entropy_with_logits)
+
+
+def _hooks(part: Any) -> Iterator[Any]:
+    """What changes what a module is given or returns: torch's hooks, and accelerate's, one or several in a row."""
+    yield from part._forward_pre_hooks.values()
+    yield from part._forward_hooks.values()
+    hook = vars(part).get("_hf_hook")
+    for each in (hook, *getattr(hook, "hooks", ())):
+        if each is not None:
+            yield from (type(each).pre_forward, type(each).post_forward)
 
 
 def _replaced(kind: type, model: Any) -> Iterator[str]:
@@ -103,7 +129,7 @@ def _replaced(kind: type, model: Any) -> Iterator[str]:
         for name, value in list(vars(each).items()):
             if package in HELPERS or each is object:
                 known.add(name)
-                if package in MODELS and not all(author(function) in HELPERS for function in _functions([value])):
+                if not all(author(function) in HELPERS for function in _functions([value])):
                     yield name
             elif name in known and name not in _OF_ANY_CLASS and not isinstance(value, _PLAIN):
                 yield name

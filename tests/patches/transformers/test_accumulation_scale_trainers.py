@@ -24,6 +24,7 @@ from rlhf_patches.testing import in_process
 
 transformers = pytest.importorskip("transformers")
 
+from accelerate import hooks  # noqa: E402
 from transformers.loss import loss_utils  # noqa: E402
 from transformers.models.bert import modeling_bert  # noqa: E402
 
@@ -132,6 +133,33 @@ def hooked():
 class Head(torch.nn.Linear):
     def forward(self, states):
         return super().forward(states)
+
+
+def clamping():
+    def clamped(module, given, options):
+        return given, {**options, "num_items_in_batch": options["num_items_in_batch"].clamp(min=1)}
+
+    model = llama()
+    model.register_forward_pre_hook(clamped, with_kwargs=True)
+    return model
+
+
+class Quarter(hooks.ModelHook):
+    def post_forward(self, module, output):
+        return type(output)({**output, "loss": output.loss / STEPS})
+
+
+def hooked_by_accelerate():
+    return hooks.add_hook_to_module(CASES["BERT, classes"][0](), hooks.SequentialHook(Quarter()))
+
+
+def made_by_types():
+    """A class whose module is said to be `types`."""
+
+    def body(namespace):
+        namespace["loss_function"] = property(lambda _: LOSSES["clamped"])
+
+    return types.new_class("Made", (transformers.LlamaForCausalLM,), exec_body=body)(llama().config)
 
 
 def with_a_head():
@@ -305,6 +333,20 @@ def entropy_replaced():
     return mock.patch.object(modeling_bert, "CrossEntropyLoss", Focal)
 
 
+def quartered(owner, name):
+    function = getattr(owner, name)
+    return lambda: mock.patch.object(owner, name, lambda *given, **options: function(*given, **options) / STEPS)
+
+
+@contextlib.contextmanager
+def global_pre_hook():
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 # By case: the model, the trainer, and what is replaced meanwhile.
 LEFT = {
     **{f"loss_function: {name}": (with_loss(loss), Trainer) for name, loss in LOSSES.items()},
@@ -315,6 +357,12 @@ LEFT = {
     "a loss out of a dictionary": (with_loss(lambda *given, **others: BY_NAME["chosen"](*given, **others)), Trainer),
     "a decorated forward": (of_class(Decorated), Trainer),
     "a forward hook": (hooked, Trainer),
+    "a forward pre-hook": (clamping, Trainer),
+    "a forward pre-hook of all modules": (CASES["BERT, classes"][0], Trainer, global_pre_hook),
+    "a hook of accelerate's": (hooked_by_accelerate, Trainer),
+    "a class that types made": (made_by_types, Trainer),
+    "torch's class": (CASES["BERT, classes"][0], Trainer, quartered(torch.nn.CrossEntropyLoss, "forward")),
+    "torch's function": (CASES["Llama, regression"][0], Trainer, quartered(functional, "mse_loss")),
     "a head": (with_a_head, Trainer),
     "a loss in the model's module": (CASES["BERT, classes"][0], Trainer, entropy_replaced),
     **{
@@ -365,7 +413,8 @@ def run(case, rows, folder):
     make, kind, *replaced = LEFT[case]
     with replaced[0]() if replaced else contextlib.nullcontext():
         trainer = trainer_of(make, kind, folder)
-        of = "BERT, classes" if "Bert" in type(trainer.model).__name__ else "Llama"
+        of = next((each for each in CASES if LEFT[case][0] is CASES[each][0]), "")
+        of = of or ("BERT, classes" if "Bert" in type(trainer.model).__name__ else "Llama")
         return step(trainer, window(rows, of))
 
 
@@ -441,7 +490,11 @@ class KeepingTheNumberBack(Trainer):
         return super().compute_loss(model, inputs, return_outputs)
 
 
-class WithAMethod(transformers.BertForSequenceClassification):
+class Mixin:
+    pass
+
+
+class WithAMethod(Mixin, transformers.BertForSequenceClassification):
     def described(self):
         return "ours"
 
@@ -499,6 +552,15 @@ def test_a_loss_that_is_switched_is_asked_for_again(rows, tmp_path):
     for one, other in zip(found, released, strict=True):
         assert_equal(one, other)
     assert len(heard) == 1
+
+
+def test_another_training_is_asked_for_again(repaired, rows, tmp_path):
+    """Whose first step has the number of the one before, where that had one step."""
+    trainer, micro_batches = trainer_of(llama, Trainer, tmp_path), window(rows, "Llama")
+    first = step(trainer, micro_batches)
+    trainer.model.loss_function = LOSSES["clamped"]
+    trainer.state = transformers.TrainerState()
+    assert off_by(step(trainer, micro_batches)[0][0], first[0][0]) < TOLERANCE
 
 
 def test_one_window_is_decided_once(rows, tmp_path):
