@@ -7,6 +7,7 @@ from typing import Any
 
 def is_own(layer: Any) -> bool:
     """Whether a layer's class is megatron-core's own, and none that derives from it elsewhere."""
+    # known: only a class that is defined there has such a name; what derives from it elsewhere is a user's.
     return type(layer).__module__.startswith("megatron.core.")
 
 
@@ -23,6 +24,7 @@ _OF_LINEAR_LAYERS = (
 
 def is_whole(layer: Any, parallel_mode: str | None, is_expert: bool) -> bool:
     """Whether a linear layer of a known class is whole on each tensor-parallel rank; each may have other experts."""
+    # known: as above; all others stay as they are.
     return parallel_mode == "duplicated" and not is_expert and type(layer).__module__ in _OF_LINEAR_LAYERS
 
 

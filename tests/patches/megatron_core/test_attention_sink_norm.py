@@ -20,6 +20,7 @@ HELD = {
     "least reach": "test_the_sinks_of_all_ranks_count",  # data parallelism alone
     "hands off": "because it marks a parameter while its layer is made, as Megatron's linear layers do",
     "whatever worked": "test_the_sinks_of_all_ranks_count",
+    "known": "test_a_class_of_a_user_s_that_marks_its_sinks",
     "no new wait": "because it sets attributes; no lock, no collective",
     "stays as it is": ("test_the_sinks_of_all_ranks_count", "test_it_marks_divided_sinks_alone"),
     "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",

@@ -17,6 +17,7 @@ HELD = {
     "least reach": "test_each_weight_counts_once",  # data parallelism alone
     "hands off": "because it marks a parameter while its layer is made, as Megatron does two lines before",
     "whatever worked": "test_each_weight_counts_once",
+    "known": "test_adapters_of_mcore_bridge_are_those_that_were_saved",
     "no new wait": "because it sets an attribute; no lock, no collective",
     "stay as they are": "test_each_weight_counts_once",
     "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",
