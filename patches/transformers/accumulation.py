@@ -166,7 +166,8 @@ def _window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> 
     """
     global _last
     last, step = _last, trainer.state.global_step
-    same = last is not None and last.trainer() is trainer and last.model() is model and last.state() is trainer.state
+    same = last is not None and last.trainer() is trainer and last.model() is model
+    same = same and last is not None and last.state() is trainer.state
     if reason is not None:
         step = -1
     elif same and last is not None and last.step in (step, -1):
