@@ -165,8 +165,7 @@ LISTED = (
         ListedVariant(distribution='peft', versions='>=0.16.0,<=0.17.1', modules=('peft.peft_model',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
     )),
     Listed('peft-layers-to-transform', 'rlhf_patches.patches.peft.layers_to_transform:PATCH', (
-        ListedVariant(distribution='peft', versions='>=0.8.0,<0.9.0', modules=('peft.tuners.tuners_utils',), rewrites=True),
-        ListedVariant(distribution='peft', versions='>=0.9.0,<0.20.0', modules=('peft.tuners.tuners_utils',), rewrites=True),
+        ListedVariant(distribution='peft', versions='>=0.8.0,<0.20.0', modules=('peft.tuners.tuners_utils',), rewrites=True),
     )),
     Listed('peft-lora-merge-drift', 'rlhf_patches.patches.peft.lora_merge_drift:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.7.0,<=0.21.2', modules=('peft.tuners.lora.layer',)),

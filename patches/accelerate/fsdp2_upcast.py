@@ -19,7 +19,7 @@ def upcast(accelerator: Any, model: Any) -> None:
         model: a ``torch.nn.Module`` that is not sharded yet.
     """
     named = list(model.named_parameters())
-    # known: the name that accelerate 1.14 asks for; where no parameter is called so, none is cast that it would not cast
+    # known: the name that accelerate 1.14 asks for; where no parameter is called so, it casts none more than that
     if accelerator.mixed_precision == "no" or any(type(one).__name__ == "Params4bit" for _, one in named):
         return
     cast = [name for name, one in named if one.requires_grad and one.is_floating_point() and one.element_size() < 4]

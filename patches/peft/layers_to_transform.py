@@ -40,6 +40,6 @@ are missing or unexpected when it is loaded, as 0.20.0 does. Load it with the pa
 Adapters on some layers of a mixture of experts, PEFT 0.8.0 to 0.19.1, were on the experts of these numbers in all
 layers. With the patch they are on the layers. A run that was trained so should be begun again, or go on without it.""",
     references=("https://github.com/huggingface/peft/pull/3318",),
-    variants=(Variant(Guard("peft", ">=0.8.0,<0.9.0"), _CHANGES), Variant(Guard("peft", ">=0.9.0,<0.20.0"), _CHANGES)),
+    variants=(Variant(Guard("peft", ">=0.8.0,<0.20.0"), _CHANGES),),
     retire="when the oldest peft in use is 0.20.0",
 )

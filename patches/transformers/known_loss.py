@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ _WRAPPERS = ("torch", "torch_xla", "deepspeed", "peft")
 _WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "model")
 # Of modules that compute no losses, or transformers' own.
 _LIBRARIES = (*MODELS, *_WRAPPERS, "rlhf_patches", "accelerate", "bitsandbytes", "torchao", "timm")
+_PYTHON_S = os.path.dirname(os.__file__)
 HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "numpy", "einops")
 
 _COMPILED = ("__compiled_fn_", "__resume_at_")
@@ -125,7 +127,7 @@ def _replaced(kind: type, model: Any) -> Iterator[str]:
     """Attributes of transformers' classes that somebody else's class, assignment or instance stands before."""
     known: set[str] = set()
     for each in reversed(kind.__mro__):
-        package = each.__module__.partition(".")[0]
+        package = _package(each)
         for name, value in list(vars(each).items()):
             if package in HELPERS or each is object:
                 known.add(name)
@@ -184,7 +186,19 @@ def _package(value: Any) -> str:
         name = getattr(value, "__module__", None) or "builtins"
     else:
         name = type(value).__module__
-    return str(name).partition(".")[0]
+    package = str(name).partition(".")[0]
+    if package in sys.stdlib_module_names and not _is_python_s(package, value):
+        return f"another {package}"
+    return package
+
+
+def _is_python_s(package: str, value: Any) -> bool:
+    """Whether what has a name of the standard library is in it: a user's module may be called `profile`, too."""
+    code = getattr(value, "__code__", None)
+    file = code.co_filename if isinstance(code, CodeType) else getattr(sys.modules.get(package), "__file__", None)
+    if file is None or file.startswith("<frozen "):
+        return True
+    return file.startswith(_PYTHON_S) and "-packages" not in file
 
 
 def _named(value: Any) -> str:

@@ -130,6 +130,22 @@ def hooked():
     return model
 
 
+OF_PROFILE = """
+class Own(Llama):
+    @functools.wraps(Llama.forward)
+    def forward(self, *arguments, num_items_in_batch=None, **options):
+        outputs = Llama.forward(self, *arguments, **options)
+        outputs.loss = outputs.loss * (options["labels"][:, 1:] != -100).sum() / num_items_in_batch.clamp(min=1)
+        return outputs
+"""
+
+
+def of_a_module_called_profile():
+    scope = {"__name__": "profile", "functools": functools, "Llama": transformers.LlamaForCausalLM}
+    exec(compile(OF_PROFILE, "/home/somebody/profile.py", "exec"), scope)
+    return scope["Own"](llama().config)
+
+
 class Head(torch.nn.Linear):
     def forward(self, states):
         return super().forward(states)
@@ -361,6 +377,7 @@ LEFT = {
     "a forward pre-hook of all modules": (CASES["BERT, classes"][0], Trainer, global_pre_hook),
     "a hook of accelerate's": (hooked_by_accelerate, Trainer),
     "a class that types made": (made_by_types, Trainer),
+    "a module that is called as one of Python's": (of_a_module_called_profile, Trainer),
     "torch's class": (CASES["BERT, classes"][0], Trainer, quartered(torch.nn.CrossEntropyLoss, "forward")),
     "torch's function": (CASES["Llama, regression"][0], Trainer, quartered(functional, "mse_loss")),
     "a head": (with_a_head, Trainer),
