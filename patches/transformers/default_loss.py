@@ -25,7 +25,7 @@ _CLASSES = (
 _HOOKING = ("torch", "accelerate", "deepspeed", "peft", "transformers")
 _METHODS = ("training_step", "get_batch_samples", "_get_num_items_in_batch", "prediction_step")
 
-_told = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+_told = WeakIdKeyDictionary()
 """Trainers to which `loss_of` gave another answer than the release had."""
 
 

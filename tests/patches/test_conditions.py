@@ -17,7 +17,7 @@ EXCLUDING = (
 )
 """What is told there is where the bug cannot be."""
 PACKAGE = "rlhf_patches.patches"
-GRPO = {"loss_type": "dapo", "mask_truncated_completions": True}
+GRPO = {"loss_type": "dapo", "mask_truncated_completions": True, "use_liger_kernel": False, "accelerator": Has()}
 
 
 GPU = {"tensor_model_parallel_size": 2, "context_parallel_size": 1, "expert_model_parallel_size": 1}
@@ -25,12 +25,33 @@ ONE = {**GPU, "tensor_model_parallel_size": 1}
 TOKENS = {"calculate_per_token_loss": True, "moe_z_loss_coeff": 1e-3, "moe_router_load_balancing_type": "aux_loss"}
 HALF = {"moe_router_enable_expert_bias": True, "bf16": True, "fp16": False}
 WINDOW = {"loss_type": "dapo", "model_accepts_loss_kwargs": False, "compute_loss_func": None}
-GKD = {"world_size": 4, "average_tokens_across_devices": True, "use_liger_kernel": False}
+GKD = {"average_tokens_across_devices": True, "use_liger_kernel": False}
 MODES = {"policy": Has(inference_mode=False), "reference": Has(inference_mode=True)}
 FOUR = Has(gradient_accumulation_steps=4)
 
 
 RANKS = {"world_size": 2, "average_tokens_across_devices": True}
+
+
+def of_module(name):
+    """Something whose class is defined there."""
+    return type("Defined", (), {"__module__": name})()
+
+
+LINEAR = of_module("megatron.core.extensions.transformer_engine")
+LIGER = {"use_liger_kernel": True}
+
+
+def online(steps, kind="NO", by_accelerate=1):
+    """A trainer of Online DPO's."""
+    accelerator = Has(distributed_type=kind, gradient_accumulation_steps=by_accelerate)
+    return Has(args=Has(gradient_accumulation_steps=steps), accelerator=accelerator)
+
+
+def distilling(ranks=4, loss="trl.experimental.gkd.gkd_trainer", **settings):
+    """A trainer of GKD's."""
+    found = args(**{**GKD, **settings})
+    return Has(**vars(found), accelerator=Has(num_processes=ranks), generalized_jsd_loss=of_module(loss))
 
 
 def args(**settings):
@@ -69,19 +90,13 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("trl.conditions:masks_truncated", [Has(**GRPO)], True),
         ("trl.conditions:masks_truncated", [Has(**{**GRPO, "loss_type": "bnpo"})], False),
         ("trl.conditions:masks_truncated", [Has(**{**GRPO, "mask_truncated_completions": False})], False),
+        ("trl.conditions:masks_truncated", [Has(**{**GRPO, "use_liger_kernel": True})], False),
         ("trl.conditions:has_tools", [{"tool_mask": 1}], True),
         ("trl.conditions:has_tools", [{}], False),
-        (
-            "trl.conditions:micro_batches",
-            [Has(args=Has(gradient_accumulation_steps=4), is_deepspeed_enabled=False)],
-            4.0,
-        ),
-        (
-            "trl.conditions:micro_batches",
-            [Has(args=Has(gradient_accumulation_steps=4), is_deepspeed_enabled=True)],
-            False,
-        ),
-        ("trl.conditions:micro_batches", [Has(args=Has(gradient_accumulation_steps=1))], False),
+        ("trl.conditions:micro_batches", [online(4)], 4.0),
+        ("trl.conditions:micro_batches", [online(4, "DEEPSPEED")], False),
+        ("trl.conditions:micro_batches", [online(4, by_accelerate=4)], False),
+        ("trl.conditions:micro_batches", [online(1)], False),
         (
             "transformers.conditions:averaged_over_ranks",
             [args(world_size=2, average_tokens_across_devices=True)],
@@ -116,9 +131,11 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("megatron_core.conditions:divided_sinks", [Has(**GPU, softmax_type="vanilla")], False),
         ("megatron_core.conditions:divided_sinks", [Has(**ONE, softmax_type="learnable")], False),
         ("megatron_core.conditions:divided_sinks", [Has(**GPU)], False),
-        ("megatron_core.conditions:whole_on_each_rank", ["duplicated", Has(**GPU)], True),
-        ("megatron_core.conditions:whole_on_each_rank", ["duplicated", Has(**ONE)], False),
-        ("megatron_core.conditions:whole_on_each_rank", ["column", Has(**GPU)], False),
+        ("megatron_core.conditions:whole_on_each_rank", [LINEAR, "duplicated", False, Has(**GPU)], True),
+        ("megatron_core.conditions:whole_on_each_rank", [LINEAR, "duplicated", True, Has(**GPU)], False),
+        ("megatron_core.conditions:whole_on_each_rank", [LINEAR, "duplicated", False, Has(**ONE)], False),
+        ("megatron_core.conditions:whole_on_each_rank", [LINEAR, "column", False, Has(**GPU)], False),
+        ("megatron_core.conditions:whole_on_each_rank", [Has(), "duplicated", False, Has(**GPU)], False),
         ("megatron_core.conditions:heads_of_a_rank", [Has(**GPU, sequence_parallel=False)], True),
         ("megatron_core.conditions:heads_of_a_rank", [Has(**GPU, sequence_parallel=True)], False),
         ("megatron_core.conditions:heads_of_a_rank", [Has(**ONE, sequence_parallel=False)], False),
@@ -201,15 +218,18 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
             None,
         ),
         ("trl.conditions:settings_of_liger", [None], False),
-        ("trl.conditions:settings_of_liger", [Has(use_liger_kernel=True, loss_type=["robust"])], True),
-        ("trl.conditions:settings_of_liger", [Has(use_liger_kernel=True, loss_type="discopop")], True),
-        ("trl.conditions:settings_of_liger", [Has(use_liger_kernel=True, loss_type=["sigmoid"])], False),
+        ("trl.conditions:settings_of_liger", [Has(**LIGER, loss_type=["robust"], label_smoothing=0.1)], True),
+        ("trl.conditions:settings_of_liger", [Has(**LIGER, loss_type=["robust"], label_smoothing=0.0)], False),
+        ("trl.conditions:settings_of_liger", [Has(**LIGER, loss_type="discopop", discopop_tau=0.1)], True),
+        ("trl.conditions:settings_of_liger", [Has(**LIGER, loss_type="discopop", discopop_tau=0.05)], False),
+        ("trl.conditions:settings_of_liger", [Has(**LIGER, loss_type=["sigmoid"])], False),
         ("trl.conditions:settings_of_liger", [Has(use_liger_kernel=False, loss_type=["robust"])], False),
-        ("trl.conditions:part_of_all_ranks", [args(**GKD), 8], 0.25),
-        ("trl.conditions:part_of_all_ranks", [args(**GKD), None], False),
-        ("trl.conditions:part_of_all_ranks", [args(**{**GKD, "world_size": 1}), 8], False),
-        ("trl.conditions:part_of_all_ranks", [args(**{**GKD, "average_tokens_across_devices": False}), 8], False),
-        ("trl.conditions:part_of_all_ranks", [args(**{**GKD, "use_liger_kernel": True}), 8], None),
+        ("trl.conditions:part_of_all_ranks", [distilling(), 8], 0.25),
+        ("trl.conditions:part_of_all_ranks", [distilling(), None], False),
+        ("trl.conditions:part_of_all_ranks", [distilling(ranks=1), 8], False),
+        ("trl.conditions:part_of_all_ranks", [distilling(average_tokens_across_devices=False), 8], False),
+        ("trl.conditions:part_of_all_ranks", [distilling(use_liger_kernel=True), 8], None),
+        ("trl.conditions:part_of_all_ranks", [distilling(loss="somebody"), 8], None),
         ("trl.conditions:on_a_server", [Has(use_vllm=True, vllm_mode="server")], True),
         ("trl.conditions:on_a_server", [Has(use_vllm=True, vllm_mode="colocate")], False),
         ("trl.conditions:on_a_server", [Has(use_vllm=False, vllm_mode="server")], False),
