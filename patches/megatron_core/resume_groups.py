@@ -46,7 +46,7 @@ def saved_group(
         return next((other for one, other in zip(alike, candidates, strict=True) if one is group), found)
     for one in alike:
         at = next((i for i, other in enumerate(candidates) if _rates(other) == _rates(one)), None)
-        if at is not None and (same := candidates.pop(at)) and one is group:
+        if at is not None and (same := candidates.pop(at)) and one is group:  # writes: a list of its own
             return same
     return found
 

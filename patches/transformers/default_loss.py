@@ -58,9 +58,9 @@ def _is_known(trainer: Any, model: Any) -> bool:
     inner = known_loss.unwrapped(model)
     has_forward = next((each for each in type(inner).__mro__ if "forward" in vars(each)), type(inner))
     # known: classes of transformers' own modules, read in each release of the guard
+    is_read = has_forward.__name__ in _CLASSES and has_forward.__module__.startswith("transformers.models.")
     return (
-        has_forward.__name__ in _CLASSES
-        and has_forward.__module__.startswith("transformers.models.")
+        is_read
         and not hasattr(inner, "_loss_function")
         and loss_utils.LOSS_MAPPING.get("ForCausalLM") is loss_utils.ForCausalLMLoss
         and accumulation._maker(trainer) in ("transformers", "SFTTrainer")

@@ -80,7 +80,7 @@ def test_the_example_passes_its_own_tests(environment, tmp_path):
     command = [environment, "-m", "pytest", "-q", "-rs", *alone(tmp_path)]
     done = subprocess.run(command, cwd=folder, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "13 passed, 3 skipped" in done.stdout
+    assert "14 passed, 3 skipped" in done.stdout
     assert "toy-framework 1.4 has the bug; name a release that does not have it" in done.stdout
 
 
