@@ -126,7 +126,9 @@ class Items:
 
     def are_on_device_of(self, constant: Any) -> bool:
         """Whether a tensor that is not this one was not copied from it to another device."""
-        return isinstance(constant, torch.Tensor) and getattr(self.value, "device", None) == constant.device
+        if not isinstance(self.value, torch.Tensor):  # a Python number has no copies that are tensors
+            return True
+        return isinstance(constant, torch.Tensor) and self.value.device == constant.device
 
     def are(self, constant: Any) -> bool:
         """Whether a tensor is this one, or is what it became where it was converted."""
