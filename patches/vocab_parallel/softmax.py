@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from . import counters, ownership
+from . import counters, fused, ownership
 
 WORK_BYTES = 4 << 20
 """Memory for blocks of tokens in float32. On the CPU measured, 2 to 4 MiB were fastest, 8 took a fifth longer."""
@@ -52,26 +52,15 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         tokens = logits.shape[:-1]
         target = None if target is None else target.reshape(-1)
-        maximum = logits.amax(-1).float().reshape(-1)
-        group = group if maximum.numel() else None  # the ranks of a group have the same tokens, or none
-        if group is not None:
-            torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX, group=group)
-
         # Of each token: sum(exp z), sum(exp(z) z), z_t, and whether this rank has the target.
-        sums = maximum.new_zeros(4, maximum.numel())
+        sums = torch.zeros(4, tokens.numel(), dtype=torch.float32, device=logits.device)
         total, weighted, chosen, owned = sums
         if target is not None:
             torch.ge(target, 0, out=owned)
-        for part, (block,), work in _blocks((logits,), 1 + with_entropy):
-            z = work[0].copy_(block).sub_(maximum[part, None])
-            if target is not None:
-                chosen[part] = z.gather(-1, target[part, None].clamp(min=0))[:, 0]
-            if with_entropy:
-                z.clamp_(min=_LOWEST)
-                total[part] = torch.exp(z, out=work[1]).sum(-1)
-                weighted[part] = z.mul_(work[1]).sum(-1)
-            else:
-                total[part] = z.exp_().sum(-1)
+        group = group if tokens.numel() else None  # the ranks of a group have the same tokens, or none
+        maximum = _fused_sums(logits, target, sums, group, with_entropy) if fused.serves(logits) else None
+        if maximum is None:
+            maximum = _sums(logits, target, sums, group, with_entropy)
         chosen.masked_fill_(owned == 0, 0.0)
         if group is not None:
             torch.distributed.all_reduce(sums, op=torch.distributed.ReduceOp.SUM, group=group)
@@ -118,24 +107,84 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
             slope = (-of_entropy / total).masked_fill_(unwanted, 0.0)
             factor = factor - (slope * (weighted / total)).masked_fill_(unwanted, 0.0)
 
-        direct = gradient.dtype == torch.float32  # then the gradient itself is the work buffer
-        for part, (block, result), work in _blocks((logits, gradient), (not direct) + (slope is not None)):
-            z = result if direct else work[0]
-            if not direct or refusal:
-                z.copy_(block)
-            z.sub_(maximum[part, None])
-            if slope is None:
-                z.exp_().mul_(factor[part, None])
-            else:
-                if of_target is None:  # else NaN comes from the log-probability anyway
-                    z.nan_to_num_(nan=_LOWEST)
-                exp = torch.exp(z.clamp_(min=_LOWEST), out=work[-1])
-                z.mul_(slope[part, None]).add_(factor[part, None]).mul_(exp)
-            if of_target is not None:
-                z.scatter_add_(-1, target[part, None].clamp(min=0), of_target[part, None])
-            if not direct:
-                result.copy_(z)
+        per_token = (maximum, factor, slope, target, of_target)
+        for part, (matrix, result) in _parts((logits, gradient)):
+            own = tuple(None if each is None else each[part] for each in per_token)
+            if not (fused.serves(logits) and fused.write_gradient(matrix, result, *own)):
+                _write_gradient(matrix, result, *own)
         return gradient, None, None, None, None
+
+
+def _sums(
+    logits: torch.Tensor, target: torch.Tensor | None, sums: torch.Tensor, group: Any, with_entropy: bool
+) -> torch.Tensor:
+    """Write the first three of ``sums``, this rank's part of them; returns the maximum over all ranks."""
+    total, weighted, chosen, _ = sums
+    maximum = logits.amax(-1).float().reshape(-1)
+    if group is not None:
+        torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX, group=group)
+    for part, (block,), work in _blocks((logits,), 1 + with_entropy):
+        z = work[0].copy_(block).sub_(maximum[part, None])
+        if target is not None:
+            chosen[part] = z.gather(-1, target[part, None].clamp(min=0))[:, 0]
+        if with_entropy:
+            z.clamp_(min=_LOWEST)
+            total[part] = torch.exp(z, out=work[1]).sum(-1)
+            weighted[part] = z.mul_(work[1]).sum(-1)
+        else:
+            total[part] = z.exp_().sum(-1)
+    return maximum
+
+
+def _fused_sums(
+    logits: torch.Tensor, target: torch.Tensor | None, sums: torch.Tensor, group: Any, with_entropy: bool
+) -> torch.Tensor | None:
+    """As `_sums`, by one kernel; None if it cannot run here, before any collective."""
+    total, weighted, chosen, _ = sums
+    maximum = torch.empty_like(total)
+    for part, (matrix,) in _parts((logits,)):
+        if not fused.sum_up(matrix, maximum[part], total[part], weighted[part] if with_entropy else None):
+            return None
+        if target is not None:
+            chosen[part] = matrix.gather(-1, target[part, None].clamp(min=0))[:, 0].float()
+    if group is not None:
+        own = maximum.clone()
+        torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX, group=group)
+        shift = own.sub_(maximum).clamp_(min=_LOWEST)  # NaN where every rank's logits are -inf
+        weighted.add_(shift * total).mul_(shift.exp())
+        total.mul_(shift.exp_())
+    chosen.sub_(maximum)
+    return maximum
+
+
+def _write_gradient(
+    matrix: torch.Tensor,
+    gradient: torch.Tensor,
+    maximum: torch.Tensor,
+    factor: torch.Tensor,
+    slope: torch.Tensor | None,
+    target: torch.Tensor | None,
+    of_target: torch.Tensor | None,
+) -> None:
+    """As `fused.write_gradient`, by torch's operators."""
+    direct = gradient.dtype == torch.float32  # then the gradient itself is the work buffer
+    in_place = gradient.data_ptr() == matrix.data_ptr()
+    for part, (block, result), work in _blocks((matrix, gradient), (not direct) + (slope is not None)):
+        z = result if direct else work[0]
+        if not direct or not in_place:
+            z.copy_(block)
+        z.sub_(maximum[part, None])
+        if slope is None:
+            z.exp_().mul_(factor[part, None])
+        else:
+            if of_target is None:  # else NaN comes from the log-probability anyway
+                z.nan_to_num_(nan=_LOWEST)
+            exp = torch.exp(z.clamp_(min=_LOWEST), out=work[-1])
+            z.mul_(slope[part, None]).add_(factor[part, None]).mul_(exp)
+        if of_target is not None and target is not None:
+            z.scatter_add_(-1, target[part, None].clamp(min=0), of_target[part, None])
+        if not direct:
+            result.copy_(z)
 
 
 _Block = tuple[slice, tuple[torch.Tensor, ...], torch.Tensor]
@@ -148,16 +197,25 @@ def _blocks(tensors: tuple[torch.Tensor, ...], buffers: int) -> Iterator[_Block]
         Where the block is among the tokens, in their order; its part of each tensor, ``[tokens, V]``; and
         uninitialised work buffers, float32 ``[buffers, tokens, V]``, the same memory for every block.
     """
-    first, start = tensors[0], 0
+    first = tensors[0]
     tokens, vocabulary = first.shape[:-1].numel(), first.shape[-1]
     work_bytes = WORK_BYTES if first.device.type == "cpu" else WORK_BYTES_ON_GPU
     size = min(tokens, max(1, work_bytes // (4 * vocabulary * max(1, buffers))))
     work = torch.empty(buffers, size, vocabulary, dtype=torch.float32, device=first.device)
-    for matrices in _matrices(tensors):
+    for part, matrices in _parts(tensors):
+        start = part.start
         for parts in zip(*(matrix.split(size) for matrix in matrices), strict=True):
             number = len(parts[0])
             yield slice(start, start + number), parts, work[:, :number]
             start += number
+
+
+def _parts(tensors: tuple[torch.Tensor, ...]) -> Iterator[tuple[slice, tuple[torch.Tensor, ...]]]:
+    """`_matrices`, and where each is among the tokens, in their order."""
+    start = 0
+    for matrices in _matrices(tensors):
+        yield slice(start, start + len(matrices[0])), matrices
+        start += len(matrices[0])
 
 
 def _matrices(tensors: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:

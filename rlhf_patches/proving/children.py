@@ -188,6 +188,7 @@ def _environment(folder: Path, gpu: bool) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         **_seen(gpu),
         "DS_ACCELERATOR": "cpu",
+        "NVIDIA_TF32_OVERRIDE": "0",  # accelerate allows TF32 for what torch compiles, whatever TrainingArguments say
         "HF_HUB_OFFLINE": "1",
         "WANDB_MODE": "disabled",
         "TOKENIZERS_PARALLELISM": "false",

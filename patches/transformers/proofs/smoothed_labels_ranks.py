@@ -68,7 +68,6 @@ def trainer_of(model: Any, kind: str, **arguments: Any) -> Iterator[Trainer]:
             report_to=[],
             disable_tqdm=True,
             ddp_backend="gloo",
-            tf32=False,  # which torch_compile switches on, on a GPU
         )
         yield Trainer(model=model, args=given, train_dataset=data(kind), data_collator=Collator())
 
