@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_patches.definitions.registry import Registered
+from rlhf_patches.offline import evaluate
 from rlhf_patches.patches import plugin
 from rlhf_patches.proving import found
 from rlhf_patches.proving.proof import Proof
+from tests.harness.warm import PACKAGES
 
 PATCHES = Path(importlib.import_module("rlhf_patches.patches").__path__[0])
 PROOFS = sorted(
@@ -21,6 +24,13 @@ PROOFS = sorted(
     if "PROOF = " in file.read_text()
 )
 BUILT_IN = {patch.name: patch for patch in plugin.rlhf_patches()}
+PROVEN = [patch for patch in BUILT_IN.values() if found.proof_of(patch) is not None]
+CANARIES = ("verl-rloo-singletons", "transformers-moe-aux-loss")
+EXCLUDING = (
+    *("transformers-accumulation-scale", "transformers-smoothed-labels", "transformers-packed-documents"),
+    "slime-eps-clip-c",
+)
+"""What their conditions tell is where the bug cannot be."""
 FRAMEWORKS = ("torch", "transformers", "numpy", "accelerate", "deepspeed", "megatron", "trl", "peft", "vllm")
 
 
@@ -39,6 +49,8 @@ def test_it_is_found_by_its_patch(module):
 def test_no_framework_is_imported_to_find_them():
     code = f"""
 import sys
+from rlhf_patches.definitions.registry import Registered
+from rlhf_patches.offline import evaluate
 from rlhf_patches.patches import plugin
 from rlhf_patches.proving import found
 assert sum(found.proof_of(patch) is not None for patch in plugin.rlhf_patches()) >= {len(PROOFS)}
@@ -48,14 +60,47 @@ print([name for name in {FRAMEWORKS} if name in sys.modules])
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def test_what_applies_here_is_repaired_here():
-    """As a user asks: by the command, on the frameworks of this environment."""
-    done = subprocess.run([sys.executable, "-m", "rlhf_patches", "prove", "--json"], capture_output=True, text=True)
+def proven(*names):
+    """The rows of `rlhf-patches prove`, which must all be of bugs that are there and repaired."""
+    command = [sys.executable, "-m", "rlhf_patches", "prove", "--json", *names]
+    done = subprocess.run(command, capture_output=True, text=True)
     rows = json.loads(done.stdout)
     assert {row["verdict"] for row in rows} <= {"repaired", "unaffected"}, done.stdout
     shown = {row["patch"] for row in rows if row["verdict"] == "repaired"}
     assert shown == {row["patch"] for row in rows}, "each patch has a case that its bug is in"
     assert done.returncode == (0 if rows else 2), done.stderr
+    return shown
+
+
+def test_two_by_the_command():
+    """As a user asks, on the frameworks of this environment; one rank, and two."""
+    assert proven(*CANARIES) == {*CANARIES}
+
+
+@pytest.mark.exhaustive
+def test_what_applies_here_is_repaired_here():
+    proven()
+
+
+@pytest.mark.parametrize("patch", PROVEN, ids=str)
+def test_it_is_repaired_where_the_bug_is_and_its_condition_is_told(patch, run_ranks):
+    """The proof's worker on forks of a process that has loaded what it takes: else as the command does."""
+    (row,) = evaluate.inspect([Registered(patch, "tests")])
+    proof, worker = found.proof_of(patch).proof, found.proof_of(patch).worker
+    if row.status != "applies" or found.missing(proof.needs):
+        pytest.skip(f"{patch.name} is not for this environment: {row.status}")
+    settings = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", **dict(proof.settings)}
+    reports = run_ranks(worker, *proof.arguments, levels=PACKAGES, ranks=proof.ranks, **settings)
+    rows = [each for each in proof.rows(reports) if each.case.patch == patch.name]
+    assert any(each.repaired for each in rows)
+    assert all(each.repaired or each.unaffected for each in rows), rows
+    for reached in filter(None, (report.get("reached") for report in reports)):
+        if not patch.conditions:
+            continue
+        if patch.name in EXCLUDING:
+            assert reached["held"] == 0 <= reached["asked"] < reached["calls"]
+        else:
+            assert 0 < reached["held"] <= reached["asked"] <= reached["calls"]
 
 
 @pytest.mark.parametrize("patch", [patch for patch in BUILT_IN.values() if patch.kind == "patch"], ids=str)
