@@ -1,4 +1,4 @@
-"""When bugs bite, told from attributes: on what has them, and on what has not; test_proofs.py has the real frameworks."""
+"""When bugs bite, told from attributes: on what has them, and on what has not; test_proofs.py has real frameworks."""
 
 from __future__ import annotations
 
