@@ -256,34 +256,27 @@ def _remarks(patch: KnownBug) -> str:
 
 
 def index(patches: Iterable[KnownBug]) -> str:
-    """The list of all pages, as Markdown."""
-    patches = list(patches)
-    text = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n\n"
-    text += "The worst harm first.\n\n"
-    heads = "releases", "harm", "what is wrong, and when"
-    repairs = [each for each in patches if isinstance(each, Patch)]
-    text += _table(("patch", *heads), (each for each in repairs if not each.of_rollouts))
-    rollouts = [each for each in repairs if each.of_rollouts]
-    if rollouts:
-        text += "\n## Rollouts\n\nBetween the trainer and the engine that samples.\n\n"
-        text += _table(("patch", *heads), rollouts)
-    advice = [each for each in patches if isinstance(each, Advice)]
-    if advice:
-        text += "\n## Advice\n\nKnown bugs that nothing here repairs: how to recognise them, and what to do.\n\n"
-        text += _table(("advice", *heads), advice)
-    watches = [each for each in patches if isinstance(each, Watch)]
+    """The list of all pages, as Markdown: by harm, then by framework, a line each."""
+    patches = sorted(patches, key=lambda patch: (patch.distribution, patch.name))
+    text = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n"
+    watches = [patch for patch in patches if isinstance(patch, Watch)]
+    for harm in (*HARMS, ""):
+        entries = [patch for patch in patches if patch.harm == harm and patch not in watches]
+        if entries:
+            heading = harm.capitalize() or "Harm not stated"
+            text += f"\n## {heading}\n\n{_table(('bug', 'releases', 'what is wrong, and when'), entries)}"
     if watches:
-        text += "\n## Watches\n\nThey change nothing, and say once when a run has a sign of such a bug.\n\n"
-        text += _table(("watch", "releases", "", "what it looks at"), watches)
+        text += "\n## Watches\n\nThey change nothing, and log once when a run shows a sign of such a bug.\n\n"
+        text += _table(("watch", "releases", "what it looks at"), watches)
     return text
 
 
 def _table(heads: Iterable[str], entries: Iterable[KnownBug]) -> str:
     rows = [
-        (f"[{each.name}]({each.name}.md)", f"{each.distribution} {_ranges(each)}", each.harm, bug(each))
-        for each in sorted(entries, key=by_harm)
+        (f"[{each.name}]({each.name}.md)", f"{each.distribution} {_ranges(each)}", bug(each))
+        for each in entries
     ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in [tuple(heads), ("---",) * 4, *rows])
+    return "".join(f"| {' | '.join(row)} |\n" for row in [tuple(heads), ("---",) * 3, *rows])
 
 
 def write(patches: Iterable[KnownBug], folder: Path, proof: Callable[[KnownBug], str]) -> None:

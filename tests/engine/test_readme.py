@@ -7,17 +7,41 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import packaging
+
+from rlhf_patches.definitions.patch import HARMS
+from rlhf_patches.patches import plugin
 
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 
 
+TEXT = "\n".join(LINES)
+
+
 def test_the_readme_is_short():
-    assert len(LINES) <= 120
-    assert any(line.startswith("$ pip install") for line in LINES[:10])
+    assert len(LINES) <= 100
+    assert len(TEXT) <= 6_500
+    for command in ("$ pip install", "$ make demo", "$ make test"):
+        assert any(line.startswith(command) for line in LINES[:16])
+
+
+def test_the_readme_counts_the_bugs():
+    bugs = plugin.rlhf_patches()
+    counts = Counter("watch" if bug.kind == "watch" else bug.harm for bug in bugs)
+    (*harms, watches) = re.findall(r"^\| \[.*\| (\d+) \| `([a-z0-9-]+)`: ", TEXT, re.M)
+    shown = [*HARMS[:6], "memory"]
+    assert [int(number) for number, _ in harms] == [
+        counts[harm] + (counts["slow"] if harm == "memory" else 0) for harm in shown
+    ]
+    assert int(watches[0]) == counts["watch"]
+    known = {bug.name: bug for bug in bugs}
+    assert [known[name].harm for _, name in harms] == shown
+    assert known[watches[1]].kind == "watch"
+    assert f"{sum(bug.kind == 'advice' for bug in bugs)} are advice" in TEXT
 
 
 def test_the_readme_shows_what_audit_prints(tmp_path):
