@@ -272,10 +272,7 @@ def index(patches: Iterable[KnownBug]) -> str:
 
 
 def _table(heads: Iterable[str], entries: Iterable[KnownBug]) -> str:
-    rows = [
-        (f"[{each.name}]({each.name}.md)", f"{each.distribution} {_ranges(each)}", bug(each))
-        for each in entries
-    ]
+    rows = [(f"[{each.name}]({each.name}.md)", f"{each.distribution} {_ranges(each)}", bug(each)) for each in entries]
     return "".join(f"| {' | '.join(row)} |\n" for row in [tuple(heads), ("---",) * 3, *rows])
 
 
