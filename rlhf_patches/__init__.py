@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Wrap,
     )
     from .definitions.status import PatchError, PatchReport, Report, Status
+    from .engine.reached import decided
     from .runs.comparison import VerifyError
     from .runs.process_group import verify
     from .settings import SettingsError
@@ -64,6 +65,7 @@ __all__ = [
     "Wrap",
     "__version__",
     "apply",
+    "decided",
     "fingerprint",
     "hookimpl",
     "in_force",
@@ -88,6 +90,7 @@ _HOME = {
     "Status": "definitions.status",
     "SettingsError": "settings",
     "VerifyError": "runs.comparison",
+    "decided": "engine.reached",
     "ray": "ray",
     "verify": "runs.process_group",
     "watching": "watching",

@@ -8,7 +8,7 @@ RLHF_PATCHES_DISABLE       names or globs, comma-separated: never apply these
 RLHF_PATCHES_ONLY          names or globs, comma-separated: apply nothing else
 RLHF_PATCHES_ENABLE        names, comma-separated: apply these although upstream contests that they are repairs
 RLHF_PATCHES_PLUGINS       distributions, comma-separated, whose patches may be used beside the built-in ones; or none
-RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated, of patches that change numbers: not to be told again
+RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated, of patches whose bugs are known to be met: not to be said
 RLHF_PATCHES_LIMITS        FIGURE=NUMBER, comma-separated: above which a watch says so; inf: never
 RLHF_PATCHES_OBSERVE       1 leaves everything as released, and counts how often a bug's place was reached
 RLHF_PATCHES_STRICT        1 raises where a patch is refused or fails, instead of warning

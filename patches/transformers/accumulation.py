@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from . import known_loss, loss_graph, router_loss
+import rlhf_patches
+
+from . import conditions, known_loss, loss_graph, router_loss
 
 logger = logging.getLogger("rlhf_patches")
 
@@ -93,6 +95,7 @@ def loss_of(
     """
     steps = _undivided_micro_batches(trainer, items, none_is_divided)
     if steps is None or (steps == 1 and _ranks(trainer) == 1) or _others_divide(trainer, engine_divides):
+        _note_what_others_divide(trainer, steps, engine_divides)
         return trainer.compute_loss(model, inputs, num_items_in_batch=items)
     if reason := _window(trainer, model):
         _leave(trainer, model, reason, steps)
@@ -109,7 +112,9 @@ def loss_of(
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None or loss.dim():
         return loss
     try:
-        return _as_it_should_be(trainer, model, step, loss, steps)
+        should_be, by = _as_it_should_be(trainer, model, step, loss, steps)
+        _note(trainer, by)
+        return should_be
     except _CannotTell as error:
         _leave(trainer, model, str(error), steps)
         _window(trainer, model, str(error))
@@ -269,7 +274,11 @@ def _smoother_divides(smoother: Any) -> bool:
 # -- what is to be made of it
 
 
-def _as_it_should_be(trainer: Any, model: torch.nn.Module, step: _Step, loss: torch.Tensor, steps: int) -> torch.Tensor:
+_Repaired = tuple[torch.Tensor, bool | float]
+"""A loss, and by what its gradient was too large; True where that is no factor, False where it was right."""
+
+
+def _as_it_should_be(trainer: Any, model: torch.nn.Module, step: _Step, loss: torch.Tensor, steps: int) -> _Repaired:
     """The loss of the step.
 
     Raises:
@@ -277,23 +286,23 @@ def _as_it_should_be(trainer: Any, model: torch.nn.Module, step: _Step, loss: to
     """
     maker = _maker(trainer)
     if maker == "mean":
-        return loss / steps
+        return loss / steps, float(steps)
     (one, *more) = step.computed or (None,)
     handed_on = one is not None and not more and one.loss is loss and one.origin == loss_graph.origin(loss)
     if not handed_on or one is None:
         if maker == "SFTTrainer":  # which divides by the number itself
-            return loss
+            return loss, False
         raise _CannotTell(f"{_named(trainer.compute_loss)} is not transformers' own")
     reading = one.reading
     if reading.as_released:
-        return loss
+        return loss, False
     plain = reading.plain and not reading.hidden and reading.means == {one.times}
     if not (maker or reading.window or plain):
         raise _CannotTell(f"{_named(trainer.compute_loss)} is not transformers' own")
     return _repaired(model, one, loss, steps) if reading.window else _averaged(one, loss, steps)
 
 
-def _repaired(model: torch.nn.Module, computed: _Computed, loss: torch.Tensor, steps: int) -> torch.Tensor:
+def _repaired(model: torch.nn.Module, computed: _Computed, loss: torch.Tensor, steps: int) -> _Repaired:
     """A loss that is divided by the number, without the multiples of what is beside that."""
     reading = computed.reading
     if reading.means or reading.unclear:
@@ -307,10 +316,10 @@ def _repaired(model: torch.nn.Module, computed: _Computed, loss: torch.Tensor, s
         if scale is None:
             raise _CannotTell("a part of its loss is not divided, with a weight that is not known")
         loss = loss - (1 - 1 / steps) * scale * parts[place].to(loss.device)
-    return loss
+    return loss, bool(scales) and steps > 1
 
 
-def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> torch.Tensor:
+def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> _Repaired:
     """A loss in which nothing was seen that is divided by the number of items."""
     reading, times = computed.reading, computed.times
     # Known code divides last, by that very tensor or a copy on another device: not below a mean.
@@ -319,7 +328,29 @@ def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> torch.Tens
         raise _CannotTell(f"its loss was computed by {_listed(reading.unclear | copies)}")
     if reading.sums or reading.parts or times is None:
         raise _CannotTell("a part of its loss is a mean, another one is not" if times else "hooks hold its factor")
-    return loss / (steps * times)
+    return loss / (steps * times), steps * times
+
+
+def _note_what_others_divide(trainer: Any, steps: int | None, engine_divides: bool) -> None:
+    """What a report can say of a loss that nothing here looks at: what its user says of it is not known."""
+    deepspeed = trainer.accelerator.distributed_type == "DEEPSPEED"
+    said = trainer.compute_loss_func is not None or getattr(trainer, "loss_is_scaled_for_ga", None)
+    known = not said and trainer.args.n_gpu <= 1 and (steps is None or deepspeed)
+    if known and (steps is None or engine_divides):
+        _note(trainer, by=False)
+
+
+def _note(trainer: Any, by: bool | float) -> None:
+    """For the report, once in a call; `conditions.alone` has told of a step that is one micro-batch of one rank."""
+    if conditions.alone(trainer) is not None or _divides_twice():
+        return
+    rlhf_patches.decided("transformers-accumulation-scale", by if by is True or by != 1 else False)
+
+
+@functools.cache
+def _divides_twice() -> bool:
+    """Whether the Accelerator of this release divides as well, which this patch takes out: each loss is repaired."""
+    return Version("5.2.0") <= Version(sys.modules["transformers"].__version__) < Version("5.5.4")
 
 
 def _listed(names: set[str]) -> str:

@@ -119,5 +119,7 @@ patch both have the size that one large batch gives. With Adam the learning rate
 `max_grad_norm` cut the larger gradient off, or epsilon counts; with SGD it has to be that many times larger (smaller
 for what 5.2.0 to 5.5.3 trained). Look at clipping and learning rate again in a run that was tuned with it; checkpoints
 can be trained on.""",
-    conditions=(Condition("transformers.trainer:Trainer.training_step", f"{__package__}.conditions:alone"),),
+    conditions=(
+        Condition("transformers.trainer:Trainer.training_step", f"{__package__}.conditions:alone", "gradient x"),
+    ),
 )

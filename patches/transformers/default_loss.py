@@ -53,10 +53,20 @@ def shifts(trainer: Any) -> bool:
     return trainer.compute_loss_func is trainer.label_smoother is None and _is_known(trainer, trainer.model)
 
 
+def of_others(self: Any) -> bool | None:
+    """Of a Trainer: False where its model is of no class that this is about; else its labels would tell."""
+    return None if _with_forward(known_loss.unwrapped(self.model)).__name__ in _CLASSES else False
+
+
+def _with_forward(model: Any) -> type:
+    """The class that has a model's forward."""
+    return next((each for each in type(model).__mro__ if "forward" in vars(each)), type(model))
+
+
 def _is_known(trainer: Any, model: Any) -> bool:
     """Whether all that makes the loss is known to leave the first label out, and nothing of a user's is in between."""
     inner = known_loss.unwrapped(model)
-    has_forward = next((each for each in type(inner).__mro__ if "forward" in vars(each)), type(inner))
+    has_forward = _with_forward(inner)
     # known: classes of transformers' own modules, read in each release of the guard
     is_read = has_forward.__name__ in _CLASSES and has_forward.__module__.startswith("transformers.models.")
     return (

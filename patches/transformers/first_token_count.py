@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _FOUND = 'LOSS_MAPPING.get(getattr(model_to_inspect, "loss_type", None))'
 
@@ -60,4 +60,7 @@ Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal mode
 GPT-2 and the others were trained on a gradient that was smaller by the share of first tokens, where these count: since
 4.46.2, with the patch in 5.10.1 to 5.23.0 no more. It is 0.1 percent for rows of 1024 tokens, and Adam hides a factor
 that is the same in each step. With rows of few tokens look at clipping and learning rate again.""",
+    conditions=(
+        Condition("transformers.trainer:Trainer._get_num_items_in_batch", f"{__package__}.default_loss:of_others"),
+    ),
 )

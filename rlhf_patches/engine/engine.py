@@ -39,7 +39,7 @@ from ..guards.sources import Source, Unreadable
 from ..guards.versions import Finding, Verdict
 from ..import_system import no_signal
 from . import import_hooks
-from .log import announce, logger, speaks
+from .log import acted, announce, logger, speaks
 
 if TYPE_CHECKING:
     from ..definitions.listed import ListedVariant
@@ -241,7 +241,6 @@ class Engine:
             for entry in entries:
                 self._look_again(entry)
             missed = [_row(entry) for entry in entries if entry.outcome.missed]
-        announce(())  # what an import was to say that has not ended
         if not missed:
             return
         self.on_change()
@@ -478,7 +477,7 @@ class Engine:
         self._resolve_implementations(entries)
         for entry in entries:
             self._attempt(entry, module)
-        self._say([_row(entry) for entry in entries], (), raising=self._is_strict(), imported=module_name)
+        self._say([_row(entry) for entry in entries], (), raising=self._is_strict())
 
     def _attempt(self, entry: _Entry, announced: ModuleType | None) -> None:
         """Apply a patch if it is its time; every outcome ends in a status with a reason."""
@@ -511,14 +510,13 @@ class Engine:
                 self._ledger = Ledger(self._bites)
 
     def _bites(self, name: str) -> None:
-        """Called within training, when the condition of a patch has held for the first time; must not raise."""
+        """Called within training, when the condition of a patch has held for the first time; must not raise.
+
+        Of a patch that changes results and has no condition, when its code runs for the first time.
+        """
         entry = (self._entries or {}).get(name)
-        reached = self._ledger.reached(name)
-        if entry is not None and entry.outcome.status is Status.OBSERVED and speaks():
-            by = reached.by_how_much if reached else ""
-            logger().warning(
-                "%s: the bug's condition holds in this run%s, left as released (RLHF_PATCHES_OBSERVE)", name, by
-            )
+        if entry is not None and speaks():
+            acted(_row(entry, reached=self._ledger.reached(name)))
         self.on_change()
 
     def _define(self, entry: _Entry) -> KnownBug:
@@ -601,6 +599,7 @@ class Engine:
             observes = self._settings().observe and patch.kind != WATCH and not ledger.is_on(patch.name)
             used = () if observes else put_to_use(item.change for item in here)
             conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
+            changes_results = getattr(patch, "changes_numbers", None) is not None
             told = [each.tells for each in conditions if each.target in {item.change.target for item in here}]
             missing = [path for path in (*used, *told) if path not in self._resolved]
             if missing:
@@ -608,7 +607,9 @@ class Engine:
             if not observes:
                 implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
             watches = patch.kind == WATCH
-            plan = ledger.plan(patch.name, here, ready, self._implementation, watches, observes, conditions)
+            plan = ledger.plan(
+                patch.name, here, ready, self._implementation, watches, observes, conditions, changes_results
+            )
             compiled = ledger.commit(plan)
         except decision.REFUSALS as error:
             return self._said(patch, decision.refusal(finding, error))
@@ -684,24 +685,14 @@ class Engine:
 
     # ------------------------------------------------------------------------------------ saying so
 
-    def _say(
-        self, rows: Iterable[PatchReport], failures: Iterable[PluginFailure], raising: bool, imported: str = ""
-    ) -> None:
+    def _say(self, rows: Iterable[PatchReport], failures: Iterable[PluginFailure], raising: bool) -> None:
         rows, failures = tuple(rows), tuple(failures)
         self.on_change()
-        announce(rows, failures, more_to_come=functools.partial(_later.is_due, besides=imported))
+        announce(rows, failures)
         lines = [f"{row.name} was {row.status}: {row.reason}" for row in rows if row.is_problem]
         lines += [str(failure) for failure in failures]
         if raising and lines:
             raise PatchError("strict mode, and " + "; ".join(lines))
-
-
-def _say_the_rest(imported: str) -> None:
-    """At the end of the import for which `announce` was to wait."""
-    announce((), more_to_come=functools.partial(_later.is_due, besides=imported))
-
-
-_later = import_hooks.Later(_say_the_rest)
 
 
 def _ignore() -> None:

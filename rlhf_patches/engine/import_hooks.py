@@ -22,7 +22,6 @@ from typing import Any
 
 from .. import import_system
 from ..guards.sources import namespace_of, spec_of
-from . import statements
 
 Callback = Callable[[str, ModuleType], None]
 
@@ -63,50 +62,6 @@ def is_ready(module: ModuleType) -> bool:
     return not _is_lazy(module) and not import_system.is_initialising(module)
 
 
-class Later(import_system.Observer):
-    """Calls back when imports that belong together are done: ``callback(name)``, with no lock of ours held.
-
-    It may be that this is not noticed: whoever waits looks again when the process ends.
-    """
-
-    def __init__(self, callback: Callable[[str], None]) -> None:
-        self._callback = callback
-
-    def is_due(self, besides: str = "") -> bool:
-        """Whether the callback is to come: a module of a watched framework is being executed, or more may follow.
-
-        Of several such modules the first one in ``sys.modules`` counts, so of one thread the outermost. It need not be
-        watched. What may follow in the program's import statements is done when a function imports something.
-
-        Args:
-            besides: a module that is at its end.
-        """
-        global _waiting
-        _waiting = None
-        frameworks = {name.partition(".")[0] for name in list(_watched)}
-        for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] not in frameworks or not import_system.is_initialising(module):
-                continue
-            spec = spec_of(module)
-            # By the spec's own name: it may be there under another one, too.
-            if spec is None or spec.name == besides or not import_system.observe(spec, self):
-                continue
-            if import_system.is_initialising(module):
-                return True
-            import_system.stop_observing(spec)  # it ended meanwhile, in another thread
-        if statements.go_on(frameworks):
-            _waiting = self
-        return _waiting is not None
-
-    def ends(self, spec: ModuleSpec) -> None:
-        with import_system.loading():
-            self._callback(spec.name)
-
-
-_waiting: Later | None = None
-"""Who waits for the end of the program's import statements."""
-
-
 def _is_lazy(module: ModuleType | None) -> bool:
     return type(module) is importlib.util._LazyModule  # type: ignore[attr-defined]
 
@@ -143,14 +98,11 @@ class _Finder(import_system.Observer):
     ) -> ModuleSpec | None:
         if target is not None:  # a reload has its own place below
             return None
-        waiting = _waiting if _waiting is not None and statements.asked_by_a_function() else None
-        if fullname not in _watched and waiting is None:
+        if fullname not in _watched:
             return None
         spec = import_system.ask_the_others(self, fullname, path, target)
         if spec is not None:
             self.adopt(spec)
-            if waiting is not None:
-                import_system.observe(spec, waiting)
         return spec
 
     def adopt(self, spec: ModuleSpec) -> None:

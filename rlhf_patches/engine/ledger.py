@@ -139,6 +139,7 @@ class Ledger:
         watches: bool = False,
         observes: bool = False,
         conditions: Sequence[Condition] = (),
+        notes_first: bool = False,
     ) -> Plan:
         """Every new code object that putting a patch on takes. No function is changed.
 
@@ -150,6 +151,7 @@ class Ledger:
             watches: whether it is a `Watch`, which goes around any patch.
             observes: whether the functions are left as they are, and only counted.
             conditions: of the patch.
+            notes_first: whether to call back when its code is entered for the first time, if it has no condition.
 
         Raises:
             Conflict: a function is held by another patch, or was changed by other code since it was patched.
@@ -193,7 +195,10 @@ class Ledger:
                 if watches:
                     watch = _watch(patched, changes, implementation)
                 else:
-                    counted = {**counted, name: _told(name, function, target, conditions, implementation)}
+                    told = _told(name, function, target, conditions, implementation)
+                    if notes_first and not conditions:
+                        told = Told(name, None, (), "")
+                    counted = {**counted, name: told}
                     if observes and not patched.trampoline_of:  # which counts, and must stay
                         inner = _coded(patched, _edits(patched), (), counted)
                     elif not observes:

@@ -2,9 +2,9 @@
 
 While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
 processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
-else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. In either case applied
-patches that change numbers which a user may have tuned to are named in a warning, one for all that come with an import
-of a framework and what it imports, and an advice is one: what was imported has the bug, and nothing repairs it.
+else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. In either case a patch
+that changes results is a warning when this run first meets its bug, and an advice is one: what was imported has the
+bug, and nothing repairs it.
 
 A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
 all, and Ray itself folds equal lines of its workers into one.
@@ -12,10 +12,8 @@ all, and Ray itself folds equal lines of its workers into one.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .. import ranks, settings
@@ -27,12 +25,8 @@ if TYPE_CHECKING:
 
 _DEBUG, _INFO, _WARNING, _ERROR = 10, 20, 30, 40  # as logging's, which is imported when a line is to be said
 _said: set[str] = set()
-_numbers: dict[str, None] = {}  # names of applied patches that change numbers, still to be said
 _warned = False
 _MORE = "more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE"
-
-
-os.register_at_fork(after_in_child=lambda: _numbers.clear())  # the parent says it
 
 
 def logger() -> logging.Logger:
@@ -76,21 +70,11 @@ def speaks() -> bool:
     return everywhere or ranks.place().rank in (None, "0")
 
 
-def announce(
-    rows: Iterable[PatchReport],
-    failures: Iterable[PluginFailure] = (),
-    more_to_come: Callable[[], bool] = lambda: False,
-) -> None:
+def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()) -> None:
     """Log what became of patches: applied at level info, what needs attention as a warning, the rest for debugging.
 
     Without RLHF_PATCHES_LOG, what needs attention is one line, the first time, and all else is for debugging, but for
-    patches that change numbers and for advice.
-
-    Args:
-        rows: the patches.
-        failures: plugins that cannot be used.
-        more_to_come: asked where there are patches that change numbers: whether another call follows, which can name
-            these with its own. A trainer's module imports others that are patched: of all of these, one line.
+    advice.
     """
     global _warned
     if not speaks():
@@ -108,19 +92,9 @@ def announce(
             logger().warning("%s (%s)", "; ".join(problems), _MORE)
             new = {text: level for text, level in new.items() if text not in problems}
         new = dict.fromkeys(new, _DEBUG)
-    notices = {f"{row.name}: {row.why}; {row.notice}" for row in rows if row.status is Status.ADVICE}
+    notices = {_advice(row) for row in rows if row.status is Status.ADVICE}
     new |= dict.fromkeys(sorted(notices - _said), _WARNING)
     _said.update(notices)
-    changing = [row.name for row in rows if row.status is Status.APPLIED and row.notice]
-    _numbers.update(dict.fromkeys(name for name in changing if name not in _said and not settings.acknowledged(name)))
-    if _numbers and not more_to_come():
-        names = []
-        with contextlib.suppress(KeyError):  # another thread says the rest
-            while _numbers:
-                names.append(_numbers.popitem()[0])
-        if names:
-            new[_of_numbers(names[::-1])] = _WARNING
-            _said.update(names)
     # Where nobody has imported logging, nobody listens to what is below a warning.
     heard = _DEBUG if "logging" in sys.modules else _WARNING
     for text, level in new.items():
@@ -128,13 +102,36 @@ def announce(
             logger().log(level, "%s", text)
 
 
-def _of_numbers(names: list[str]) -> str:
-    """One short line; what each has to say stands in reports."""
-    count = "1 patch changes" if len(names) == 1 else f"{len(names)} patches change"
+def _advice(row: PatchReport) -> str:
+    """One short line; what to do stands on its page."""
+    when = f" ({printable(row.when)})" if row.when else ""
     return (
-        f"{count} numbers here: {', '.join(names)}; `rlhf-patches explain {names[0]}` says what that means for running "
-        "experiments"
+        f"{row.name}: {row.distribution} {row.version} has a known bug that nothing here repairs{when}; "
+        f"`rlhf-patches explain {row.name}` says what to do"
     )
+
+
+def acted(row: PatchReport) -> None:
+    """Log once, in training, that this run meets the bug of an applied or observed patch, and by how much.
+
+    Where the patch cannot tell, that its code runs. Not of an applied patch that changes no results, or that was
+    acknowledged.
+    """
+    observed = row.status is Status.OBSERVED
+    reached = row.reached
+    if not observed and (row.changes_numbers is None or settings.acknowledged(row.name)):
+        return
+    if reached is not None and reached.held:
+        met = f"this run meets the bug{reached.by_how_much}"
+    elif observed:
+        return
+    else:
+        met = "its code runs, and whether this run meets the bug cannot be told"
+    done = "left as released (RLHF_PATCHES_OBSERVE)" if observed else "repaired"
+    if (said := f"{row.name} has acted") in _said:
+        return
+    _said.add(said)
+    logger().warning("%s: %s, %s; `rlhf-patches explain %s` says what it is", row.name, met, done, row.name)
 
 
 def _level(row: PatchReport) -> int:

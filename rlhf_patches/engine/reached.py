@@ -23,7 +23,8 @@ class Told(NamedTuple):
     """What is asked in each call: a patch's condition, the function that tells, and which arguments it takes."""
 
     patch: str
-    tells: Callable[..., Any]
+    tells: Callable[..., Any] | None
+    """None: it has no condition, and is told of once, when the function is entered for the first time."""
     arguments: tuple[str, ...]
     measure: str
 
@@ -109,6 +110,7 @@ class _Asked:
     def __init__(self, told: Told, on_first: Callable[[str], None]) -> None:
         self._told, self._on_first = told, on_first
         self.start_anew()
+        _asked_of[told.patch] = self
 
     def start_anew(self) -> None:
         self._answers, self._held = itertools.count(), itertools.count()
@@ -120,20 +122,27 @@ class _Asked:
 
     def __call__(self, *arguments: Any) -> None:
         try:
+            if self._told.tells is None:
+                if self._is_first:
+                    self._is_first = False
+                    self._on_first(self._told.patch)
+                return
             found = self._told.tells(*arguments)
-            if found is None:
-                return
-            next(self._answers)
-            if found is False:
-                return
-            next(self._held)
-            if found is not True:
-                self._least, self._most = min(self._least, found), max(self._most, found)
-            if self._is_first:
-                self._is_first = False
-                self._on_first(self._told.patch)
+            if found is not None:
+                self.note(found)
         except no_signal(Exception) as error:
             logger().debug("the condition of %s could not be told: %s", self._told.patch, error)
+
+    def note(self, found: bool | float) -> None:
+        next(self._answers)
+        if found is False:
+            return
+        next(self._held)
+        if found is not True:
+            self._least, self._most = min(self._least, found), max(self._most, found)
+        if self._is_first:
+            self._is_first = False
+            self._on_first(self._told.patch)
 
     def seen(self, calls: int) -> Reached:
         held = self._least <= self._most
@@ -144,8 +153,22 @@ class _Asked:
             least=float(self._least) if held else None,
             most=float(self._most) if held else None,
             measure=self._told.measure,
-            has_condition=True,
+            has_condition=self._told.tells is not None,
         )
+
+
+_asked_of: dict[str, _Asked] = {}
+"""The latest of each patch."""
+
+
+def decided(patch: str, found: bool | float) -> None:
+    """Note what a repair has found in a call whose arguments could not tell: whether the bug bit there, or by how much.
+
+    To be called at most once in a call of the condition's target, and only where the condition returned None there.
+    """
+    asked = _asked_of.get(patch)
+    if asked is not None:
+        asked.note(found)
 
 
 def together(found: Mapping[str, Sequence[Reached]]) -> Reached | None:

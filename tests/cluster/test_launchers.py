@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -117,26 +116,14 @@ def test_spawn_does_not_inherit_an_apply_under_the_main_guard(installed, tmp_pat
 
 @exhaustive
 @pytest.mark.parametrize(
-    ("imports", "begins"),
-    [
-        ("from trl import GRPOConfig, GRPOTrainer", True),
-        ("from trl import GRPOConfig, GRPOTrainer", False),
-        ("from trl.experimental.online_dpo import OnlineDPOTrainer", True),
-        ("from peft import LoraConfig\nfrom transformers import AutoTokenizer\nfrom trl import GRPOTrainer", True),
-    ],
+    "imports", ["from trl import GRPOConfig, GRPOTrainer", "from peft import LoraConfig\nfrom trl import GRPOTrainer"]
 )
-def test_a_start_says_in_one_line_which_numbers_change(installed, tmp_path, imports, begins):
-    """PEFT is imported to its end before transformers' Trainer. A program that does nothing says it at its end."""
-    (tmp_path / "data_of_mine.py").touch()
-    main = "def main():\n    import data_of_mine\n    say('begun')\n\n\nmain()\n" if begins else ""
-    say = "def say(text):\n    print(text, file=sys.stderr)\n"
-    (tmp_path / "train.py").write_text(f"import sys\n{say}\n\n{imports}\nsay('imported')\n{main}say('over')\n")
+def test_a_start_says_nothing_of_what_is_merely_there(installed, tmp_path, imports):
+    """But of DeepSpeed's bug that nothing repairs, where DeepSpeed is imported."""
+    (tmp_path / "train.py").write_text(f"{imports}\n")
     settings = {**ENVIRONMENT, **SITE_HOOK, "RLHF_PATCHES_VERIFY": "0"}
     done = installed.run(installed.python, "train.py", cwd=tmp_path, **settings)
     assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
-    (said,) = [line for line in lines if "rlhf_patches" in line]
-    marks = [line for line in lines if line in ("imported", "begun", "over", said)]
-    assert marks == (["imported", said, "begun", "over"] if begins else ["imported", "over", said])
-    assert "patches change numbers here: " in said
-    assert {"peft-lora-merge-drift", "transformers-accumulation-scale"} <= set(re.findall(r"[a-z0-9-]+", said))
+    said = [line for line in done.stderr.splitlines() if "rlhf_patches" in line]
+    assert all(" has a known bug that nothing here repairs" in line for line in said)
+    assert len(said) <= 1

@@ -27,7 +27,7 @@ BUILT_IN = {patch.name: patch for patch in plugin.rlhf_patches()}
 PROVEN = [patch for patch in BUILT_IN.values() if found.proof_of(patch) is not None]
 CANARIES = ("verl-rloo-singletons", "transformers-moe-aux-loss")
 EXCLUDING = (
-    *("transformers-accumulation-scale", "transformers-smoothed-labels", "transformers-packed-documents"),
+    *("transformers-first-token-count", "transformers-smoothed-labels", "transformers-packed-documents"),
     "slime-eps-clip-c",
 )
 """What their conditions tell is where the bug cannot be."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import sys
@@ -38,21 +37,3 @@ def test_a_forked_child_does_not_warn_again(capfd):
     finally:
         log.logger().removeHandler(handler)
     assert capfd.readouterr().err.count("refused x-bug") == 1
-
-
-def test_a_forked_child_leaves_it_to_its_parent_which_numbers_change(capfd):
-    handler = logging.StreamHandler(sys.stderr)
-    log.logger().addHandler(handler)
-    applied = dataclasses.replace(row("it is", Status.APPLIED), changes_numbers="it was wrong")
-    try:
-        log.announce([applied], more_to_come=lambda: True)
-        pid = os.fork()
-        if not pid:
-            log.announce([])
-            os._exit(0)
-        os.waitpid(pid, 0)
-        assert "numbers" not in capfd.readouterr().err
-        log.announce([])
-    finally:
-        log.logger().removeHandler(handler)
-    assert capfd.readouterr().err.count("1 patch changes numbers here: x-bug") == 1

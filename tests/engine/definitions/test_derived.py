@@ -5,7 +5,6 @@ The pages are compared in test_cli.py, the hook's files in test_site_hook.py.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from rlhf_patches import site_hook
-from rlhf_patches.definitions.patch import HARMS
 from rlhf_patches.patches import plugin
 
 ROOT = Path(__file__).parents[3]
@@ -55,31 +53,6 @@ def test_the_site_hook_waits_for_what_is_patched(derive):
     text = (ROOT / "rlhf_patches" / "site_hook.py").read_text()
     assert derive.with_watched(text, site_hook.WATCHED) == text
     assert 'WATCHED = ("a", "b")' in derive.with_watched(text, ("a", "b"))
-
-
-def test_the_readme_names_every_patch_and_no_other():
-    names = [patch.name for patch in plugin.rlhf_patches()]
-    frameworks = "|".join({name.partition("-")[0] for name in names})
-    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
-    said = set(re.findall(rf"`((?:\*|(?:{frameworks}))-[a-z0-9*-]+)`", "\n".join(rows)))
-    assert [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in said)] == []
-    assert [glob for glob in said if not fnmatch.filter(names, glob)] == []
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_the_readme_has_every_patch_under_its_harm(harm):
-    said = {"hang": "ranks that hang", "memory": "too little memory, or time", "slow": "too little memory, or time"}
-    heads = {harm, f"a {harm}", said.get(harm)}
-    lines = (ROOT / "README.md").read_text().splitlines()
-    rows: dict[bool, str] = {False: "", True: ""}
-    for head, names in (line.split("|")[1:3] for line in lines if line.startswith("| ")):
-        of = head.strip().removeprefix("rollouts: ")
-        if heads & {of, *of.split(", or ")}:
-            rows["rollouts: " in head] += names
-    for of_rollouts, row in rows.items():
-        globs = re.findall(r"`([a-z*][a-z0-9*-]+)`", row)
-        found = [each for each in plugin.rlhf_patches() if (each.harm, each.of_rollouts) == (harm, of_rollouts)]
-        assert [each.name for each in found if not any(fnmatch.fnmatch(each.name, glob) for glob in globs)] == []
 
 
 def test_a_wheel_has_every_module_and_no_other(installed):

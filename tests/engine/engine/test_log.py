@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
 import logging
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches import PatchError, PatchReport, Rewrite, SettingsError, Shape, Status, import_system, ranks
+from rlhf_patches import Condition, PatchError, PatchReport, Rewrite, SettingsError, Shape, Status, ranks
 from rlhf_patches.definitions.registry import PluginFailure, Registered
-from rlhf_patches.engine import import_hooks, log
+from rlhf_patches.engine import log
 from rlhf_patches.engine.engine import Engine
 
 BUG = "def add(a, b):\n    return a - b\n"
 OTHER = BUG.replace("-", "*")
 LAUNCHERS = [name for launcher in ranks._LAUNCHERS for name in launcher]
-BEGUN, GO_ON = threading.Event(), threading.Event()
-"""Set and waited for by a module that a thread imports."""
 
 
 @pytest.fixture(autouse=True)
@@ -120,251 +115,76 @@ def test_asked_for_each_thing_is_said_once_at_its_own_level(framework, engine, p
     assert all("more:" not in text for _, text in said())
 
 
-@pytest.mark.parametrize("asked", [None, "info", "warning"])
-def test_that_numbers_change_is_a_warning_once_when_the_patch_is_applied(
-    framework, engine, patches, said, monkeypatch, asked
-):
-    """Beside the first problem too, and not for a patch that is refused."""
-    if asked:
-        monkeypatch.setenv("RLHF_PATCHES_LOG", asked)
-    made = engine(*(dataclasses.replace(patch, changes_numbers="it was wrong") for patch in patches))
-    made.apply()
-    assert not any("changes numbers" in text for _, text in said()), "nothing has been applied"
-    for module in ("good", "bad"):
-        framework.load(module)
-    made.revert()
-    made.apply()
-    found = [text for level, text in said() if level == "WARNING" and "numbers" in text]
-    explained = "`rlhf-patches explain x-good` says what that means for running experiments"
-    assert found == [f"1 patch changes numbers here: x-good; {explained}"]
-
-
 @pytest.fixture
-def changing(framework):
-    """Patches that change numbers, of modules ``trainer``, which imports ``model``, and ``other``."""
-    framework.write("model", BUG)
-    framework.write("trainer", f"from . import model\n{BUG}")
-    framework.write("other", BUG)
-    return [
-        dataclasses.replace(
-            framework.patch(Rewrite(framework.path(f"{module}:add"), "$A - $B", "$A + $B"), name=f"x-{module}"),
-            changes_numbers="it was wrong",
-        )
-        for module in ("model", "trainer", "other")
-    ]
+def acting(framework, engine):
+    """Applies a patch that changes results to ``step``, which trains on a number of tokens; returns it."""
+    framework.write("mod", "def step(tokens):\n    return len(tokens) - 1\n")
+    framework.write("tells", "def uneven(tokens):\n    return len(tokens) / 2 if len(tokens) > 2 else False\n")
+    path = framework.path("mod:step")
+
+    def apply(condition="tells:uneven", changes_numbers="it was wrong"):
+        conditions = (Condition(path, framework.path(condition), "gradient x"),) if condition else ()
+        patch = framework.patch(Rewrite(path, "$A - 1", "$A + 1"), name="x-step")
+        made = engine(dataclasses.replace(patch, changes_numbers=changes_numbers, conditions=conditions))
+        made.apply()
+        return framework.load().step
+
+    return apply
 
 
-def _numbers_said(said):
-    return [text.partition(";")[0] for level, text in said() if level == "WARNING" and "numbers" in text]
-
-
-def test_all_numbers_that_change_with_one_import_are_one_short_line(framework, engine, changing, said):
-    made = engine(*changing)
-    made.apply()
-    framework.load("trainer")
-    framework.load("other")
-    made.apply()
-    assert _numbers_said(said) == [
-        "2 patches change numbers here: x-model, x-trainer",
-        "1 patch changes numbers here: x-other",
-    ]
-
-
-def test_numbers_that_change_in_what_is_there_already_are_one_line(framework, engine, changing, said):
-    framework.load("trainer")
-    framework.load("other")
-    engine(*changing).apply()
-    assert _numbers_said(said) == ["3 patches change numbers here: x-model, x-trainer, x-other"]
-
-
-def test_the_import_around_need_not_be_of_a_module_that_is_patched(framework, engine, changing, said):
-    """TRL's trainers: PEFT's import is complete before that of transformers' Trainer begins."""
-    framework.write("grpo", "from . import model\nfrom . import other\n")
-    framework.write("sft", "from . import trainer\n")
-    engine(*changing).apply()
-    framework.load("grpo")
-    framework.load("sft")
-    assert _numbers_said(said) == [
-        "2 patches change numbers here: x-model, x-other",
-        "1 patch changes numbers here: x-trainer",
-    ]
-
-
-def test_a_program_that_trains_while_it_is_imported(framework, engine, changing, said):
-    """Its own import is not waited for."""
-    (framework.site / f"{framework.name}_of_a_user.py").write_text(
-        f"import {framework.path('model')}\nfrom rlhf_patches.engine import log\n"
-        f"def train():\n    import {framework.path('other')}\n    return set(log._said)\n\n\nSAID = train()\n"
-    )
-    engine(*changing).apply()
-    assert {"x-model", "x-other"} <= importlib.import_module(f"{framework.name}_of_a_user").SAID
-
-
-def test_numbers_of_an_import_that_cannot_be_observed_are_not_lost(framework, engine, changing, said, monkeypatch):
-    framework.write("grpo", "import sys\nfrom . import model\nfrom . import other\n")
-    made = engine(*changing)
-    made.apply()
-    observe = import_system.observe
-    monkeypatch.setattr(
-        import_system, "observe", lambda spec, by: not isinstance(by, import_hooks.Later) and observe(spec, by)
-    )
-    framework.load("grpo")
-    made.end()
-    assert _numbers_said(said) == ["2 patches change numbers here: x-model, x-other"]
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_numbers_wait_for_the_import_of_another_thread_but_not_for_ever(framework, engine, changing, said, ends):
-    """An import that is under way at the end of the process is that of a thread that hangs."""
-    framework.write("grpo", f"import {__name__} as test\ntest.BEGUN.set()\ntest.GO_ON.wait()\n")
-    made = engine(*changing)
-    made.apply()
-    BEGUN.clear()
-    GO_ON.clear()
-    thread = threading.Thread(target=framework.load, args=["grpo"], daemon=True)
-    thread.start()
-    try:
-        assert BEGUN.wait(60)
-        framework.load("model")
-        assert _numbers_said(said) == []
-        if not ends:
-            made.end()
-            assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
-    finally:
-        GO_ON.set()
-        thread.join()
-    assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
-
-
-def test_a_module_with_two_names_is_waited_for_once(framework, engine, changing, said):
-    framework.write("grpo", "import sys\nsys.modules[__name__ + '_too'] = sys.modules[__name__]\nfrom . import model\n")
-    engine(*changing).apply()
-    framework.load("grpo")
-    assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
-
-
-@pytest.fixture
-def program(framework):
-    """Runs the text of a program, with the framework as ``fw`` and modules that belong to none, at its top level."""
-
-    def run(text):
-        for name in ("helper", "helper_too"):
-            (framework.site / f"{framework.name}_{name}.py").touch()
-        importlib.invalidate_caches()
-        text = text.replace("fw_", f"{framework.name}_").replace("fw", framework.name)
-        exec(compile(text, "program.py", "exec"), {"__name__": "__main__"})
-
-    yield run
-    for name in ("helper", "helper_too"):
-        sys.modules.pop(f"{framework.name}_{name}", None)
-
-
-ALL_NUMBERS = ["3 patches change numbers here: x-model, x-other, x-trainer"]
-
-
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "from fw import model, other\nimport fw_helper_too\nimport fw.trainer\ndef main(): pass\n",
-        "def main():\n    from fw import model, other, trainer\n",
-    ],
-)
-def test_all_that_the_statements_of_a_program_import_is_one_line(program, engine, changing, said, imports):
-    """It is said as soon as a function imports something: then the program has begun, and not before."""
-    engine(*changing).apply()
-    program(f"{imports}main()")
-    assert _numbers_said(said) == []
-    program("def train():\n    import fw_helper\ntrain()")
-    assert _numbers_said(said) == ALL_NUMBERS
-    program("def train():\n    import fw_helper_too\ntrain()")
-    assert _numbers_said(said) == ALL_NUMBERS
-
-
-def test_a_module_at_the_top_level_is_not_observed(program, engine, changing, said, monkeypatch):
-    """A framework has a thousand of them."""
-    engine(*changing).apply()
-    program("from fw import model")
-    observed = []
-    observe = import_system.observe
-    monkeypatch.setattr(import_system, "observe", lambda spec, by: observed.append(spec.name) or observe(spec, by))
-    program("import fw_helper\ndef train():\n    import fw_helper_too\ntrain()")
-    assert [name.partition("_")[2] for name in observed] == ["helper_too"]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_a_function_imports_may_be_anything(program, framework, engine, changing, said, fails):
-    """A part of the framework, or what cannot be imported."""
-    framework.write("late", "raise LookupError" if fails else "")
-    engine(*changing).apply()
-    program("from fw import model")
-    with pytest.raises(LookupError) if fails else contextlib.nullcontext():
-        program("def train():\n    import fw.late\ntrain()")
-    assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
-
-
-def test_a_program_that_imports_nothing_more_says_it_at_its_end(program, engine, changing, said):
-    made = engine(*changing)
-    made.apply()
-    program("import fw.model\nfrom fw import other, trainer")
-    assert _numbers_said(said) == []
-    made.end()
-    assert _numbers_said(said) == ALL_NUMBERS
-
-
-def test_what_was_imported_before_apply_is_said_at_once(program, engine, changing, said):
-    program.__globals__["made"] = engine(*changing)
-    program(f"import fw.model, fw.other, fw.trainer\nimport {__name__} as test\ntest.made.apply()")
-    assert _numbers_said(said) == ["3 patches change numbers here: x-model, x-trainer, x-other"]
+def _acted(said):
+    return [text.partition(";")[0] for level, text in said() if level == "WARNING" and text.startswith("x-step: ")]
 
 
 @pytest.mark.parametrize("asked", [None, "info", "warning"])
-def test_a_refusal_and_an_advice_do_not_wait_for_a_program(program, framework, engine, said, monkeypatch, asked):
+def test_that_a_run_meets_a_bug_is_a_warning_once(acting, said, monkeypatch, asked):
     if asked:
         monkeypatch.setenv("RLHF_PATCHES_LOG", asked)
-    framework.write("bad", OTHER)
-    framework.write("good", BUG)
-    bad = framework.patch(Rewrite(framework.path("bad:add"), "$A - $B", "$A + $B"), name="x-bad")
-    advice = framework.advice(Shape(framework.path("good:add"), "$A - $B"), name="x-advice")
-    engine(bad, advice).apply()
-    program("from fw import good, bad")
-    warnings = [text.partition(":")[0] for level, text in said() if level == "WARNING"]
-    assert warnings == ["x-advice", "refused x-bad"]
+    step = acting()
+    for tokens in ([1], [1, 2]):
+        step(tokens)
+    assert _acted(said) == [], "nothing is wrong"
+    for tokens in ([1, 2, 3], [1, 2, 3, 4]):
+        step(tokens)
+    assert _acted(said) == ["x-step: this run meets the bug (gradient x 1.5), repaired"]
+    (line,) = (text for _, text in said() if "meets" in text)
+    assert line.endswith("; `rlhf-patches explain x-step` says what it is")
 
 
-def test_a_refusal_does_not_wait(framework, engine, changing, said):
-    framework.write("model", OTHER)
-    imports = "from . import other\nfrom . import model\nfrom rlhf_patches.engine import log\n"
-    framework.write("grpo", f"{imports}SAID = set(log._said)\n")
-    engine(*changing).apply()
-    said_by_then = framework.load("grpo").SAID
-    assert any(text.startswith("refused x-model: ") for text in said_by_then)
-    assert "x-other" not in said_by_then
+def test_a_repair_that_cannot_tell_says_once_that_it_runs(acting, said):
+    step = acting(condition=None)
+    assert _acted(said) == [], "it is only there"
+    for _ in range(2):
+        step([1])
+    assert _acted(said) == ["x-step: its code runs, and whether this run meets the bug cannot be told, repaired"]
 
 
-def test_numbers_are_said_where_the_import_around_has_failed(framework, engine, changing, said):
-    framework.write("trainer", f"from . import model\n{BUG}raise LookupError")
-    made = engine(*changing)
-    made.apply()
-    with pytest.raises(LookupError):
-        framework.load("trainer")
-    assert _numbers_said(said) == ["1 patch changes numbers here: x-model"]
-    made.end()
-    assert len(_numbers_said(said)) == 1
+def test_a_patch_of_several_functions_says_once_that_it_runs(framework, engine, said):
+    framework.write("mod", "def f(a):\n    return a - 1\n\n\ndef g(a):\n    return a - 1\n")
+    changes = [Rewrite(framework.path(f"mod:{name}"), "$A - 1", "$A + 1") for name in "fg"]
+    engine(dataclasses.replace(framework.patch(*changes, name="x-step"), changes_numbers="it was wrong")).apply()
+    module = framework.load()
+    assert (module.f(1), module.g(1)) == (2, 2)
+    assert len(_acted(said)) == 1
 
 
-def test_who_knows_that_numbers_change_is_not_told_again_but_of_refusals(
-    framework, engine, changing, said, monkeypatch
+@pytest.mark.parametrize("condition", ["tells:uneven", None])
+def test_what_changes_no_results_or_was_acknowledged_or_is_of_another_rank_says_nothing(
+    acting, said, monkeypatch, condition
 ):
-    monkeypatch.setenv("RLHF_PATCHES_ACKNOWLEDGED", "x-mod*, x-other")
-    framework.write("other", OTHER)
-    engine(*changing).apply()
-    framework.load("trainer")
-    framework.load("other")
-    assert _numbers_said(said) == ["1 patch changes numbers here: x-trainer"]
-    assert any(level == "WARNING" and text.startswith("refused x-other: ") for level, text in said())
-    monkeypatch.setenv("RLHF_PATCHES_ACKNOWLEDGED", "x-moddel")
-    with pytest.raises(SettingsError, match="ACKNOWLEDGED names 'x-moddel', which is no patch; did you mean 'x-model'"):
-        engine(*changing).apply()
+    acting(condition, changes_numbers=None)([1, 2, 3])
+    monkeypatch.setenv("RLHF_PATCHES_ACKNOWLEDGED", "x-s*")
+    acting(condition)([1, 2, 3])
+    monkeypatch.delenv("RLHF_PATCHES_ACKNOWLEDGED")
+    monkeypatch.setenv("RANK", "1")
+    acting(condition)([1, 2, 3])
+    assert _acted(said) == []
+
+
+def test_who_acknowledges_what_is_no_patch_is_told(engine, patches, monkeypatch):
+    monkeypatch.setenv("RLHF_PATCHES_ACKNOWLEDGED", "x-goood")
+    with pytest.raises(SettingsError, match="ACKNOWLEDGED names 'x-goood', which is no patch; did you mean 'x-good'"):
+        engine(*patches).apply()
 
 
 @pytest.mark.parametrize("asked", [None, "info", "warning"])
@@ -386,8 +206,8 @@ def test_an_advice_is_a_warning_once_in_a_process_that_imports_the_code(
     monkeypatch.delenv("RLHF_PATCHES_STRICT")
     assert made.apply()["x-advice"].status is Status.ADVICE
     found = [text for level, text in said() if level == "WARNING" and "advice" in text]
-    affected = f"{framework.distribution} 1.0 is affected (every version), and nothing here repairs it: a bug"
-    assert found == [f"x-advice: {affected} (plugin tests); what to do: Do something else."]
+    there = f"{framework.distribution} 1.0 has a known bug that nothing here repairs"
+    assert found == [f"x-advice: {there}; `rlhf-patches explain x-advice` says what to do"]
 
 
 def test_an_advice_that_is_switched_off_is_not_said(framework, engine, said, monkeypatch):
@@ -402,8 +222,7 @@ def test_an_advice_that_is_switched_off_is_not_said(framework, engine, said, mon
 
 def test_other_ranks_say_nothing_not_even_for_debugging(said, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    rows = [row("why"), dataclasses.replace(row("it is", Status.APPLIED), changes_numbers="it was wrong")]
-    log.announce(rows, [PluginFailure("plug", "broken")])
+    log.announce([row("why")], [PluginFailure("plug", "broken")])
     assert said() == []
     monkeypatch.setenv("RLHF_PATCHES_LOG", "error:all")
     log.announce([row("why")], [PluginFailure("plug", "broken")])

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from rlhf_patches import Condition, DefinitionError, Replace, Rewrite, Status, Wrap, fingerprint
+from rlhf_patches.engine.reached import decided
 
 SOURCE = """\
 class Model:
@@ -181,13 +182,19 @@ def test_what_is_observed_is_said_once_and_kept(make, monkeypatch, caplog):
     for _ in range(3):
         assert module.step([1, 2, 3]) == 5
     assert changed == ["reached 2 times, with the bug's condition in 1 (divisor x 1.5)"]
-    (said,) = (
-        record.getMessage()
-        for record in caplog.records
-        if "the bug's condition holds in this run" in record.getMessage()
-    )
-    held = "the bug's condition holds in this run (divisor x 1.5)"
-    assert said == f"{patch.name}: {held}, left as released (RLHF_PATCHES_OBSERVE)"
+    (said,) = (record.getMessage() for record in caplog.records if "this run meets the bug" in record.getMessage())
+    met = "this run meets the bug (divisor x 1.5), left as released (RLHF_PATCHES_OBSERVE)"
+    assert said.startswith(f"{patch.name}: {met}; ")
+
+
+def test_a_repair_decides_where_the_arguments_could_not_tell(make):
+    made, module, patch = make(condition="uneven")
+    module.step([1])
+    for found in (False, 4.0, True):
+        decided(patch.name, found)
+        module.step([1])
+    assert str(reached(made, patch)).endswith("in 2 of the 3 in which it could be told (divisor x 4)")
+    decided("no-such-patch", True)
 
 
 def test_several_of_one_function(framework, engine, monkeypatch):
