@@ -6,12 +6,16 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+import rlhf_patches
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+_NAME = "deepspeed-zero3-rare-parameters"
 _CLASS = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 
 _reduced: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 """Of each optimizer: parameters by `ds_id`, each with the last micro-batch of this step that had a gradient for it."""
+_ever: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+"""Of each optimizer: the parameters that have had a gradient, which their buffers hold until the next one."""
 
 
 def reduced(optimizer: Any, params: Iterable[Any]) -> None:
@@ -21,7 +25,9 @@ def reduced(optimizer: Any, params: Iterable[Any]) -> None:
         optimizer: a ``DeepSpeedZeroOptimizer_Stage3``.
         params: of a bucket.
     """
-    _reduced.setdefault(optimizer, {}).update(dict.fromkeys((p.ds_id for p in params), optimizer.micro_step_id))
+    last = dict.fromkeys((p.ds_id for p in params), optimizer.micro_step_id)
+    _reduced.setdefault(optimizer, {}).update(last)
+    _ever.setdefault(optimizer, set()).update(last)
 
 
 def begun(optimizer: Any) -> None:
@@ -43,17 +49,22 @@ def complete(optimizer: Any, buffers: Mapping[int, Any], accelerator: Any) -> No
     now, offload, last = optimizer.micro_step_id, optimizer.offload_optimizer, _reduced.get(optimizer, {})
     if now == 0:
         if len(last) == sum(map(len, optimizer.fp16_groups)):
+            rlhf_patches.decided(_NAME, False)
             return
     elif not offload or all(number == now for number in last.values()):
+        rlhf_patches.decided(_NAME, False)
         return
     if not last or getattr(optimizer, "zenflow", False) or getattr(optimizer, "swap_optimizer", False):
         return
     if now > 0:
         boundary = optimizer.is_gradient_accumulation_boundary  # a method from 0.19.5 on
         if not (boundary() if callable(boundary) else boundary):
+            rlhf_patches.decided(_NAME, False)
             return
     params = (param for group in optimizer.fp16_groups for param in group if param.ds_id in buffers)
     missing = [p for p in params if (p.ds_id not in last if now == 0 else last.get(p.ds_id, now) != now)]
+    ever = _ever.get(optimizer, set())
+    rlhf_patches.decided(_NAME, any(param.ds_id in ever for param in missing))
     stream = optimizer.reduce_and_partition_stream
     if stream is not None and not getattr(accelerator, "resolves_data_dependency", bool)():
         stream.wait_stream(accelerator.current_stream())  # where the last step has read them
@@ -105,7 +116,7 @@ def _changes(after: str) -> tuple[Rewrite, ...]:
 
 
 PATCH = Patch(
-    name="deepspeed-zero3-rare-parameters",
+    name=_NAME,
     summary="ZeRO-3 trains parameters that not every micro-batch uses on this step's gradients alone",
     harm="wrong gradient",
     bug="ZeRO-3 trains parameters that not every micro-batch uses on gradients of the step before",
@@ -152,4 +163,7 @@ it was trained on, and can be trained on.""",
         Variant(Guard("deepspeed", ">=0.17.5,<=0.19.8"), _changes("")),
     ),
     retire="when the oldest DeepSpeed in use has it repaired",
+    conditions=(
+        Condition(f"{_CLASS}.independent_gradient_partition_epilogue", f"{__package__}.conditions:left_to_the_repair"),
+    ),
 )

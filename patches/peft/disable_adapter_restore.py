@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Variant, Wrap
+from rlhf_patches import Condition, Guard, Patch, Variant, Wrap
 
 PATCH = Patch(
     name="peft-disable-adapter-restore",
@@ -49,4 +49,7 @@ too.""",
 In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first
 reference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as it
 was.""",
+    conditions=(
+        Condition("peft.peft_model:PeftModel.disable_adapter", f"{__package__}.conditions:left_to_the_repair"),
+    ),
 )

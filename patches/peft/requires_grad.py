@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+import rlhf_patches
+
 
 class Remembered:
     """``requires_grad`` of parameters, as it is when this is made."""
@@ -17,11 +19,16 @@ class Remembered:
     def __init__(self, parameters: Iterable[Any]) -> None:
         self._before = [(parameter, parameter.requires_grad) for parameter in parameters]
 
-    def restore(self) -> None:
-        """Of those that can be switched: FSDP shows views in place of parameters at times, which cannot."""
-        for parameter, before in self._before:
-            if parameter.requires_grad != before and parameter.is_leaf:
-                parameter.requires_grad_(before)  # writes: this is the repair
+    def restore(self) -> bool:
+        """Of those that can be switched: FSDP shows views in place of parameters at times, which cannot.
+
+        Returns:
+            Whether any had been switched.
+        """
+        switched = [each for each in self._before if each[0].requires_grad != each[1] and each[0].is_leaf]
+        for parameter, before in switched:
+            parameter.requires_grad_(before)  # writes: this is the repair
+        return bool(switched)
 
 
 def of_the_others(wrapped: Callable[..., Any], tuner: Any, args: Any, kwargs: Any) -> Any:
@@ -72,9 +79,9 @@ def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: 
         with contextmanager(wrapped)(*args, **kwargs) as nothing:
             yield nothing
     finally:
-        for layer, active, flags in before:
-            if _active(layer) == active:  # else it has been switched within, which makes others trainable
-                flags.restore()
+        # A layer whose adapter has been switched within is left: that makes others trainable.
+        restored = [flags.restore() for layer, active, flags in before if _active(layer) == active]
+        rlhf_patches.decided("peft-disable-adapter-restore", any(restored))
 
 
 def _of_adapters(layer: Any) -> list[Any]:

@@ -93,6 +93,9 @@ def loss_of(
         none_is_divided: whether the step divides the loss where the number is None.
         engine_divides: whether DeepSpeed does, whatever the loss is.
     """
+    if _trl_says_what_it_divides(trainer):
+        _note(trainer, by=False)
+        return trainer.compute_loss(model, inputs, num_items_in_batch=items)
     steps = _undivided_micro_batches(trainer, items, none_is_divided)
     if steps is None or (steps == 1 and _ranks(trainer) == 1) or _others_divide(trainer, engine_divides):
         _note_what_others_divide(trainer, steps, engine_divides)
@@ -208,6 +211,19 @@ def _maker(trainer: Any) -> str:
     foreign = [each for each in type(trainer).__mro__ if each.__module__.partition(".")[0] not in known_loss.HELPERS]
     first, last = map(Version, _MEANS.get(kind, ("0", "0")))
     return "mean" if not foreign and first <= Version(sys.modules["trl"].__version__) <= last else ""
+
+
+def _trl_says_what_it_divides(trainer: Any) -> bool:
+    """Whether a class of TRL's own says whether its own `compute_loss` divides for the accumulation.
+
+    By ``loss_is_scaled_for_ga``, or, before transformers 5.19, by a text in place of a ``compute_loss_func``.
+    """
+    name = "loss_is_scaled_for_ga"
+    says = isinstance(trainer.compute_loss_func, str)
+    if not says and getattr(trainer, name, None) is not None and name not in vars(trainer):
+        owner = next(each for each in type(trainer).__mro__ if name in vars(each))
+        says = owner.__module__.partition(".")[0] == "trl"
+    return says and known_loss.author(trainer.compute_loss) == "trl"
 
 
 def _undivided_micro_batches(trainer: Any, items: Any, none_is_divided: bool) -> int | None:

@@ -21,7 +21,7 @@ _WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 # Of modules that compute no losses, or transformers' own.
 _LIBRARIES = (*MODELS, *_WRAPPERS, "rlhf_patches", "accelerate", "bitsandbytes", "torchao", "timm")
 _PYTHON_S = os.path.dirname(os.__file__)
-HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "typing_extensions", "numpy", "einops")
+HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "typing_extensions", "packaging", "numpy", "einops")
 
 _COMPILED = ("__compiled_fn_", "__resume_at_")
 """What torch.compile puts into the globals of a function, as well as of the losses."""

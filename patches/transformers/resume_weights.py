@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TRAINER = "transformers.trainer:Trainer"
 _WEIGHTS = f"{__package__}.saved_weights"
@@ -83,4 +83,8 @@ Since 5.0.0 a mixture of experts that was resumed, or whose best checkpoint was 
 and routers that it was built with or those of the last step; since 4.52.0 a vision-language model most of its weights.
 With the patch these are the checkpoint's. Resume from the checkpoint before the first such stop; a best model that was
 saved at the end is in its checkpoint's folder.""",
+    conditions=tuple(
+        Condition(f"{_TRAINER}.{method}", f"{__package__}.conditions:left_to_the_repair")
+        for method in ("_load_from_checkpoint", "_load_best_model")
+    ),
 )

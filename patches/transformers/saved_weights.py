@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import transformers
 
+import rlhf_patches
+
 logger = logging.getLogger("rlhf_patches")
 Weights = dict[str, Any]
 
@@ -42,6 +44,7 @@ def converted_shards(model: Any, folder: Any, result: Any) -> Any:
 def _repaired(model: Any, read: Callable[[], Weights], result: Any) -> Any:
     # A tied weight is missing in every checkpoint; what saving has converted is there under another name.
     if not (getattr(result, "missing_keys", None) and getattr(result, "unexpected_keys", None)):
+        rlhf_patches.decided("transformers-resume-weights", False)
         return result
     if not isinstance(model, transformers.PreTrainedModel):
         return result
@@ -56,6 +59,7 @@ def _repaired(model: Any, read: Callable[[], Weights], result: Any) -> Any:
     except Exception as error:  # a model or a file that these operations do not know
         return _left(result, f"{type(error).__name__}: {error}")
     model.load_state_dict(found, strict=False)  # writes: the weights of the checkpoint are what this repairs
+    rlhf_patches.decided("transformers-resume-weights", True)
     missing = [key for key in result.missing_keys if key not in found]
     return torch.nn.modules.module._IncompatibleKeys(missing, [])
 

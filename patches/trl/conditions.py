@@ -75,3 +75,13 @@ def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None
 def on_a_server(self: Any) -> bool:
     """Of GRPOTrainer: whether a vLLM server generates."""
     return bool(self.use_vllm and self.vllm_mode == "server")
+
+
+def sleeps(self: Any) -> bool | None:
+    """Of a trainer: False without vLLM's sleep mode; else it is for the steps between generations."""
+    return None if self.args.use_vllm and self.args.vllm_enable_sleep_mode else False
+
+
+def engine_sleeps(self: Any) -> bool:
+    """Of VLLMGeneration: whether its engine sleeps between generations."""
+    return bool(self.mode == "colocate" and self.enable_sleep_mode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Guard, Patch, Rewrite, Variant
+from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _GENERATION = "trl.generation.vllm_generation:VLLMGeneration"
 _HELPERS = f"{__package__}.engine_weights"
@@ -156,4 +156,15 @@ on-policy. Of a run that was tuned without it hardly anything carries over.""",
         _of_the_generation(">=1.9.0,<1.10.0", _ROLLOUT_FUNC),
     ),
     retire="when the oldest trl in use is 1.10.0",
+    conditions=(
+        *(
+            Condition(f"trl.trainer.{function}", f"{__package__}.conditions:sleeps")
+            for function in (
+                "grpo_trainer:GRPOTrainer._generate_single_turn",
+                "grpo_trainer:GRPOTrainer._generate",
+                "rloo_trainer:RLOOTrainer._generate_single_turn",
+            )
+        ),
+        Condition(f"{_GENERATION}.sync_weights", f"{__package__}.conditions:engine_sleeps"),
+    ),
 )

@@ -234,6 +234,13 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-3}]), None], False),
         ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": Has()}, {"lr": 1e-3}]), None], None),
         ("deepspeed.conditions:rates_of_groups", [Has(), 1e-3], False),
+        *((f"{name}.conditions:left_to_the_repair", [Has()], None) for name in ("deepspeed", "peft", "transformers")),
+        ("trl.conditions:sleeps", [Has(args=Has(use_vllm=True, vllm_enable_sleep_mode=True))], None),
+        ("trl.conditions:sleeps", [Has(args=Has(use_vllm=True, vllm_enable_sleep_mode=False))], False),
+        ("trl.conditions:sleeps", [Has(args=Has(use_vllm=False, vllm_enable_sleep_mode=True))], False),
+        ("trl.conditions:engine_sleeps", [Has(mode="colocate", enable_sleep_mode=True)], True),
+        ("trl.conditions:engine_sleeps", [Has(mode="server", enable_sleep_mode=True)], False),
+        ("trl.conditions:engine_sleeps", [Has(mode="colocate", enable_sleep_mode=False)], False),
     ],
 )
 def test_what_is_told_of_a_call(where, arguments, told):
