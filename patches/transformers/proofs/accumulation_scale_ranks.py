@@ -297,4 +297,7 @@ def main(cases: Mapping[str, Case] = CASES, with_routers: Iterable[str] = ()) ->
         if patches:
             found["status"] = {name: report[name].status.value for name in patches}
         found[state] = {name: one(cases[name]) for name in chosen[state] if name in cases}
+        if state == "after":
+            reached = rlhf_patches.report()[NAME].reached
+            found["reached"] = reached and reached.to_dict()
     (options.out / f"rank{RANK}.json").write_text(json.dumps(found, indent=1))
