@@ -167,8 +167,11 @@ def decided(patch: str, found: bool | float) -> None:
     To be called at most once in a call of the condition's target, and only where the condition returned None there.
     """
     asked = _asked_of.get(patch)
-    if asked is not None:
-        asked.note(found)
+    try:
+        if asked is not None:
+            asked.note(found)
+    except no_signal(Exception) as error:  # of a handler of the user's logging
+        logger().debug("what %s has decided could not be noted: %s", patch, error)
 
 
 def together(found: Mapping[str, Sequence[Reached]]) -> Reached | None:

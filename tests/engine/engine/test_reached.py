@@ -197,6 +197,14 @@ def test_a_repair_decides_where_the_arguments_could_not_tell(make):
     decided("no-such-patch", True)
 
 
+def test_a_handler_that_raises_does_not_end_a_run_that_meets_a_bug(make, monkeypatch):
+    made, module, patch = make(condition="uneven")
+    monkeypatch.setattr("rlhf_patches.engine.engine.acted", lambda row: 1 / 0)
+    module.step([1])
+    decided(patch.name, 4.0)
+    assert "in 1 " in str(reached(made, patch))
+
+
 def test_several_of_one_function(framework, engine, monkeypatch):
     framework.write("mod", "def f(a, b):\n    return (a - 1, b - 2)\n")
     path = framework.path("mod:f")
