@@ -368,7 +368,8 @@ def test_what_ends_the_command_ends_its_ranks_and_removes_its_folder(site, sent,
         env=settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell ignores in the background
+        # SIGINT is ignored in a shell's background, SIGHUP under nohup.
+        preexec_fn=lambda: sent is signal.SIGKILL or signal.signal(sent, signal.SIG_DFL),
     )
     try:
         until = time.monotonic() + 60
