@@ -55,7 +55,8 @@ def shifts(trainer: Any) -> bool:
 
 def of_others(self: Any) -> bool | None:
     """Of a Trainer: False where its model is of no class that this is about; else its labels would tell."""
-    return None if _with_forward(known_loss.unwrapped(self.model)).__name__ in _CLASSES else False
+    name = _with_forward(known_loss.unwrapped(self.model)).__name__
+    return None if name in _CLASSES else False  # known: `_is_known` looks at no other class
 
 
 def _with_forward(model: Any) -> type:
