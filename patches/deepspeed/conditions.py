@@ -32,7 +32,3 @@ def rates_of_groups(optimizer: Any, warmup_max_lr: Any) -> bool | None:
         return False
     rates = [group["lr"] for group in optimizer.param_groups]
     return len({*rates}) > 1 if all(isinstance(rate, (int, float)) for rate in rates) else None
-
-
-def left_to_the_repair(self: Any) -> None:
-    """Of ZeRO-3's optimizer: which parameters a micro-batch used shows when it was reduced."""

@@ -163,7 +163,5 @@ it was trained on, and can be trained on.""",
         Variant(Guard("deepspeed", ">=0.17.5,<=0.19.8"), _changes("")),
     ),
     retire="when the oldest DeepSpeed in use has it repaired",
-    conditions=(
-        Condition(f"{_CLASS}.independent_gradient_partition_epilogue", f"{__package__}.conditions:left_to_the_repair"),
-    ),
+    conditions=(Condition(f"{_CLASS}.independent_gradient_partition_epilogue"),),
 )

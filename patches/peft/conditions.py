@@ -16,7 +16,3 @@ def beside_another(self: Any, adapter_name: str) -> bool | None:
     if any(config.inference_mode != mode for config in self.peft_config.values()):
         return True
     return False if len(self.peft_config) == 1 else None  # parameters may have been frozen by hand
-
-
-def left_to_the_repair(self: Any) -> None:
-    """Of a PeftModel whose adapters are disabled: what is frozen among them shows when they are enabled again."""

@@ -49,7 +49,5 @@ too.""",
 In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first
 reference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as it
 was.""",
-    conditions=(
-        Condition("peft.peft_model:PeftModel.disable_adapter", f"{__package__}.conditions:left_to_the_repair"),
-    ),
+    conditions=(Condition("peft.peft_model:PeftModel.disable_adapter"),),
 )

@@ -349,10 +349,9 @@ def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> _Repaired:
 
 def _note_what_others_divide(trainer: Any, steps: int | None, engine_divides: bool) -> None:
     """What a report can say of a loss that nothing here looks at: what its user says of it is not known."""
-    deepspeed = trainer.accelerator.distributed_type == "DEEPSPEED"
+    by_engine = engine_divides and trainer.accelerator.distributed_type == "DEEPSPEED"
     said = trainer.compute_loss_func is not None or getattr(trainer, "loss_is_scaled_for_ga", None)
-    known = not said and trainer.args.n_gpu <= 1 and (steps is None or deepspeed)
-    if known and (steps is None or engine_divides):
+    if not said and trainer.args.n_gpu <= 1 and (steps is None or by_engine):
         _note(trainer, by=False)
 
 

@@ -38,7 +38,3 @@ def not_smoothed(self: Any) -> bool | None:
 def not_packed(position_ids: Any) -> bool | None:
     """Of a batch: False where it has no positions; else they would tell."""
     return False if position_ids is None else None
-
-
-def left_to_the_repair(self: Any) -> None:
-    """Of a Trainer that loads a checkpoint: whether its names are the model's shows when it is read."""

@@ -83,8 +83,5 @@ Since 5.0.0 a mixture of experts that was resumed, or whose best checkpoint was 
 and routers that it was built with or those of the last step; since 4.52.0 a vision-language model most of its weights.
 With the patch these are the checkpoint's. Resume from the checkpoint before the first such stop; a best model that was
 saved at the end is in its checkpoint's folder.""",
-    conditions=tuple(
-        Condition(f"{_TRAINER}.{method}", f"{__package__}.conditions:left_to_the_repair")
-        for method in ("_load_from_checkpoint", "_load_best_model")
-    ),
+    conditions=(Condition(f"{_TRAINER}._load_from_checkpoint"), Condition(f"{_TRAINER}._load_best_model")),
 )

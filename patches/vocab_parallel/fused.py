@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,20 +51,29 @@ def sum_up(matrix: torch.Tensor, maximum: torch.Tensor, total: torch.Tensor, wei
     return _launch("sum_up", FORWARD, matrix, (tokens,), *arguments, with_entropy=weighted is not None)
 
 
-def write_gradient(
-    matrix: torch.Tensor,
-    gradient: torch.Tensor,
-    maximum: torch.Tensor,
-    factor: torch.Tensor,
-    slope: torch.Tensor | None,
-    target: torch.Tensor | None,
-    of_target: torch.Tensor | None,
-) -> bool:
-    """Write ``exp(z) (factor + slope z)``, plus ``of_target`` at the target, into ``gradient``.
+class Terms(NamedTuple):
+    """Of the gradient of each token's logits: ``exp(z) (factor + slope z)``, plus ``of_target`` at the target.
+
+    Each is ``[tokens]`` and contiguous, ``target`` int64, -1 for none, the others float32.
+    """
+
+    maximum: torch.Tensor
+    factor: torch.Tensor
+    slope: torch.Tensor | None
+    target: torch.Tensor | None
+    of_target: torch.Tensor | None
+
+    def of(self, part: slice) -> Terms:
+        """Those of some tokens."""
+        return Terms(*(None if each is None else each[part] for each in self))
+
+
+def write_gradient(matrix: torch.Tensor, gradient: torch.Tensor, terms: Terms) -> bool:
+    """Write the gradient.
 
     Args:
         matrix: the logits, ``[tokens, V]``, which `serves`; ``gradient`` is of their shape and may be the same memory.
-        maximum, factor, slope, of_target: float32 ``[tokens]``, contiguous. ``target``: int64, -1 for none.
+        terms: of these tokens.
 
     Returns:
         Whether it did; else ``gradient`` is as it was.
@@ -72,13 +81,9 @@ def write_gradient(
     if gradient.stride(-1) != 1:
         return False
     tokens, columns = matrix.shape
-    none = maximum  # a pointer that is not read
-    arguments = (
-        (matrix, matrix.stride(0), gradient, gradient.stride(0), maximum, factor)
-        + (none if slope is None else slope, none if target is None else target)
-        + (none if of_target is None else of_target, columns)
-    )
-    flags = {"with_slope": slope is not None, "with_target": of_target is not None}
+    pointers = [terms.maximum if each is None else each for each in terms]  # what is None is not read
+    arguments = (matrix, matrix.stride(0), gradient, gradient.stride(0), *pointers, columns)
+    flags = {"with_slope": terms.slope is not None, "with_target": terms.of_target is not None}
     return _launch("write_gradient", BACKWARD, matrix, (tokens, -(-columns // BACKWARD[0])), *arguments, **flags)
 
 

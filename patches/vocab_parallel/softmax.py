@@ -107,11 +107,11 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
             slope = (-of_entropy / total).masked_fill_(unwanted, 0.0)
             factor = factor - (slope * (weighted / total)).masked_fill_(unwanted, 0.0)
 
-        per_token = (maximum, factor, slope, target, of_target)
+        terms = fused.Terms(maximum, factor, slope, target, of_target)
         for part, (matrix, result) in _parts((logits, gradient)):
-            own = tuple(None if each is None else each[part] for each in per_token)
-            if not (fused.serves(logits) and fused.write_gradient(matrix, result, *own)):
-                _write_gradient(matrix, result, *own)
+            own = terms.of(part)
+            if not (fused.serves(logits) and fused.write_gradient(matrix, result, own)):
+                _write_gradient(matrix, result, own)
         return gradient, None, None, None, None
 
 
@@ -157,16 +157,9 @@ def _fused_sums(
     return maximum
 
 
-def _write_gradient(
-    matrix: torch.Tensor,
-    gradient: torch.Tensor,
-    maximum: torch.Tensor,
-    factor: torch.Tensor,
-    slope: torch.Tensor | None,
-    target: torch.Tensor | None,
-    of_target: torch.Tensor | None,
-) -> None:
+def _write_gradient(matrix: torch.Tensor, gradient: torch.Tensor, terms: fused.Terms) -> None:
     """As `fused.write_gradient`, by torch's operators."""
+    maximum, factor, slope, target, of_target = terms
     direct = gradient.dtype == torch.float32  # then the gradient itself is the work buffer
     in_place = gradient.data_ptr() == matrix.data_ptr()
     for part, (block, result), work in _blocks((matrix, gradient), (not direct) + (slope is not None)):

@@ -261,7 +261,7 @@ def index(patches: Iterable[KnownBug]) -> str:
     text = "# Patches\n\nGenerated from the patches' own fields by `make docs`; a test compares.\n"
     watches = [patch for patch in patches if isinstance(patch, Watch)]
     for harm in (*HARMS, ""):
-        entries = [patch for patch in patches if patch.harm == harm and patch not in watches]
+        entries = [patch for patch in patches if patch.harm == harm and not isinstance(patch, Watch)]
         if entries:
             heading = harm.capitalize() or "Harm not stated"
             text += f"\n## {heading}\n\n{_table(('bug', 'releases', 'what is wrong, and when'), entries)}"

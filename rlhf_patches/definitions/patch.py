@@ -449,18 +449,19 @@ class Condition:
         tells: ``module:qualified.name``, which takes parameters of the target by their names and returns whether the
             bug's condition holds in this call: False, True, or by how much, a number; None where that cannot be told.
             It is called in every call of the target, so it reads attributes and shapes, never a tensor's values (which
-            wait for a GPU), and changes nothing.
+            wait for a GPU), and changes nothing. Empty where the repair alone can tell (`rlhf_patches.decided`).
         measure: what the number is, before it: ``divisor x``.
     """
 
     target: str
-    tells: str
+    tells: str = ""
     measure: str = ""
 
     def __post_init__(self) -> None:
         _check_types(self, "Condition.")
         _check_path(self.target, "Condition.target")
-        _check_path(self.tells, "Condition.tells")
+        if self.tells:
+            _check_path(self.tells, "Condition.tells")
 
 
 @_names_fields

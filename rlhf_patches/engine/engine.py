@@ -600,7 +600,8 @@ class Engine:
             used = () if observes else put_to_use(item.change for item in here)
             conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
             changes_results = getattr(patch, "changes_numbers", None) is not None
-            told = [each.tells for each in conditions if each.target in {item.change.target for item in here}]
+            targets = {item.change.target for item in here}
+            told = [each.tells for each in conditions if each.tells and each.target in targets]
             missing = [path for path in (*used, *told) if path not in self._resolved]
             if missing:
                 raise _NotReady(functools.partial(self._resolve_all, missing))

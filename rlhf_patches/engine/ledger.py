@@ -384,6 +384,8 @@ def _told(
     for condition in conditions:
         if condition.target != target:
             continue
+        if not condition.tells:
+            return Told(name, _left_to_the_repair, (), condition.measure)
         try:
             tells = implementation(condition.tells)
             code = tells.__code__
@@ -395,6 +397,10 @@ def _told(
         except no_signal(Exception, SystemExit) as error:  # a repair is worth more than an observation
             logger().debug("%s of %s cannot be used: %s", condition.tells, name, error)
     return None
+
+
+def _left_to_the_repair() -> None:
+    """Of any call."""
 
 
 def _compose(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,16 @@ def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool 
     if reverted:
         found["reverted"] = observe()
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """What is logged meanwhile."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("rlhf_patches").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("rlhf_patches").removeHandler(handler)

@@ -49,8 +49,6 @@ def test_it_is_found_by_its_patch(module):
 def test_no_framework_is_imported_to_find_them():
     code = f"""
 import sys
-from rlhf_patches.definitions.registry import Registered
-from rlhf_patches.offline import evaluate
 from rlhf_patches.patches import plugin
 from rlhf_patches.proving import found
 assert sum(found.proof_of(patch) is not None for patch in plugin.rlhf_patches()) >= {len(PROOFS)}

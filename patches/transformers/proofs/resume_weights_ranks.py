@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,22 +120,9 @@ def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict
     }
 
 
-@contextlib.contextmanager
-def heard() -> Iterator[list[str]]:
-    """What the patch says."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("rlhf_patches").addHandler(handler)
-    try:
-        yield said
-    finally:
-        logging.getLogger("rlhf_patches").removeHandler(handler)
-
-
 def resumed(make: Make, **more: Any) -> dict[str, Any]:
     """Two steps, saved, and two more from there; and four."""
-    with trainers(make, **more) as build, heard() as said:
+    with trainers(make, **more) as build, states.heard() as said:
         whole = build()
         whole.train()
         losses = [each["loss"] for each in whole.state.log_history if "loss" in each]

@@ -197,6 +197,19 @@ def test_a_repair_decides_where_the_arguments_could_not_tell(make):
     decided("no-such-patch", True)
 
 
+def test_the_repair_alone_may_tell(framework, engine):
+    framework.write("mod", "def f(a):\n    return a - 1\n")
+    path = framework.path("mod:f")
+    patch = dataclasses.replace(framework.patch(Rewrite(path, "a - 1", "a + 1")), conditions=(Condition(path),))
+    made = engine(patch)
+    made.apply()
+    function = framework.load().f
+    function(1)
+    assert str(reached(made, patch)) == "reached 1 time; whether the bug's condition held could not be told"
+    decided(patch.name, True)
+    assert str(reached(made, patch)) == "reached 1 time, with the bug's condition in 1"
+
+
 def test_a_handler_that_raises_does_not_end_a_run_that_meets_a_bug(make, monkeypatch):
     made, module, patch = make(condition="uneven")
     monkeypatch.setattr("rlhf_patches.engine.engine.acted", lambda row: 1 / 0)

@@ -6,7 +6,6 @@ Beside it, in float64 and without a trainer, the mean over the samples of what t
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -97,17 +96,6 @@ def messages() -> list[dict[str, Any]]:
     ]
 
 
-class Heard(logging.Handler):
-    """What the patch says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
 class OwnSFT(SFTTrainer):
     """As many are: it looks at what SFTTrainer returns."""
 
@@ -117,13 +105,12 @@ class OwnSFT(SFTTrainer):
 
 def observe_sft() -> dict[str, Any]:
     """SFT's gradient of eight samples one by one, bit for bit, and what is said of it."""
-    heard, found = Heard(), {}
-    logging.getLogger("rlhf_patches").addHandler(heard)
-    for kind in (SFTTrainer, OwnSFT):
-        made = gradient(small.model(), SAMPLES, kind, SFTConfig, messages())
-        found[kind.__name__] = [each.hex() for each in made.tolist()]
-    logging.getLogger("rlhf_patches").removeHandler(heard)
-    return {**found, "said": [each for each in heard.messages if "left as released" in each]}
+    found = {}
+    with states.heard() as said:
+        for kind in (SFTTrainer, OwnSFT):
+            made = gradient(small.model(), SAMPLES, kind, SFTConfig, messages())
+            found[kind.__name__] = [each.hex() for each in made.tolist()]
+    return {**found, "said": [each for each in said if "left as released" in each]}
 
 
 def observe() -> dict[str, Any]:

@@ -23,13 +23,13 @@ from rlhf_patches.patches.transformers.proofs.resume_weights_ranks import (
     STOP,
     Make,
     Stop,
-    heard,
     off,
     resumed,
     trainers,
     vision,
     vision_loaded,
 )
+from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
 
 
@@ -70,7 +70,7 @@ def best(make: Make, **more: Any) -> dict[str, Any]:
         "load_best_model_at_end": True,
         "greater_is_better": True,
     }
-    with trainers(make, **between, metric_for_best_model="eval_loss", **more) as build, heard() as said:
+    with trainers(make, **between, metric_for_best_model="eval_loss", **more) as build, states.heard() as said:
         trainer = build()
         trainer.args.save_steps = trainer.state.save_steps = 1
         trainer.add_callback(keep := Keep())
@@ -86,7 +86,7 @@ def evaluated(trainer: Any) -> dict[str, float]:
 
 def loads(make: Make, spoil: Callable[[dict[str, Any]], None] = lambda _: None, **more: Any) -> dict[str, Any]:
     """A checkpoint that is loaded, perhaps another one than was saved: what is called, and what becomes of it."""
-    with trainers(make, **more) as build, heard() as said:
+    with trainers(make, **more) as build, states.heard() as said:
         first = build()
         first.add_callback(Stop())
         first.train()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -107,18 +106,15 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     os.chdir(options.out)
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("rlhf_patches").addHandler(handler)
     rlhf_patches.apply()
     found: dict[str, Any] = {"version": trl.__version__}
     for case in options.cases:
-        for said in (accumulation._said, log._said, heard):
-            said.clear()
+        accumulation._said.clear()
+        log._said.clear()
         before = rlhf_patches.report()[NAME].reached
-        CASES[case]().train()
+        with states.heard() as said:
+            CASES[case]().train()
         after = rlhf_patches.report()[NAME].reached
         calls, asked, held = (getattr(after, name) - getattr(before, name) for name in ("calls", "asked", "held"))
-        found[case] = {"said": [*heard], "calls": calls, "asked": asked, "held": held}
+        found[case] = {"said": said, "calls": calls, "asked": asked, "held": held}
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found))

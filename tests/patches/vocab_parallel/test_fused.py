@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,18 +61,18 @@ def test_where_a_kernel_cannot_be_launched_operators_compute_the_same(from_call,
             found = z.exp() * (slope[:, None] * z + factor[:, None])
             gradient.copy_(found.scatter_add_(-1, target[:, None], of_target[:, None]))
 
-    class Kernels:
-        def __getattr__(self, name):
-            class Launched:
-                def __getitem__(self, grid):
-                    return lambda *arguments, **_: launch(name, *arguments)
+    class Launched:
+        def __init__(self, name):
+            self.name = name
 
-            return Launched()
+        def __getitem__(self, grid):
+            return lambda *arguments, **_: launch(self.name, *arguments)
 
+    kernels = SimpleNamespace(sum_up=Launched("sum_up"), write_gradient=Launched("write_gradient"))
     monkeypatch.setattr(fused, "serves", lambda logits: not fused._failed)
     monkeypatch.setattr(fused, "_failed", False)
-    monkeypatch.setattr(fused, "_kernels", Kernels)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: pytest.MonkeyPatch().context())
+    monkeypatch.setattr(fused, "_kernels", lambda: kernels)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     values = torch.randn(2, 7, 101).transpose(0, 1)  # as Megatron's [S, B, V], turned: parts of the logits
     found, wanted = run(values, torch.randint(0, 101, (7, 2)), with_entropy=True)
     check(found, wanted, 1, torch.float32)
