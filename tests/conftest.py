@@ -102,6 +102,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_configure(config: pytest.Config) -> None:
     """One set of warm processes per session: of the process that starts xdist's workers, or the only one."""
+    config.addinivalue_line("markers", f"one_python: dear, and the same on every Python: on {effort.ONE} alone")
     if config.getoption("--effort") and not hasattr(config, "workerinput"):
         with tempfile.NamedTemporaryFile(prefix="effort-", delete=False) as file:
             os.environ[effort.FILE] = file.name
@@ -113,17 +114,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What ``--part`` asks for."""
+    """What ``--part`` asks for, and what is left to one Python."""
     part = config.getoption("--part")
-    if part is None:
-        return
+    left_out = {item for item in items if effort.SHARE > 1 and item.get_closest_marker("one_python")}
     try:
-        left_out = {
-            item
-            for item in items
-            if not effort.in_part(item.path.relative_to(HERE).as_posix(), part)
-            and item.get_closest_marker("exhaustive")
-        }
+        if part is not None:
+            left_out |= {
+                item
+                for item in items
+                if not effort.in_part(item.path.relative_to(HERE).as_posix(), part)
+                and item.get_closest_marker("exhaustive")
+            }
     except ValueError as error:
         raise pytest.UsageError(f"--part: {error}") from None
     config.hook.pytest_deselected(items=left_out)

@@ -159,11 +159,10 @@ def _through(wanted: Iterable[str], frames: Sequence[Frame]) -> bool:
 
 def _is(target: str, frame: Frame) -> bool:
     module, _, qualname = target.partition(":")
+    if frame.function.rpartition(".")[2] != qualname.rpartition(".")[2]:
+        return False
     path = "/" + module.replace(".", "/")
-    file = "/" + frame.file.replace("\\", "/")
-    return frame.function.rpartition(".")[2] == qualname.rpartition(".")[2] and file.endswith(
-        (f"{path}.py", f"{path}/__init__.py")
-    )
+    return ("/" + frame.file.replace("\\", "/")).endswith((f"{path}.py", f"{path}/__init__.py"))
 
 
 def _elsewhere(wanted: Iterable[str], frames: Sequence[Frame]) -> bool:

@@ -1,4 +1,7 @@
-"""What tests cost: a share of the exhaustive ones, and ``pytest --effort``, which says where the CPU seconds went."""
+"""What tests cost: a share of the dear ones, and ``pytest --effort``, which says where the CPU seconds went.
+
+And the CPU seconds of each file, for the table that ends a command of nox.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,14 @@ import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
 
-SHARE = 1 if sys.version_info[:2] == (3, 11) else 4
-"""Run one in so many cases of an exhaustive test: all on one Python, a share on the others, which differ little."""
+ONE = "3.11"
+"""The Python on which what is dear runs as a whole. `make test` has the oldest one, CI all of them."""
+
+SHARE = 1 if "{}.{}".format(*sys.version_info) == ONE else 4
+"""Run one in so many cases of a dear test: all on one Python, a share on the others, which differ little.
+
+Where that is 1, tests marked ``one_python`` run; elsewhere they are deselected.
+"""
 
 
 def in_part(file: str, part: str) -> bool:
@@ -29,6 +38,36 @@ def in_part(file: str, part: str) -> bool:
 
 FILE = "TESTS_EFFORT"
 """The environment variable that names the file to which the processes of a session add what they have spent."""
+
+
+OF_FILES = "SESSION_FILES"
+"""The environment variable that names the file to which pytest adds the CPU seconds of test files; nox sets it."""
+
+of_files: defaultdict[str, float] = defaultdict(float)
+"""Those of this process, which a session of pytest writes at its end."""
+
+_elsewhere = 0.0
+
+
+def add_elsewhere(seconds: float) -> None:
+    """Of processes that are no children of this one, for the test that runs."""
+    global _elsewhere
+    _elsewhere += seconds
+
+
+def elsewhere() -> float:
+    """What was added since this was asked last."""
+    global _elsewhere
+    found, _elsewhere = _elsewhere, 0.0
+    return found
+
+
+def note_files() -> None:
+    """Write `of_files` for nox, if it runs this."""
+    if OF_FILES in os.environ:
+        with open(os.environ[OF_FILES], "a") as lines:
+            for file, seconds in of_files.items():
+                lines.write(json.dumps([file, round(seconds, 3)]) + "\n")
 
 
 def cpu_seconds() -> float:

@@ -39,6 +39,7 @@ def rows(done):
 # ------------------------------------------------------------------------------------------------ what it says
 
 
+@pytest.mark.one_python
 def test_json_in_all_four_states(cli, slime_wheel, tmp_path):
     other = make_other(tmp_path)
     applies, unaffected = slime_wheel(), slime_wheel("99.0", repaired)
@@ -68,6 +69,7 @@ def test_json_in_all_four_states(cli, slime_wheel, tmp_path):
     assert "0 times, expected 1" in rows(done)[0]["reason"]
 
 
+@pytest.mark.one_python
 def test_the_users_settings_and_environment_do_not_matter(cli, slime_wheel, tmp_path):
     installed_too = unpacked(slime_wheel("0.1.1", repaired), tmp_path / "site")
     settings = {
@@ -108,6 +110,7 @@ def snapshot(folder):
     return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
 
 
+@pytest.mark.one_python
 def test_a_path_that_is_not_utf_8(cli, slime_wheel, tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     unpacked(slime_wheel(), folder)
@@ -120,6 +123,7 @@ def test_a_path_that_is_not_utf_8(cli, slime_wheel, tmp_path):
 # ------------------------------------------------------------------------------------------------ NAME==VERSION
 
 
+@pytest.mark.one_python
 def test_name_and_version_are_fetched_once(cli, slime_wheel, tmp_path):
     index = str(Path(slime_wheel()).parent)
     done = cli("check", "--json", "Slime == 0.1.0", PIP_FIND_LINKS=index)
@@ -134,6 +138,7 @@ def test_name_and_version_are_fetched_once(cli, slime_wheel, tmp_path):
     assert "pip was called" in elsewhere.stderr
 
 
+@pytest.mark.one_python
 def test_what_lies_in_the_working_directory_is_not_run(cli, slime_wheel, tmp_path):
     """`python -m pip` looks there first: it may be a checkout that the user does not trust yet."""
     marker = tmp_path / "marker"

@@ -55,6 +55,7 @@ def test_doctor_imports_no_framework(installed, slime):
     assert rows(done)[toy_slime.PATCH]["status"] == "applies"
 
 
+@pytest.mark.one_python
 def test_doctor_honours_the_variables(cli, slime):
     row = rows(cli("doctor", "--json", PYTHONPATH=str(slime), RLHF_PATCHES_DISABLE="slime-*"))[toy_slime.PATCH]
     assert (row["status"], row["reason"]) == ("disabled", "disabled by RLHF_PATCHES_DISABLE")
@@ -65,6 +66,7 @@ def test_doctor_honours_the_variables(cli, slime):
     assert "did you mean 'RLHF_PATCHES_STRICT'?" in wrong.stderr
 
 
+@pytest.mark.one_python
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs the command patch")
 def test_diff_is_a_patch_that_repairs_the_users_own_file(cli, slime, tmp_path):
     done = cli("diff", toy_slime.PATCH, PYTHONPATH=str(slime))
@@ -75,6 +77,7 @@ def test_diff_is_a_patch_that_repairs_the_users_own_file(cli, slime, tmp_path):
     assert len(model.read_text().splitlines()) == 3
 
 
+@pytest.mark.one_python
 def test_a_diff_names_the_folder_in_which_patch_takes_it(cli, slime, tmp_path):
     done = cli("diff", toy_slime.PATCH, PYTHONPATH=str(slime))
     assert done.stdout.splitlines()[:2] == [
@@ -148,6 +151,7 @@ def test_an_output_that_knows_ascii_only(installed):
     assert r"RLHF_PATCHES_REPORT=\xfcber" in done.stdout
 
 
+@pytest.mark.one_python
 def test_a_diff_is_never_written_as_something_else(cli, slime):
     model = slime / "slime" / "backends" / "megatron_utils" / "model.py"
     model.write_text(model.read_text().replace("When overlap", "Wh\xebn overlap"), encoding="utf-8")

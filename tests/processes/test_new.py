@@ -56,6 +56,7 @@ def fill_in(file, *changes):
     file.write_text(text)
 
 
+@pytest.mark.one_python
 def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     new(environment, tmp_path, *TARGET, "--pattern", "$A / len($B)", "--replacement", "$A / sum(mask)")
     listed = environment.run(environment.command, "list")

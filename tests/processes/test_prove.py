@@ -172,6 +172,7 @@ def test_what_is_not_repaired(prove):
     assert "NOT repaired" in said
 
 
+@pytest.mark.one_python
 def test_a_case_that_is_right_as_released(prove):
     """A release may have the bug in other cases alone."""
     status, said, _ = prove(NAME, kind="right")
@@ -179,6 +180,7 @@ def test_a_case_that_is_right_as_released(prove):
     assert said.endswith("1 case: 1 unaffected\n")
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
@@ -199,12 +201,14 @@ def test_what_could_not_be_tried(prove, site, kind, options, reason):
     assert not any(map(alive, pids(site)))
 
 
+@pytest.mark.one_python
 def test_a_port_that_was_taken_in_between(prove):
     """It is chosen before the ranks start: where other processes are many, one of them may have it by then."""
     status, said, _ = prove(NAME, kind="port taken")
     assert status == 0, said
 
 
+@pytest.mark.one_python
 def test_by_default_all_that_apply_here(prove):
     status, said, _ = prove()
     assert NAME in said
@@ -242,6 +246,7 @@ def test_wrong_input(prove, arguments, message):
     assert message in " ".join(complained.split())
 
 
+@pytest.mark.one_python
 def test_a_proof_that_is_none(prove, site):
     (site / "toyplugin" / "proofs" / "sum.py").write_text("PROOF = 1\n")
     status, _, complained = prove(NAME)
@@ -279,6 +284,7 @@ AUTOLOAD_IS_ON = "from rlhf_patches.site_hook import install\ninstall('1', ('toy
 APPLIED_BY_THE_SITE = "import rlhf_patches\nrlhf_patches.apply(only='toy-sum')\n"
 
 
+@pytest.mark.one_python
 def test_where_autoload_is_on(prove, site):
     """As in a container's image: the hook takes a variable that is not set for 1."""
     (site / "sitecustomize.py").write_text(AUTOLOAD_IS_ON)
@@ -287,6 +293,7 @@ def test_where_autoload_is_on(prove, site):
     assert said.endswith("1 case: 1 repaired\n")
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("late", [False, True])
 def test_what_is_not_as_released_is_not_tried(prove, site, late):
     """Be it before the worker begins, or by what imports the framework."""
@@ -325,6 +332,7 @@ def gpus(site):
     return [json.loads((site.parent / "notes" / f"gpu{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(("visible", "first"), [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "3,1"}, "3")])
 def test_on_a_gpu(prove, site, cuda, visible, first):
     """All ranks on the first that the command sees, as many as there are: two would need NCCL and a GPU each."""
@@ -338,6 +346,7 @@ def test_on_a_gpu(prove, site, cuda, visible, first):
     assert json.loads(prove(NAME, "--gpu", "--json", **visible)[1])[0]["on"] == "gpu"
 
 
+@pytest.mark.one_python
 def test_a_proof_that_is_for_the_cpu(prove, site, cuda):
     cuda(A_GPU)
     status, said, _ = prove(NAME, "--gpu")
@@ -345,6 +354,7 @@ def test_a_proof_that_is_for_the_cpu(prove, site, cuda):
     assert said.endswith("on GPU 0 of a stand-in: none\n")
 
 
+@pytest.mark.one_python
 def test_no_gpu_where_one_is_asked_for(prove, site, cuda):
     """It is not tried on the CPU instead: the answer would be another's."""
     cuda(NO_GPU)
@@ -391,6 +401,7 @@ def test_what_ends_the_command_ends_its_ranks_and_removes_its_folder(site, sent,
         process.communicate()
 
 
+@pytest.mark.one_python
 def test_folders_of_commands_that_are_gone_are_removed(prove, site):
     """Where a job was killed as a whole. Of one that runs, maybe in another container, the folder stays."""
     temporary = site.parent / "temporary"

@@ -69,12 +69,14 @@ def test_the_example_by_way_of_the_site_hook(environment):
     assert float(_run(environment, code, RLHF_PATCHES_AUTOLOAD="1", RLHF_PATCHES_WATCH="toy_framework")) == 2.0
 
 
+@pytest.mark.one_python
 def test_the_readme_is_right(environment):
     text = (ROOT / "examples" / "plugin" / "README.md").read_text()
     code = re.search(r'python -c "\n(.*)"\n', text, re.DOTALL).group(1)
     assert _run(environment, code).splitlines()[-1] == "2.0"
 
 
+@pytest.mark.one_python
 def test_the_example_passes_its_own_tests(environment, tmp_path):
     folder = environment.parents[2] / "plugin"
     command = [environment, "-m", "pytest", "-q", "-rs", *alone(tmp_path)]

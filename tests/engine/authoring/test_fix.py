@@ -350,6 +350,7 @@ def test_metadata_are_no_code_in_what_is_written(new, package, monkeypatch, tmp_
 HUNK = "--- a/{}/mod.py\n+++ b/{}/mod.py\n@@ -11,1 +11,{} @@\n         return x - self.scale\n"
 
 
+@pytest.mark.one_python
 def test_a_fix_has_a_bound(new, package, said):
     """A draft takes the square of its lines, and what is named may never end."""
     name = package.name

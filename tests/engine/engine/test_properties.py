@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
 from rlhf_patches.guards.sources import fingerprint
+from tests.harness.effort import SHARE
 from tests.harness.random_tests import COMMON, numbers
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -136,7 +137,7 @@ def functions_of(module, which):
     return {name: function for name, function in functions.items() if function is not None}
 
 
-@settings(max_examples=150, **COMMON)
+@settings(max_examples=150 // SHARE, **COMMON)
 @given(steps=operations)
 def test_any_sequence_of_operations(framework, engine, steps):
     """Behaviour and statuses are the model's after each step; after the last revert every code object is back."""
@@ -177,7 +178,7 @@ def test_any_sequence_of_operations(framework, engine, steps):
             assert {n: f.__code__ for n, f in functions.items()} == {n: f.__code__ for n, f in unpatched.items()}
 
 
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=60 // SHARE, **COMMON)
 @given(steps=operations)
 def test_the_original_code_object_comes_back(framework, engine, steps):
     """``is``, not ``==``: the modules are imported before anything is applied, so their code can be remembered."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_patches.guards import entry
+from tests.harness.effort import SHARE
 
 BODIES = {
     "simple": "    return x",
@@ -92,32 +93,49 @@ def test_what_is_not_there():
         entry.compiled("def f(x):\n    if x: pass\n", "x.py", "g", 1, "count()")
 
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def is_same(new, old, put_in):
+    """Whether one tree is the other, but for the statements that are in functions of the new one: by those of the old.
+
+    What ``ast.dump`` tells, in a fraction of its time.
+    """
+    if type(new) is not type(old):
+        return False
+    if isinstance(old, list):
+        return len(new) == len(old) and all(is_same(*pair, put_in) for pair in zip(new, old, strict=True))
+    if not isinstance(old, ast.AST):
+        return new == old
+    if old in put_in:
+        first = old.body[0]
+        at = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+        if new.lineno != old.lineno or ast.unparse(new.body.pop(at)) != put_in.pop(old):
+            return False
+    return all(is_same(getattr(new, name, None), getattr(old, name, None), put_in) for name in old._fields)
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_in_the_standard_library(part):
-    """Each way in which people write functions; those that the text cannot take are left to the tree."""
-    files = [file for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")) if file.exists()][part::4]
+    """Each way in which people write functions; those that the text cannot take are left to the tree.
+
+    Many functions of a file get a statement before it is parsed again: no line moves, so each is where it was.
+    """
     count = 0
-    for file in files:
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[part :: 4 * SHARE]:
         text = file.read_text(encoding="utf-8", errors="replace")
         try:
             tree = ast.parse(text)
         except SyntaxError:
             continue
+        new, put_in = text, {}
         for node in ast.walk(tree):
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if not isinstance(node, FUNCTIONS):
                 continue
             count += 1
-            if count % 9:  # all of them take half a minute
-                continue
-            new = entry._with(text, node.lineno, "count()")
-            if new is None:
-                continue
-            first = node.body[0]
-            at = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-            changed = ast.parse(new)
-            (found,) = (
-                n for n in ast.walk(changed) if type(n) is type(node) and (n.name, n.lineno) == (node.name, node.lineno)
-            )
-            assert ast.dump(found.body.pop(at)) == ast.dump(ast.parse("count()").body[0]), (file, node.lineno)
-            assert ast.dump(changed) == ast.dump(tree), (file, node.lineno)
-    assert count > 500
+            changed = None if count % 2 else entry._with(new, node.lineno, f"count_{count}()")
+            if changed is not None:
+                new, put_in[node] = changed, f"count_{count}()"
+        assert not put_in or is_same(ast.parse(new), tree, put_in), file
+        assert not put_in, file
+    assert count > 500 / SHARE

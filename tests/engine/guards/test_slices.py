@@ -19,6 +19,7 @@ import texts
 from rlhf_patches.guards import known, rewriting, sources
 from rlhf_patches.guards.rewriting import Edit, Unrecognised
 from rlhf_patches.guards.sources import Place, Source
+from tests.harness.effort import SHARE
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 MODULES = sorted(
@@ -63,9 +64,9 @@ def differing(source: Source) -> tuple[int, list[str]]:
 
 
 def test_the_standard_librarys_functions():
-    """A tenth of the modules, always the same ones: thousands of functions, nested ones and lambdas within them."""
+    """A tenth of the modules, or of that a share, always the same: thousands of functions, those within them too."""
     compared, wrong = 0, []
-    for path in random.Random(30).sample(MODULES, len(MODULES) // 10):
+    for path in random.Random(30).sample(MODULES, len(MODULES) // 10)[::SHARE]:
         try:
             source = Source(path.stem, str(path), path.read_text(encoding="utf-8"))
             sources.parse(source)
@@ -75,7 +76,7 @@ def test_the_standard_librarys_functions():
         compared += count
         wrong += some
     assert wrong == []
-    assert compared > 1000
+    assert compared > 1000 / SHARE
 
 
 CASES = {

@@ -279,7 +279,10 @@ def test_clean_says_what_was_looked_up(audited):
     assert audited("a.txt", f"{CLEAN}\nnumpy", "--quiet") == (0, "", "")
 
 
-@pytest.mark.parametrize("options", [[], ["--quiet"], ["--json"]])
+OTHER_FORMATS = [pytest.param([one], marks=pytest.mark.one_python) for one in ("--quiet", "--json")]
+
+
+@pytest.mark.parametrize("options", [[], *OTHER_FORMATS])
 def test_lines_that_are_not_understood_have_a_bound(audited, options):
     status, out, err = audited("a.txt", "".join(f"x {n}\n" for n in range(30)) + "trl==1.5.0\n", *options)
     assert status == 1

@@ -210,6 +210,7 @@ def test_an_sdist_that_is_not_what_the_index_says(said, only_an_sdist, tmp_path)
     assert cached(tmp_path) == []
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("how", ["PIP_NO_INDEX", "no-index"])
 def test_pip_is_told_to_use_no_index(said, only_an_sdist, monkeypatch, tmp_path, how):
     if how == "no-index":
@@ -231,6 +232,7 @@ def test_the_index_is_the_one_of_pips_own_configuration(said, only_an_sdist, mon
     assert "slime-0.1.0.tar.gz" in only_an_sdist.requests
 
 
+@pytest.mark.one_python
 def test_a_release_that_there_is_not(said, only_an_sdist):
     status, _, err = said("check", "slime==0.9.9")
     assert (status, err.count("\n")) == (2, 1)

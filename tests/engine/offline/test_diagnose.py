@@ -18,6 +18,7 @@ from rlhf_patches import DefinitionError, Signature, cli
 from rlhf_patches.offline import tracebacks
 from rlhf_patches.patches import plugin
 from tests.harness import toy_slime
+from tests.harness.effort import SHARE
 from tests.harness.logs import diagnosed
 
 BUG = toy_slime.PATCH
@@ -232,10 +233,11 @@ class Lines(io.RawIOBase):
         return len(data)
 
 
+@pytest.mark.one_python
 def test_memory_is_bounded_as_a_whole(trace):
     """Many streams, each with many frames, each with long names; prefixes without a bound."""
     frame = b'(pid=%d) File "/%s.py", line 1, in %s\n'
-    frames = (frame % (rank, b"%d" % number * 60, b"f" * 150) for rank in range(250) for number in range(100, 356))
+    frames = (frame % (rank, b"%d" % number * 165, b"f" * 199) for rank in range(150) for number in range(100, 356))
     long = (b"ERROR " + b"x" * 190 + b"]") * 320
     prefixes = (long + b'[%d] File "a.py", line 1, in f\n' % number for number in range(600))
     tracemalloc.start()
@@ -274,7 +276,7 @@ def test_memory_is_bounded_as_a_whole(trace):
 def test_no_line_takes_more_time_than_it_is_long(line):
     """The square of 65,000 is seconds, and a log has many lines: before there was a bound this did not end."""
     begin = "Traceback (most recent call last):\n"
-    assert [one for one, sure in diagnosed(begin + f"{line}\n" * 400) if sure] == []
+    assert [one for one, sure in diagnosed(begin + f"{line}\n" * (400 // SHARE)) if sure] == []
 
 
 def test_a_line_without_an_end(said):

@@ -143,6 +143,7 @@ def index(tmp_path, monkeypatch):
     return tmp_path / "wheels"
 
 
+@pytest.mark.one_python
 def test_a_wheel_for_another_python_and_machine(slime_wheel, tmp_path, index, monkeypatch):
     monkeypatch.setattr(download, "_PYTHONS", ("3.9",))
     slime_wheel(tag="cp39-cp39-manylinux2014_aarch64")
@@ -196,6 +197,7 @@ def test_a_fetch_that_fails_leaves_the_folders_of_others(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["wheels"]
 
 
+@pytest.mark.one_python
 def test_uv_where_there_is_no_pip(tmp_path, monkeypatch, slime_wheel, index):
     """An environment that uv has made has none; `uv tool run pip` fetches it."""
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)

@@ -21,7 +21,7 @@ from rlhf_patches.offline import index, tracebacks
 from tests.harness.effort import SHARE
 from tests.harness.random_tests import COMMON, EXPLORE
 
-FEW = settings(max_examples=1500 if EXPLORE else 200 // SHARE, **COMMON)
+FEW = settings(max_examples=1500 if EXPLORE else 200 // SHARE**2, **COMMON)
 DIGITS = "1" * 5000
 # What a line of a requirements file, a lock file, a log or a diff is made of; and what breaks readers of these.
 PIECES = [
