@@ -1,25 +1,16 @@
-"""The environments of this project, each made from its own files, and what runs in them: ``make test``, ``make demo``.
+"""What runs in which environment: ``make test``, ``make demo``.
 
-Environments live in ``.nox`` and are used again as long as the files that describe them stay the same (nox
-itself never looks: a stamp in each records what it was made from). Sessions run side by side, and a table of what
-each took ends the command. Tags: ``test`` is what to run before a commit, ``rest`` what CI runs besides.
+Tags: ``test`` is what to run before a commit, ``rest`` what CI runs besides. Environments live in ``.nox``
+(tools/environments.py makes them). Sessions run side by side, and a table of what each took ends the command
+(tools/sessions.py).
 """
 
 from __future__ import annotations
 
-import atexit
-import fcntl
-import functools
-import hashlib
-import json
 import os
-import resource
-import shutil
 import signal
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +19,10 @@ from nox.command import CommandFailed
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from tools import pythons  # noqa: E402
+from tools.environments import provide  # noqa: E402
+from tools.interpreters import ENGINE_PYTHONS, FRAMEWORK_PYTHON, OF_DEBIAN, USABLE, is_here  # noqa: E402
+from tools.sessions import session  # noqa: E402
 
-ENVIRONMENTS = HERE / "tests" / "environments"
 nox.needs_version = ">=2026.10"  # --parallel
 nox.options.reuse_existing_virtualenvs = True
 nox.options.allow_parallel = True
@@ -42,162 +34,6 @@ nox.options.download_python = "never"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What stops `make test` stops what it has started.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-# The frameworks' own releases run on 3.11; torch's CPU build at hand is for 3.11 too.
-FRAMEWORK_PYTHON = "3.11"
-ENGINE_PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
-# What tools/pythons.py takes from Debian's testing and unstable suites, where it can and none is found otherwise.
-OF_DEBIAN = ["3.14", "3.15"]
-
-# pyenv's shims answer for interpreters that its configuration does not name; its folders of interpreters do not.
-PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-IN_PYENV = [str(path) for version in ENGINE_PYTHONS for path in sorted(PYENV.glob(f"versions/{version}.*/bin"))]
-os.environ["PATH"] = os.pathsep.join([*IN_PYENV, os.environ["PATH"], str(pythons.FOLDER / "bin")])
-
-
-def is_here(version: str) -> bool:
-    """Whether an interpreter is found, which may be after it was not."""
-    return shutil.which(f"python{version}") is not None
-
-
-# Those that are to come count: a session's tags are those of its requirement's, too.
-USABLE = [version for version in ENGINE_PYTHONS if is_here(version) or (version in OF_DEBIAN and pythons.possible())]
-
-
-# -- what a session took -------------------------------------------------------------------------------
-
-# nox runs sessions that are side by side in processes of their own: the first one has made the file.
-TIMES = os.environ.get("SESSION_TIMES", "")
-if not TIMES:
-    _, TIMES = tempfile.mkstemp(prefix="sessions-")
-    os.environ["SESSION_TIMES"] = TIMES
-    atexit.register(lambda: print_times())
-STARTED = time.monotonic()
-
-
-def print_times() -> None:
-    """The table at the end: of each session, seconds of processor time and on the clock."""
-    path = Path(TIMES)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    path.unlink()
-    if len(rows) > 1:
-        rows.append(["in all", sum(row[1] for row in rows), time.monotonic() - STARTED, ""])
-    if rows:
-        print(f"\n{'session':<18}{'CPU s':>8}{'clock s':>9}")
-    for name, cpu, took, outcome in rows:
-        print(f"{name:<18}{cpu:>8.0f}{took:>9.0f}  {outcome}")
-    for file in sorted(path.parent.glob(f"{path.name}.*")):
-        lines = file.read_text().splitlines()
-        print(f"\n{file.name.removeprefix(path.name + '.')}:", *lines[:10], sep="\n  ")
-        file.unlink()
-    missing = [version for version in ENGINE_PYTHONS if not is_here(version)]
-    if missing and any(row[0] == "pythons" for row in rows):  # `make test` takes the oldest alone
-        print(f"NOT RUN: the engine's tests on Python {', '.join(missing)}, not found here")
-    sys.stdout.flush()
-
-
-def session(*, requires: Sequence[str] = (), **options: Any) -> Callable[[Callable[..., None]], Any]:
-    """``nox.session`` for a function that is measured: what it and its processes take goes into the table."""
-
-    def decorate(function: Callable[..., None]) -> Any:
-        @functools.wraps(function)
-        def measured(session: nox.Session) -> None:
-            started, before, outcome = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), "FAILED"
-            session.env["SESSION_FAILURES"] = f"{TIMES}.{session.name}"
-            try:
-                function(session)
-                outcome = "passed"
-            finally:
-                after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-                with open(TIMES, "a") as file:
-                    file.write(json.dumps([session.name, cpu, time.monotonic() - started, outcome]) + "\n")
-
-        return nox.session(requires=requires, **options)(measured)
-
-    return decorate
-
-
-# -- environments --------------------------------------------------------------------------------------
-
-
-def install(session: nox.Session, *arguments: str) -> None:
-    """By uv, which takes a tenth of pip's time; where it cannot (a mirror that only pip knows), by pip."""
-    uv = Path(sys.executable).with_name("uv")
-    if uv.exists():
-        python = Path(session.virtualenv.location) / "bin" / "python"
-        try:
-            session.run(str(uv), "pip", "install", "-q", "--python", str(python), *arguments, external=True)
-            return
-        except CommandFailed:
-            session.warn("uv could not install this; pip, as it is configured here, may")
-    session.install("-q", *arguments)
-
-
-def provide(session: nox.Session, *files: str, project: bool = True, beside: str | None = None) -> None:
-    """Install the requirement files in order (``*-no-deps.txt`` without dependencies), then this project.
-
-    Each file in the folder ``beside`` names other releases that go into a folder of their own within the
-    environment (``side-by-side/NAME``): put first on PYTHONPATH, it turns the environment into another one.
-    Skipped when the environment was made from the same files already.
-    """
-    paths = [ENVIRONMENTS / name for name in files]
-    others = sorted((ENVIRONMENTS / beside).glob("*.txt")) if beside else []
-    described = b"".join(
-        path.read_bytes() for path in [*paths, *others, HERE / "setup.cfg", HERE / "setup.py", HERE / "pyproject.toml"]
-    )
-    described += str(HERE).encode()  # the editable install points here
-    stamp = Path(session.virtualenv.location) / "made-from"
-    wanted = hashlib.sha256(described).hexdigest()
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    # By pip, as it is configured here: torch, whose CPU build is chosen so, and what says that it wants another Python
-    # and is used all the same. Modules are compiled when they are imported: most never are.
-    pip = ["-q", "--no-compile"]
-    in_spite = [*pip, "--no-deps", "--ignore-requires-python"]
-    for path in paths:
-        if path.stem == "torch":
-            session.install(*pip, "-r", str(path))
-        elif path.stem.endswith("no-deps"):
-            session.install(*in_spite, "-r", str(path))
-        else:
-            install(session, "-r", str(path))
-    if "vllm.txt" in files:  # vLLM asks for them; PyPI's are built for CUDA, and transformers' imports fail on them
-        session.run("python", "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
-    for path in others:
-        folder = Path(session.virtualenv.location) / "side-by-side" / path.stem
-        # pip leaves alone what is in such a folder already.
-        shutil.rmtree(folder, ignore_errors=True)
-        session.install(*in_spite, "--target", str(folder), "-r", str(path))
-    if project:
-        install(session, "setuptools>=68", "wheel")
-        if session.python in NO_AST_GREP:
-            older_ast_grep(session)
-        with open(HERE / ".nox" / "lock", "w") as lock:  # an editable install writes into this folder
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            install(session, "--no-build-isolation", "-e", ".[test]")
-    stamp.write_text(wanted)
-
-
-# Pythons for which the newest ast-grep-py has no wheel (0.51.0 has those of 3.10 to 3.14).
-NO_AST_GREP = ["3.15"]
-
-
-def older_ast_grep(session: nox.Session) -> None:
-    """Put in the wheel of Python 3.14: PyO3 goes through functions that newer Pythons have as well. For tests only."""
-    try:
-        session.run("python", "-m", "pip", "install", "-q", "--only-binary=:all:", "ast-grep-py", silent=True)
-        return  # there is one by now
-    except CommandFailed:
-        pass
-    (site,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
-    older = ("--python-version=3.14", "--only-binary=:all:", "--no-deps", "--target", str(site))
-    session.run("python", "-m", "pip", "install", "-q", *older, "ast-grep-py")
-    for file in [*site.glob("ast_grep_py/*"), *site.glob("ast_grep_py-*/WHEEL")]:
-        if file.name == "WHEEL":  # uv asks it whether this is for the Python at hand
-            file.write_text(file.read_text().replace("cp314", "cp" + session.python.replace(".", "")))
-        elif "-314-" in file.name:
-            file.rename(file.with_name(file.name.replace("-314-", f"-{session.python.replace('.', '')}-")))
 
 
 def pytest(session: nox.Session, *arguments: str, python: str = "python") -> None:
@@ -272,7 +108,8 @@ def cluster(session: nox.Session) -> None:
 def run_exhaustive(session: nox.Session, *part: str) -> None:
     provide(session, "survey.txt")
     chosen = ("-m", "exhaustive", *part)
-    pytest(session, "tests/record", "tests/processes", "-n", "2", "-k", "not real_wheels", *chosen)
+    engine = ("tests/record", "tests/engine", "tests/processes")
+    pytest(session, *engine, "-n", "2", "-k", "not real_wheels", *chosen)
     pytest(session, "tests/cluster", "-n", "2", "--dist", "loadfile", *chosen, python=TRL_PYTHON)
     pytest(session, *NOT_BY_TRL, *REAL, *chosen, python=PYTHON)
     pytest(session, *BY_TRL, *OF_ALL, *REAL, *chosen, python=TRL_PYTHON)

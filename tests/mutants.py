@@ -46,7 +46,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.harness import failures  # noqa: E402
+from tests.harness import effort, failures  # noqa: E402
 
 DATA = Path(__file__).parent / "mutations"
 ENVIRONMENTS = ("engine", "frameworks", "trl", "vllm")
@@ -207,7 +207,7 @@ class Copy:
 
     def pytest(self, environment: str, arguments: Sequence[str], seconds: float) -> tuple[int | None, str]:
         """Exit status of pytest, None where it did not end in time; and what it printed."""
-        left_out = ("RLHF_PATCHES_", "PYTHON", "PYTEST_", failures.FILE)
+        left_out = ("RLHF_PATCHES_", "PYTHON", "PYTEST_", failures.FILE, effort.OF_FILES)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
         python = self.pythons[environment]
         kept["PATH"] = f"{Path(python).parent}{os.pathsep}{kept['PATH']}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 FILE = "SESSION_FAILURES"
-"""The variable that says where; noxfile.py sets it."""
+"""The variable that says where; tools/sessions.py sets it."""
 
 
 def note(what: str) -> None:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness import cold, side_by_side
+from tests.harness import cold, effort, side_by_side
 from tests.harness.cold import Reports
 
 SERVER = Path(__file__).with_name("warm_server.py")
@@ -224,6 +224,7 @@ class Warm:
             path = [level.path for level in levels if level.path is not None]
             own = {"PYTHONPATH": os.pathsep.join(path)} if path else {}
             return cold.launch(worker, arguments, out, settings={**own, **(settings or {})}, ranks=ranks)
+        effort.add_elsewhere(answer.get("cpu", 0.0))
         raise_for(worker, answer, out, timeout)
         return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 

@@ -6,7 +6,7 @@ it forks ranks: fresh copies of itself, each with the variables that a launcher 
 thrown away, so nothing crosses from one scenario to the next. The protocol is one line of JSON each way:
 
     {"level": {"load": MODULE:FUNCTION, "path": FOLDER or null}}   ->  {"socket": PATH}
-    {"run": {"worker": MODULE, "argv": [...], "ranks": N, ...}}    ->  {"ended": [STATUS, ...], "timed_out": BOOL}
+    {"run": {"worker": MODULE, "argv": [...], "ranks": N, ...}}    ->  {"ended": [STATUS, ...], ...}
     either                                                         ->  {"refused": WHY}: run it the cold way
 
 Everything ends when the standard input of the first one does.
@@ -235,8 +235,10 @@ class Run:
         os.waitpid(store, 0)
         from tests.harness import effort
 
-        effort.note(f"{self.ranks} ranks of {self.worker} {' '.join(self.argv[2:])}", effort.cpu_seconds())
-        say(self.connection, {"ended": [self.ended[rank] for rank in range(self.ranks)], "timed_out": timed_out})
+        spent = effort.cpu_seconds()
+        effort.note(f"{self.ranks} ranks of {self.worker} {' '.join(self.argv[2:])}", spent)
+        ended = [self.ended[rank] for rank in range(self.ranks)]
+        say(self.connection, {"ended": ended, "timed_out": timed_out, "cpu": spent})
 
     def be_rank(self, rank: int, port: int) -> None:
         """In the fork: what a fresh interpreter would have, then the worker's function."""
