@@ -188,6 +188,10 @@ def _window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> 
 
 def _unknown(trainer: Any) -> str:
     """What of a trainer's own code is not known."""
+    training_step = getattr(trainer, "training_step", None)
+    # Another's may divide the gradients, once Trainer's own has added this micro-batch's to them.
+    if known_loss.author(training_step) not in ("transformers", "trl"):
+        return f"{_named(training_step)} is not transformers' own"
     smoother = trainer.label_smoother
     if smoother is not None and known_loss.author(type(smoother).__call__) != "transformers":
         return "its label_smoother is not transformers' own"

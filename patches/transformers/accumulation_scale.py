@@ -73,11 +73,12 @@ to 5.5.3 the Accelerator divides nothing, as in 5.5.4. What is known is asked at
 It works with DistributedDataParallel, FSDP, DeepSpeed, PEFT, checkpointing and mixed precision.
 
 **All else is left as released, and one line on rank 0 says so**: a model, a loss or a head of your own, a replaced
-entry of `LOSS_MAPPING`, a forward hook or pre-hook outside the base model, a `compute_loss` that does more than hand
-on, a label smoother of your own, another `backward` of the Accelerator, a compiled model whose loss holds no
-`num_items_in_batch`, `torch.nn.DataParallel`, DeepSpeed's sequence parallelism, an Accelerator that divides as well
-(`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`). A `compute_loss_func` divides by the number, as transformers asks of it: it
-is left, and nothing is said. `loss_is_scaled_for_ga` and `accepts_loss_kwargs` mean what they say.
+entry of `LOSS_MAPPING`, a forward hook or pre-hook outside the base model, a `training_step` of your own, which may divide
+gradients, a `compute_loss` that does more than hand on, a label smoother of your own, another `backward` of the
+Accelerator, a compiled model whose loss holds no `num_items_in_batch`, `torch.nn.DataParallel`, DeepSpeed's sequence
+parallelism, an Accelerator that divides as well (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`). A `compute_loss_func`
+divides by the number, as transformers asks of it: it is left, and nothing is said. `loss_is_scaled_for_ga` and
+`accepts_loss_kwargs` mean what they say.
 
 To measure such a run: train one step on two copies of one micro-batch with `gradient_accumulation_steps=2`, and one on
 that micro-batch alone with 1, with the same seed and no dropout. The two gradients are equal where the accumulation is
@@ -86,10 +87,9 @@ right; twice the size says that each micro-batch counts as a whole step.
 [Every class of transformers](../transformers-accumulation.md) that a small configuration builds was trained, as
 released and with the patch.
 
-Not repaired: a trainer of your own whose `training_step` does not call `Trainer.training_step`; 4.46.0 to 4.48.0,
-where other statements are wrong; in evaluation, see `transformers-eval-loss-ranks`. A division of your own in a
-callback, a gradient's hook or the learning rate cannot be seen: take it out. Until 4.54.1 the last window of an epoch
-counts as if it were complete, as it does there for every model that takes no `**kwargs`.""",
+Not repaired: 4.46.0 to 4.48.0, where other statements are wrong; in evaluation, see `transformers-eval-loss-ranks`. A
+division of your own in a callback, a gradient's hook or the learning rate cannot be seen: take it out. Until 4.54.1 the
+last window of an epoch counts as if it were complete, as it does there for every model that takes no `**kwargs`.""",
     references=(
         "https://github.com/huggingface/transformers/issues/47688",
         "https://github.com/huggingface/transformers/pull/47690",

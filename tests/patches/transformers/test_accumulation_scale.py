@@ -326,13 +326,9 @@ def test_hooks_unpack_once(apply_patch, rows, tmp_path, case):
     make, labels, _ = CASES[case]
     hooks = Once()
 
-    class Offloading(transformers.Trainer):
-        def training_step(self, *arguments, **options):
-            with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
-                return super().training_step(*arguments, **options)
-
     apply_patch(PATCH)
-    found, _ = trained(make, labels, rows, tmp_path, kind=Offloading)
+    with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
+        found, _ = trained(make, labels, rows, tmp_path)
     assert hooks.unpacked > 0
     assert off_by(found[0], wanted(case, rows)[0][0]) < TOLERANCE
 

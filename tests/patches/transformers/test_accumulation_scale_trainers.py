@@ -280,6 +280,19 @@ class CountingItself(Trainer):
         return of_logits(self, model, inputs, getattr(self, "count", torch.tensor(20)))
 
 
+class DividingGradients(Trainer):
+    """Of each micro-batch, what it has added: right as released."""
+
+    def training_step(self, model, *arguments, **options):
+        before = {each: each.grad.clone() for each in model.parameters() if each.grad is not None}
+        loss = super().training_step(model, *arguments, **options)
+        for each in model.parameters():
+            if each.grad is not None:
+                start = before.get(each, torch.zeros_like(each))
+                each.grad = start + (each.grad - start) / STEPS
+        return loss
+
+
 class GivingAnotherNumber(Trainer):
     def compute_loss(self, model, inputs, num_items_in_batch=None, **others):
         return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch.clone(), **others)
@@ -384,7 +397,10 @@ LEFT = {
     "a loss in the model's module": (CASES["BERT, classes"][0], Trainer, entropy_replaced),
     **{
         kind.__name__: (CASES["BERT, classes"][0], kind)
-        for kind in (Dividing, DividingByFour, InPlace, Weighing, AddingOne, SayingOne, WrappedCompute, Setting)
+        for kind in (
+            *(Dividing, DividingByFour, InPlace, Weighing, AddingOne, SayingOne, WrappedCompute, Setting),
+            DividingGradients,
+        )
     },
     **{
         kind.__name__: (llama, kind)
@@ -436,14 +452,15 @@ def run(case, rows, folder):
 
 
 class Heard(logging.Handler):
-    """What the patch says."""
+    """What the patch says, but for that the run meets the bug: once in a process, in whichever test is first."""
 
     def __init__(self):
         super().__init__()
         self.messages = []
 
     def emit(self, record):
-        self.messages.append(record.getMessage())
+        if "this run meets the bug" not in record.getMessage():
+            self.messages.append(record.getMessage())
 
 
 @contextlib.contextmanager
@@ -585,8 +602,8 @@ def test_one_window_is_decided_once(rows, tmp_path):
     micro_batches = window(rows, "BERT, classes")
 
     class Switching(Trainer):
-        def training_step(self, model, inputs, number=None):
-            loss = super().training_step(model, inputs, number)
+        def compute_loss(self, *arguments, **options):
+            loss = super().compute_loss(*arguments, **options)
             self.model.register_forward_hook(lambda *_: None)
             return loss
 
