@@ -19,18 +19,22 @@ _BEFORE_5_2 = _BEFORE_5_4.replace('"inputs_embeds"', '"input_embeds"')
 
 
 def _masked(keywords: str, *targets: str) -> tuple[Rewrite, ...]:
-    """Both masks of each."""
-    return tuple(
+    """Both masks of each, from the positions that were given: those that the model makes itself are of no packing."""
+    masks = [
         Rewrite(
             target=target,
             pattern=f"{function}(**mask_kwargs)",
-            replacement=f"{function}(**mask_kwargs, position_ids=$DOCUMENTS(position_ids))",
+            replacement=f"{function}(**mask_kwargs, position_ids=$DOCUMENTS(given_positions))",
             alongside=(f"mask_kwargs = {keywords}",),
             uses={"DOCUMENTS": f"{__package__}.document_positions:documents"},
         )
         for target in targets
         for function in ("create_causal_mask", "create_sliding_window_causal_mask")
-    )
+    ]
+    given = [
+        Rewrite(target, "position_ids is None", "(given_positions := position_ids) is None") for target in targets
+    ]
+    return (*masks, *given)
 
 
 PATCH = Patch(

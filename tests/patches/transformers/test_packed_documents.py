@@ -101,3 +101,30 @@ def test_it_compiles_whole_and_exports_where_it_did(apply_patch):
     assert not torch.equal(plain, released[0])
     for each in found:
         torch.testing.assert_close(each, plain)
+
+
+def test_what_a_model_counts_itself_is_no_packing_while_it_is_compiled(apply_patch):
+    """Without positions the kernel is told that it is causal, and gets no mask of all tokens by all, as released."""
+    torch = pytest.importorskip("torch")
+    ranks = pytest.importorskip(WORKER)
+    if not hasattr(ranks.transformers, "AfmoeConfig"):
+        pytest.skip("transformers has no AFMoE")
+
+    def attention():
+        seen = []
+
+        def backend(graph, _):
+            calls = (node.kwargs for node in graph.graph.nodes if "scaled_dot_product" in str(node.target))
+            seen.extend((str(each.get("attn_mask")), each.get("is_causal")) for each in calls)
+            return graph.forward
+
+        sizes = {"experts_implementation": "batched_mm", "layer_types": ["full_attention"], "num_hidden_layers": 1}
+        with mock.patch.dict(ranks.SIZES, sizes):
+            model = ranks.made("Afmoe", "sdpa").eval()
+        torch._dynamo.reset()
+        torch.compile(model, backend=backend, fullgraph=True)(input_ids=torch.cat(ranks.documents())[None])
+        return seen
+
+    released = attention()
+    apply_patch("transformers-packed-documents")
+    assert attention() == released == [("None", True)]
