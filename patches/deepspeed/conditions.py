@@ -15,9 +15,9 @@ def accumulates_offloaded(self: Any) -> bool:
     return bool(self.cpu_offload and self.gradient_accumulation_steps > 1)
 
 
-def drops_of_several(k: int, drop_tokens: bool) -> bool:
-    """Of ``topkgating``: whether tokens beyond an expert's capacity are dropped, of more than two choices."""
-    return bool(k > 2 and drop_tokens)
+def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool:
+    """Of ``topkgating``: whether an expert takes those with the largest logits, for any number of choices."""
+    return bool(drop_tokens and drop_policy == "probs")
 
 
 def has_an_empty_group(client_optimizer: Any) -> bool | None:

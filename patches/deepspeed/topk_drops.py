@@ -46,5 +46,5 @@ evaluation repeated, and its capacity factor looked at again.""",
         ),
     ),
     retire="when the oldest DeepSpeed in use is 0.19.0",
-    conditions=(Condition("deepspeed.moe.sharded_moe:topkgating", f"{__package__}.conditions:drops_of_several"),),
+    conditions=(Condition("deepspeed.moe.sharded_moe:topkgating", f"{__package__}.conditions:drops_by_logits"),),
 )

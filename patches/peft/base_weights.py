@@ -16,8 +16,12 @@ from typing import Any
 
 import torch
 
+import rlhf_patches
+
+_NAME = "peft-lora-merge-drift"
 _ROUNDED = (torch.bfloat16, torch.float16)
 """In float32 a cycle moves a weight by 1e-7 of it at most, and the copies would be twice as large."""
+_EXACT_ENOUGH = (torch.float32, torch.float64)
 
 _counted = {"unmerged exactly": 0, "unmerged by PEFT": 0}
 
@@ -69,9 +73,12 @@ def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     if kept is not None and _undone(layer, kept):
         layer.merged_adapters.clear()
         _counted["unmerged exactly"] += 1
+        rlhf_patches.decided(_NAME, True)
         return None
     if layer.merged_adapters:
         _counted["unmerged by PEFT"] += 1
+    if not layer.merged_adapters or getattr(layer.get_base_layer().weight, "dtype", None) in _EXACT_ENOUGH:
+        rlhf_patches.decided(_NAME, False)
     return wrapped(*args, **kwargs)
 
 

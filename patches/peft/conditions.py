@@ -5,11 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def base_is_rounded(self: Any) -> bool:
-    """Of a LoRA layer: whether what is merged into has less than 32 bits."""
-    return bool(self.get_base_layer().weight.element_size() < 4)
-
-
 def beside_another(self: Any, adapter_name: str) -> bool | None:
     """Of an adapter that is injected: whether another is trained where this one is not, or the other way round."""
     mode = self.peft_config[adapter_name].inference_mode

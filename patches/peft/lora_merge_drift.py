@@ -80,5 +80,5 @@ then. PEFT 0.6 has the defect too.""",
 In every release since 0.6 each weight synchronisation has moved half-precision base weights at random. An adapter from
 such a run was trained on weights that no longer exist: loaded onto the original model it computes something else than
 in training, so evaluate it anew, and train it on if that is worse.""",
-    conditions=(Condition("peft.tuners.lora.layer:Linear.merge", f"{__package__}.conditions:base_is_rounded"),),
+    conditions=(Condition(f"{_LINEAR}.unmerge"),),
 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from . import accumulation, known_loss
+from . import accumulation, conditions, known_loss
 
 _counting: ContextVar[list[torch.Tensor] | None] = ContextVar("_counting", default=None)
 """Within the count of an evaluation step: what this rank has counted, once it has."""
@@ -49,6 +49,13 @@ def _is_known(trainer: Any) -> bool:
     return accumulation._maker(trainer) in ("transformers", "SFTTrainer") and (
         known_loss.author(trainer.prediction_step) in ("transformers", "trl")
     )
+
+
+def evaluates_over_ranks(self: Any) -> bool | None:
+    """Of a Trainer: whether its losses are scaled as gradients are; None where they are left as released."""
+    if not conditions.averaged_over_ranks(self):
+        return False
+    return True if _is_of_ranks(self) and _is_known(self) else None
 
 
 def gathered(trainer: Any, count: torch.Tensor) -> Any:

@@ -11,8 +11,8 @@ def averaged_over_ranks(self: Any) -> bool:
     return bool(self.args.world_size > 1 and self.args.average_tokens_across_devices)
 
 
-def routers_of_ranks(self: Any, inputs: Any) -> float | bool | None:
-    """Of Trainer: how many times the routers' loss counts; None while it evaluates, where it counts once.
+def routers_of_ranks(self: Any, inputs: Any) -> bool | None:
+    """Of Trainer: False where no router's loss can count more than once; else it is for what the loss is made of.
 
     A batch may ask for it in place of the model's config: TRL's does.
     """
@@ -21,7 +21,7 @@ def routers_of_ranks(self: Any, inputs: Any) -> float | bool | None:
     asked = isinstance(inputs, Mapping) and inputs.get("output_router_logits") is True
     if not averaged_over_ranks(self) or not (asked or any(getattr(c, "output_router_logits", False) for c in configs)):
         return False
-    return float(self.args.world_size) if self.model.training else None
+    return None
 
 
 def alone(self: Any) -> bool | None:

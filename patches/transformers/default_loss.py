@@ -54,9 +54,15 @@ def shifts(trainer: Any) -> bool:
 
 
 def of_others(self: Any) -> bool | None:
-    """Of a Trainer: False where its model is of no class that this is about; else its labels would tell."""
-    name = _with_forward(known_loss.unwrapped(self.model)).__name__
-    return None if name in _CLASSES else False  # known: `_is_known` looks at no other class
+    """Of a Trainer: False where its model is of no class that this is about; else its labels would tell.
+
+    Nothing is told of a forward of somebody else's, which may call one of these, unless the first label is left out.
+    """
+    kind = _with_forward(known_loss.unwrapped(self.model))
+    if kind.__name__ in _CLASSES:
+        return None
+    # known: transformers' own other classes, which were read
+    return False if kind.__module__.partition(".")[0] == "transformers" or self._loss_shifts_labels else None
 
 
 def _with_forward(model: Any) -> type:

@@ -128,6 +128,6 @@ causal language models by what the last step weighs. With the patch it is what o
 values that were logged without it, and choose thresholds for it anew (early stopping). What was trained is right; which
 checkpoint was kept as the best may not be.""",
     conditions=(
-        Condition("transformers.trainer:Trainer.prediction_step", f"{__package__}.conditions:averaged_over_ranks"),
+        Condition("transformers.trainer:Trainer.prediction_step", f"{_COUNTS}:evaluates_over_ranks"),
     ),
 )

@@ -9,6 +9,8 @@ import torch
 import transformers
 from packaging.version import Version
 
+import rlhf_patches
+
 from .known_loss import MODELS, author_of_forward, unwrapped
 
 _ON_THE_MODEL = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")  # one: a mixture's, JetMoE's, DBRX's
@@ -35,6 +37,7 @@ def multiplied(
         if is_the_models and num_items_in_batch is not None and _is_over_ranks(trainer):
             coefficient = _coefficient(model)
             if coefficient:
+                rlhf_patches.decided("transformers-moe-aux-loss", float(factor))
                 loss -= (factor - 1) * coefficient * auxiliary.to(loss.device)
     return loss
 

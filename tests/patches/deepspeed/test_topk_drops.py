@@ -5,8 +5,12 @@ float32 through a softmax and sums over 12 numbers: 1e-5 of the norm.
 
 from __future__ import annotations
 
+import importlib
+import inspect
+
 import pytest
 
+from rlhf_patches.patches.deepspeed import topk_drops
 from rlhf_patches.patches.deepspeed.proofs import topk_drops_ranks
 from tests.harness.warm import beside
 
@@ -68,3 +72,12 @@ def test_the_newest_release_keeps_as_many_and_is_left_alone(run_ranks):
     for case in WRONG:
         assert found["before"][case]["kept"] == found["before"][case]["to keep"]
         assert found["after"][case] == found["before"][case]
+
+
+def test_what_a_run_is_told_does_not_depend_on_the_number_of_choices():
+    """The function drops of one choice and of two as well, if a gate of the user's own calls it so."""
+    (condition,) = topk_drops.PATCH.conditions
+    module, _, name = condition.tells.partition(":")
+    tells = getattr(importlib.import_module(module), name)
+    assert "k" not in inspect.signature(tells).parameters
+    assert [tells(True, "probs"), tells(True, "position"), tells(False, "probs")] == [True, False, False]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+import rlhf_patches
 from tests.harness.warm import peft
 
 HELD = {
@@ -27,6 +28,7 @@ HELD = {
     "`merge_and_unload` makes no copy": "test_merged_for_good_nothing_is_copied",
     "The merged weights, which vLLM gets, are what they were": "test_merged_weights_are_as_right_as_before",
 }
+NAME = "peft-lora-merge-drift"
 WORKER = "tests.patches.peft.lora_merge_drift_ranks"
 EXACT = ("bfloat16", "float16", "safe merge", "two adapters", "transposed")
 #: Relative to what is added: the product is rounded at most once, and the sum once, each by half a unit at most.
@@ -116,3 +118,27 @@ def test_by_trl(found):
         )
         assert observed["same"] is not moved
     assert found["after"]["by TRL"]["ways"] == {"unmerged exactly": 200, "unmerged by PEFT": 0}
+
+
+def test_a_run_meets_the_bug_where_a_layer_is_unmerged_exactly_and_not_elsewhere(apply_patch):
+    """Not in `merge_and_unload`, which nobody unmerges, and nothing is told of what is left to PEFT."""
+    peft = pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+
+    def reached(dtype=torch.bfloat16, unload=False, **options):
+        before = rlhf_patches.report()[NAME].reached
+        config = peft.LoraConfig(target_modules=["0"], init_lora_weights=False, **options)
+        model = peft.get_peft_model(torch.nn.Sequential(torch.nn.Linear(8, 8)).to(dtype), config)
+        if unload:
+            model.merge_and_unload()
+        else:
+            model.merge_adapter()
+            model.unmerge_adapter()
+        after = rlhf_patches.report()[NAME].reached
+        return [getattr(after, name) - getattr(before, name) for name in ("asked", "held")]
+
+    apply_patch(NAME)
+    assert reached(unload=True) == [0, 0]
+    assert reached(use_dora=True) == [0, 0]
+    assert reached(torch.float32) == [1, 0]
+    assert reached() == [1, 1]

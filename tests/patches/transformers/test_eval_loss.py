@@ -6,6 +6,7 @@ The yardstick: in float64, from the logits, the mean over samples of their batch
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace as Has
 
 import pytest
 
@@ -169,3 +170,28 @@ def test_on_one_rank_nothing_changes(run_ranks):
     assert report["after"] == report["before"]
     for name in ("causal", "causal, 13", "T5"):
         assert report["after"][name]["loss"] == pytest.approx(mean(report["after"][name]["wanted"]), rel=TOLERANCE)
+
+
+def test_a_trainer_that_is_left_as_released_is_not_said_to_be_repaired(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    counts = pytest.importorskip("rlhf_patches.patches.transformers.batch_counts")
+
+    class Computing(transformers.Trainer):
+        def compute_loss(self, *arguments, **options):
+            return super().compute_loss(*arguments, **options)
+
+    class Predicting(transformers.Trainer):
+        def prediction_step(self, *arguments, **options):
+            return super().prediction_step(*arguments, **options)
+
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+        )
+    )
+    ranks = {"world_size": 2, "average_tokens_across_devices": True, "n_gpu": 0}
+    for kind, told in ((transformers.Trainer, True), (Computing, None), (Predicting, None)):
+        trainer = kind(model=model, args=transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
+        assert counts.evaluates_over_ranks(trainer) is False
+        trainer.args = Has(**ranks)
+        assert counts.evaluates_over_ranks(trainer) is told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace as Has
+
 import pytest
 
 from tests.harness.warm import beside
@@ -62,3 +64,20 @@ def test_all_others_stay(report):
         assert report["after"][name] == report["before"][name]
     for name in RIGHT:
         assert report["after"][name]["times"] == pytest.approx(1, rel=TOLERANCE)
+
+
+def test_of_a_forward_of_somebody_else_nothing_is_told():
+    """It may call GPT-2's, whose first token is counted and stays so: such a run is affected."""
+    transformers = pytest.importorskip("transformers")
+    default_loss = pytest.importorskip("rlhf_patches.patches.transformers.default_loss")
+
+    class Own(transformers.GPT2LMHeadModel):
+        def forward(self, *arguments, **options):
+            return super().forward(*arguments, **options)
+
+    shape = {"vocab_size": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
+    own, its = (kind(transformers.GPT2Config(**shape)) for kind in (Own, transformers.GPT2LMHeadModel))
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=8, d_model=8, d_ff=8, num_layers=1))
+    told = [default_loss.of_others(Has(model=model, _loss_shifts_labels=False)) for model in (own, its, t5)]
+    assert told == [None, None, False]
+    assert default_loss.of_others(Has(model=own, _loss_shifts_labels=True)) is False

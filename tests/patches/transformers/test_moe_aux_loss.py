@@ -5,6 +5,9 @@ The yardstick: cross-entropy over all ranks' tokens plus the coefficient times t
 
 from __future__ import annotations
 
+from types import SimpleNamespace as Has
+from unittest import mock
+
 import pytest
 
 from tests.harness.warm import beside
@@ -138,3 +141,30 @@ def test_a_mixture_is_repaired_within_wrappers(wrapped):
 
 def shapes(found):
     return {name: shape for name, (shape, _) in found["checkpoint"].items()}
+
+
+def test_a_run_meets_the_bug_where_the_loss_is_repaired_and_not_elsewhere(reports):
+    """Asked in every step; of a forward or a loss of the user's own, which are left as released, nothing is told."""
+    for report in reports:
+        reached = report["reached"]
+        assert 0 < reached["held"] < reached["calls"]
+        assert reached["asked"] < reached["calls"]
+
+
+def test_a_forward_of_ones_own_is_not_said_to_be_repaired():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    router_loss = pytest.importorskip("rlhf_patches.patches.transformers.router_loss")
+
+    class Own(transformers.MixtralForCausalLM):
+        def forward(self, *arguments, **options):
+            return super().forward(*arguments, **options)
+
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 1, "num_key_value_heads": 1, "num_local_experts": 2, "num_experts_per_tok": 1}
+    trainer = Has(compute_loss_func=None, args=Has(n_gpu=0), accelerator=Has())
+    for kind, told in ((Own, []), (transformers.MixtralForCausalLM, [mock.call("transformers-moe-aux-loss", 2.0)])):
+        outputs, model = {"aux_loss": torch.tensor(1.0)}, kind(transformers.MixtralConfig(**sizes))
+        with mock.patch("rlhf_patches.decided") as decided:
+            router_loss.multiplied(trainer, model, outputs, torch.tensor(3.0), 2, None, torch.tensor(5))
+        assert decided.mock_calls == told
