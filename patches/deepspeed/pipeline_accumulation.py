@@ -48,8 +48,9 @@ tensor.backward() are not supported", with the patch too.""",
 From 0.18.3 to 0.19.2 every stage but the last has trained on a gradient that was `gradient_accumulation_steps` times
 too small, once for each stage after it. With the patch it has the whole one, and the norm rises. Adam divides such a
 factor away, apart from its epsilon, clipping and weight decay; with SGD earlier stages have hardly trained. A run that
-was tuned without it should have its learning rate and its clipping threshold looked at again. Checkpoints can be
-trained on; Adam's moments in them are those of the smaller gradients for some steps.""",
+was tuned without it should have its learning rate and its clipping threshold looked at again. Code that multiplies
+gradients of earlier stages itself, in a hook say, to make up for it, has to stop. Checkpoints can be trained on; Adam's
+moments in them are those of the smaller gradients for some steps.""",
     references=("https://github.com/deepspeedai/DeepSpeed/pull/8154",),
     variants=(
         Variant(

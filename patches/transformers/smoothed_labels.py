@@ -52,6 +52,6 @@ models whose names are in another list (Qwen2.5-VL), are not shifted, as release
     changes_numbers="""\
 With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to repeat
 its input. With the patch it is trained to predict the next token. Nothing of such a run can be kept: start it again
-from the weights before it.""",
+from the weights before it. A collator that shifts the labels itself, to make up for it, has to stop.""",
     conditions=(Condition("transformers.trainer:Trainer.compute_loss", f"{__package__}.conditions:not_smoothed"),),
 )
