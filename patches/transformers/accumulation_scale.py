@@ -73,8 +73,8 @@ to 5.5.3 the Accelerator divides nothing, as in 5.5.4. What is known is asked at
 It works with DistributedDataParallel, FSDP, DeepSpeed, PEFT, checkpointing and mixed precision.
 
 **All else is left as released, and one line on rank 0 says so**: a model, a loss or a head of your own, a replaced
-entry of `LOSS_MAPPING`, a forward hook or pre-hook outside the base model, a `training_step` of your own, which may divide
-gradients, a `compute_loss` that does more than hand on, a label smoother of your own, another `backward` of the
+entry of `LOSS_MAPPING`, a forward hook or pre-hook outside the base model, a `training_step` of your own, which may
+divide gradients, a `compute_loss` that does more than hand on, a label smoother of your own, another `backward` of the
 Accelerator, a compiled model whose loss holds no `num_items_in_batch`, `torch.nn.DataParallel`, DeepSpeed's sequence
 parallelism, an Accelerator that divides as well (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`). A `compute_loss_func`
 divides by the number, as transformers asks of it: it is left, and nothing is said. `loss_is_scaled_for_ga` and

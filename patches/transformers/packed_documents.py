@@ -31,9 +31,7 @@ def _masked(keywords: str, *targets: str) -> tuple[Rewrite, ...]:
         for target in targets
         for function in ("create_causal_mask", "create_sliding_window_causal_mask")
     ]
-    given = [
-        Rewrite(target, "position_ids is None", "(given_positions := position_ids) is None") for target in targets
-    ]
+    given = [Rewrite(target, "position_ids is None", "(given_positions := position_ids) is None") for target in targets]
     return (*masks, *given)
 
 
