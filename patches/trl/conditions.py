@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from . import window
-
-_COUNTED = ("dapo", "cispo", "vespo")
-"""Losses that are divided by the tokens of a generation."""
+from . import dpo_liger_settings, window
 
 
 def part_of_a_generation(self: Any) -> float | bool | None:
@@ -15,7 +13,7 @@ def part_of_a_generation(self: Any) -> float | bool | None:
 
     None where what makes the gradient is somebody else's.
     """
-    if self.loss_type not in _COUNTED:
+    if self.loss_type not in window.COUNTED:
         return False
     size = float(self.args.gradient_accumulation_steps / self.args.steps_per_generation)
     if size == 1:
@@ -23,10 +21,15 @@ def part_of_a_generation(self: Any) -> float | bool | None:
     return None if window.replaced_in_grpo(self) else size
 
 
-def masks_truncated(self: Any) -> bool:
-    """Of GRPOTrainer: whether truncated completions are masked, and counted; not for Liger's loss."""
+def masks_truncated(self: Any) -> bool | None:
+    """Of GRPOTrainer: whether truncated completions are masked, and counted; not for Liger's loss.
+
+    None where what makes the gradient is somebody else's.
+    """
     liger = self.use_liger_kernel if hasattr(self, "use_liger_kernel") else self.use_liger_loss
-    return bool(self.mask_truncated_completions and self.loss_type in _COUNTED and not liger)
+    if not self.mask_truncated_completions or self.loss_type not in window.COUNTED or liger:
+        return False
+    return None if window.replaced_in_grpo(self) else True
 
 
 def has_tools(inputs: Any) -> bool:
@@ -50,16 +53,24 @@ def flattened(self: Any, examples: Any) -> bool | None:
     return None if chosen or not self.return_position_ids else True
 
 
-def settings_of_liger(args: Any) -> bool:
-    """Of DPO's arguments: whether Liger has a loss that takes settings, which are not its defaults."""
+def settings_of_liger(args: Any) -> bool | None:
+    """Of DPO's arguments: whether Liger has a loss that takes settings, which are not its defaults.
+
+    None where that loss is somebody else's.
+    """
     if args is None or not args.use_liger_kernel:
         return False
     kinds = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
     if kinds[0] == "discopop":
-        return bool(args.discopop_tau != 0.05)
-    if kinds[0] == "robust":
-        return bool(0 < args.label_smoothing < 0.5)
-    return kinds[0] == "exo_pair" and bool(args.label_smoothing)
+        asked = args.discopop_tau != 0.05
+    elif kinds[0] == "robust":
+        asked = 0 < args.label_smoothing < 0.5
+    else:
+        asked = kinds[0] == "exo_pair" and bool(args.label_smoothing)
+    if not asked:
+        return False
+    loss = getattr(sys.modules.get("trl.trainer.dpo_trainer"), "LigerFusedLinearDPOLoss", None)
+    return True if loss is None or dpo_liger_settings.settings(loss, args) else None
 
 
 def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None:

@@ -71,7 +71,8 @@ data set has in their place, because that is what is counted; their gradients ge
 `transformers-accumulation-scale`, which leaves GOLD alone, and says so. Left as released, with one line on
 rank 0 that names it: a loss, `compute_loss`, `training_step`, `get_batch_samples`, `_get_num_items_in_batch` or
 `accelerator.backward` that is not TRL's, transformers' or accelerate's own, in a subclass, by assignment or within a
-decorator. Such code may have corrected the size already.""",
+decorator. Such code may have corrected the size already. So is GOLD with a `get_train_dataloader` or
+`_get_train_sampler` of one's own, which may give each token once.""",
     changes_numbers="""\
 With A `gradient_accumulation_steps` and N ranks, GKD trained on gradients 1 / N times their size since TRL 1.7.0, GOLD
 on 1 / (A N), and on A times with `use_uld_loss` or before 1.7.0. With the patch they have their size, and so has the

@@ -19,8 +19,13 @@ def settings(loss: Any, args: Any) -> dict[str, float]:
     while isinstance(loss, partial):
         found = {name: value for name, value in found.items() if name not in loss.keywords}
         loss = loss.func
-    # known: Liger's own class, whose releases the guard names
-    return found if isinstance(loss, type) and loss.__module__.partition(".")[0] == "liger_kernel" else {}
+    # known: Liger's own class with its own __init__, whose releases the guard names
+    made = getattr(loss.__init__, "__globals__", {}) if isinstance(loss, type) else {}
+    return found if made and _is_of_liger(loss.__module__) and _is_of_liger(made.get("__name__")) else {}
+
+
+def _is_of_liger(module: object) -> bool:
+    return str(module).partition(".")[0] == "liger_kernel"
 
 
 PATCH = Patch(
@@ -40,8 +45,8 @@ Since 0.8.1 Liger's loss has these types, and takes both settings. The trainer g
     repair="""\
 The loss is made with `label_smoothing` and `discopop_tau` too, as in 1.13.0. Types that read neither stay bit for bit
 what they are; Liger's `"sigmoid"` does not, nor does that of TRL without Liger since 0.29.0. A class of somebody else's
-in the place of Liger's gets what TRL gives it, and a `label_smoothing` that Liger refuses for `"robust"`, half or more,
-is left out as before; TRL warns of it, and 1.13.0 raises.""",
+in the place of Liger's, or one whose `__init__` is, gets what TRL gives it, and a `label_smoothing` that Liger refuses
+for `"robust"`, half or more, is left out as before; TRL warns of it, and 1.13.0 raises.""",
     changes_numbers="""\
 Since TRL 0.29.0 with Liger 0.8.1 and later, DPO with Liger trained `robust` as if no preference were flipped, which is
 `sigmoid`, and `discopop` with its default temperature. With the patch it is what was asked for, and hardly anything of

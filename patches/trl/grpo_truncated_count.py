@@ -16,8 +16,10 @@ def _counted(versions: str, mask: str, alongside: tuple[str, ...], unless: tuple
                 replacement=(
                     "completion_mask = completion_mask * (~$TRUNCATED).unsqueeze(1).int(); "
                     # Where none is left the loss is 0, as it was: not 0 / 0.
-                    f"num_items_in_batch = self.accelerator.gather(({mask}).sum()).sum().clamp(min=1)"
+                    "num_items_in_batch = $TRAINED_TOKENS(self, num_items_in_batch,"
+                    f" self.accelerator.gather(({mask}).sum()).sum().clamp(min=1))"
                 ),
+                uses={"TRAINED_TOKENS": f"{__package__}.window:trained_tokens"},
                 alongside=("num_items_in_batch", *alongside),
                 unless=("num_items_in_batch = self.accelerator.gather($COUNTED.sum()).sum()", *unless),
             ),
@@ -45,7 +47,9 @@ that the loss is a sum over, as in 1.9.0, which is one collective for each gener
 where no completion is truncated all numbers stay bit for bit what they are. Where all are, the loss stays 0. Tokens of
 tools and environments were right, and stay out. With `trl-grpo-dapo-scale` both factors are right. Not repaired: the
 experimental trainers that have this method of their own (DPPO, GFPO, the one with a replay buffer), and Liger's loss,
-which divides by other numbers.""",
+which divides by other numbers. Left as released, with one line on rank 0 that names it: a `training_step`,
+`compute_loss`, `_compute_loss`, `_generate_and_score_completions` or `accelerator.backward` that is not TRL's,
+transformers' or accelerate's own. Such code may have left the truncated tokens out already.""",
     changes_numbers="""\
 Since TRL 0.22.0, GRPO with `mask_truncated_completions` and a dapo, cispo or vespo loss trained on gradients that were
 too small by the share of tokens in truncated completions, another one for each batch, and logged loss and norm so. With

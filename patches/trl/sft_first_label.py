@@ -8,7 +8,6 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TARGET = "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call"
 _FIXED = 'output["labels"][output["position_ids"] == 0] = -100'
-_MASK = '"seq_lengths" in examples[0] and self.padding_free'
 
 _LABELS = "$LABELS(labels, input_ids, position_ids if self.return_position_ids else None)"
 
@@ -40,12 +39,14 @@ def _labels(statement: str) -> Rewrite:
     )
 
 
-_NO_MASK = Rewrite(
+_WHOLE_MASK = Rewrite(
     target=_TARGET,
-    pattern=f"has_packed_position_ids = self.return_position_ids and {_MASK}",
+    pattern=(
+        'pad(attention_mask, padding_value=0, padding_side="right", pad_to_multiple_of=self.pad_to_multiple_of)'
+    ),
     replacement=(
-        "has_packed_position_ids = self.return_position_ids and self.padding_free"
-        ' and ("seq_lengths" in examples[0] or self.pad_to_multiple_of is not None)'
+        "pad(attention_mask, padding_value=1 if self.padding_free and self.return_position_ids else 0,"
+        ' padding_side="right", pad_to_multiple_of=self.pad_to_multiple_of)'
     ),
     alongside=("attention_mask = [torch.cat(attention_mask, dim=0)]",),
     unless=(_FIXED,),
@@ -70,8 +71,9 @@ and a causal model's loss holds each token's prediction against the label of the
 zeros where the row is padded, and where there are any transformers cuts the row by them and not by the positions.""",
     repair="""\
 In such rows the labels where positions begin anew are -100, as in 0.23.1, so loss, gradient and the number of tokens
-that they are divided by are those of the examples one by one. In 0.22.2 and 0.23.0 rows that have positions and
-`pad_to_multiple_of` have no mask. Padded batches, completions, and other attention than FlashAttention stay bit for bit
+that they are divided by are those of the examples one by one. In 0.22.2 and 0.23.0 the mask of rows that have
+positions and `pad_to_multiple_of` is of ones, as that of rows that are not padded, so positions are what counts; the
+padding is in `num_tokens`. Padded batches, completions, and other attention than FlashAttention stay bit for bit
 what they are, and so do `labels` of a data set's own, where one of a batch is neither -100 nor the token at its place:
 they may be shifted already. Not repaired: `padding_free` and packing without FlashAttention, of which TRL warns, and
 whose examples attend to each other in these releases.""",
@@ -85,7 +87,7 @@ resumed goes on with them.""",
     ),
     variants=(
         Variant(Guard("trl", ">=0.19.0,<0.22.2"), (_labels('output["labels"] = {}.unsqueeze(0)'),)),
-        Variant(Guard("trl", ">=0.22.2,<0.23.1"), (_labels("labels = [{}]"), _NO_MASK)),
+        Variant(Guard("trl", ">=0.22.2,<0.23.1"), (_labels("labels = [{}]"), _WHOLE_MASK)),
     ),
     retire="when the oldest trl in use is 0.23.1",
     conditions=(

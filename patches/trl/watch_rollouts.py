@@ -48,9 +48,10 @@ twice. A prompt that is not the row's: completions were handed to other rows, or
 `sampling/sampling_logp_difference/mean`, which the trainer computes, gathers and logs where
 `vllm_importance_sampling_correction` is on (the default), once per batch of rollouts; the lists of token ids that
 `_generate` returns; and from 0.29.1 on those of prompts that vLLM was asked with and says it answered, without images,
-at each turn of a conversation. Not of a run with a `rollout_func`, whose samples are its own, nor in evaluation; how
-likely equal completions are is known at temperature 1 only, without top-p, top-k, min-p or a penalty. With structured
-outputs, or with `generation_kwargs` that give completions a form, neither that nor single tokens mean anything.""",
+at each turn of a conversation. Not of a run with a `rollout_func`, or a `_generate` or `_generate_single_turn` of its
+own, whose samples are its own too, nor in evaluation; how likely equal completions are is known at temperature 1 only,
+without top-p, top-k, min-p or a penalty. With structured outputs, or with `generation_kwargs` that give completions a
+form, neither that nor single tokens mean anything.""",
     limits="\n\n".join((figures.LOG_PROBABILITIES, figures.DROPOUT, figures.SAMPLES, figures.PROMPTS)),
     points_to=(*OTHER_POLICY, "trl-grpo-tool-overflow", "trl-vllm-nan-logprob"),
     references=(

@@ -8,6 +8,7 @@ from typing import Any
 from rlhf_patches import watching
 
 from ..rollouts import dropout, figures, samples
+from . import released
 from .watch_rollouts import NAME, OTHER_POLICY, OTHER_PROMPT
 
 _DIFFERENCE = "sampling/sampling_logp_difference/mean"
@@ -53,7 +54,8 @@ def around_generate(wrapped: Callable[..., Any], instance: Any, args: tuple[Any,
     """`GRPOTrainer._generate`, which samples a completion for each prompt of this rank."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
-        if instance.use_vllm and instance.rollout_func is None and instance.model.training:
+        own = instance.rollout_func is not None or released.others(instance, "_generate", "_generate_single_turn")
+        if instance.use_vllm and not own and instance.model.training:
             _look(instance, result)
     return result
 

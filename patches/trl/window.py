@@ -13,7 +13,11 @@ from typing import Any
 
 from . import released
 
+COUNTED = ("dapo", "cispo", "vespo")
+"""Of GRPO's losses those that are divided by the tokens of a generation."""
 _METHODS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch")
+_LOADING = ("get_train_dataloader", "_get_train_sampler")
+"""By which a step's batch comes as often as the step has micro-batches."""
 _OF_GRPO = ("training_step", "compute_loss", "_compute_loss", "_generate_and_score_completions")
 
 
@@ -30,7 +34,7 @@ def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int =
     if items is None or not trainer.model.training:
         return loss_of
     times = counted * averaged_over(trainer)
-    if times == 1 or _is_left(trainer, loss_of):
+    if times == 1 or _is_left(trainer, loss_of, *(_LOADING if counted > 1 else ())):
         return loss_of
     return lambda *args, **kwargs: loss_of(*args, **kwargs) * times
 
@@ -67,6 +71,17 @@ def part_of_a_generation(trainer: Any) -> float:
     return float(part)
 
 
+def trained_tokens(trainer: Any, generated: Any, kept: Any) -> Any:
+    """By how many tokens GRPO divides: ``kept``, or as released ``generated`` where that may be accounted for already.
+
+    Both are made on every rank, so that all of them gather.
+    """
+    if trainer.loss_type in COUNTED and (other := replaced_in_grpo(trainer)):
+        released.left(trainer, "trl-grpo-truncated-count", other)
+        return generated
+    return kept
+
+
 def replaced_in_grpo(trainer: Any) -> str:
     """What of a step of GRPO's is somebody else's, and may be right; empty where all is the releases'."""
     return released.others(trainer, *_OF_GRPO) or _backward(trainer)
@@ -85,18 +100,18 @@ def replaced_step(trainer: Any) -> str:
     return released.others(trainer, "training_step", "_compute_losses") or _backward(trainer)
 
 
-def replaced(trainer: Any, loss_of: Callable[..., Any]) -> str:
+def replaced(trainer: Any, loss_of: Callable[..., Any], *more: str) -> str:
     """What of a step of GKD's or GOLD's is somebody else's, and may be right; empty where all is the releases'."""
     own = "" if released.is_released(loss_of) else getattr(loss_of, "__qualname__", type(loss_of).__qualname__)
-    return released.others(trainer, *_METHODS) or own or _backward(trainer)
+    return released.others(trainer, *_METHODS, *more) or own or _backward(trainer)
 
 
 def _backward(trainer: Any) -> str:
     return released.others(trainer.accelerator, "backward")
 
 
-def _is_left(trainer: Any, loss_of: Callable[..., Any]) -> bool:
-    if other := replaced(trainer, loss_of):
+def _is_left(trainer: Any, loss_of: Callable[..., Any], *more: str) -> bool:
+    if other := replaced(trainer, loss_of, *more):
         released.left(trainer, "trl-distillation-scale", other)
     return bool(other)
 

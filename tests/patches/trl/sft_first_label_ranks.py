@@ -139,6 +139,8 @@ def collated() -> dict[str, Any]:
     for name, rows in labels.items():
         batch = collate([{"input_ids": ids, "labels": row} for ids, row in zip(tokens, rows, strict=True)])
         found[name] = {key: value.tolist() for key, value in batch.items()}
+    collate = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True, pad_to_multiple_of=8)
+    found["padded"] = {key: value.tolist() for key, value in collate([{"input_ids": ids} for ids in tokens]).items()}
     return found
 
 

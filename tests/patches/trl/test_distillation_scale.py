@@ -27,7 +27,11 @@ HELD = {
         "test_evaluation_is_the_same",
         "test_where_nothing_is_to_do_it_is_trl_s_function",
     ),
-    "Left as released": ("test_what_is_one_s_own_is_left_alone", "test_one_line_on_rank_0_says_what_is_left"),
+    "Left as released": (
+        "test_what_is_one_s_own_is_left_alone",
+        "test_one_line_on_rank_0_says_what_is_left",
+        "test_how_often_a_loader_of_one_s_own_gives_a_batch_is_not_known",
+    ),
 }
 WORKER = "tests.patches.trl.distillation_scale_ranks"
 ALONE = ("GOLD 4", "ULD 4", "GKD 4", "GOLD 1", "ULD 1", "GOLD 2 generated")
@@ -186,6 +190,20 @@ loss = of_trl(lambda: 24.0)
 )
 def test_where_nothing_is_to_do_it_is_trl_s_function(function, items, settings):
     assert function(trainer(**settings), loss, items) is loss
+
+
+@pytest.mark.parametrize("name", ["get_train_dataloader", "_get_train_sampler"])
+def test_how_often_a_loader_of_one_s_own_gives_a_batch_is_not_known(name, monkeypatch, caplog):
+    """GOLD's gives each batch of a step once for every micro-batch; one that does not has a right number of tokens."""
+    monkeypatch.setattr(released, "_said", set())
+    own = trainer()
+    own.accelerator.is_main_process = True
+    setattr(own, name, lambda: None)
+    assert window.summed(own, loss, 9, 8) is loss
+    assert [record.message for record in caplog.records] == [
+        f"trl-distillation-scale: SimpleNamespace.{name} is not the release's own: the gradient stays as released"
+    ]
+    assert window.summed(own, loss, 9)() == 24 * 4, "GKD's is right with any loader"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ dpo_liger_settings_ranks.py trains real trainers, with Liger and without.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -27,6 +29,7 @@ HELD = {
     ),
     "known": "test_only_liger_s_own_class_is_given_more",
     "gets what TRL gives it": (
+        "test_liger_s_class_with_an_init_of_the_user_s_gets_what_trl_gives_it",
         "test_only_liger_s_own_class_is_given_more",
         "test_what_was_right_is_the_same_bit_for_bit",
     ),
@@ -89,12 +92,28 @@ def test_what_was_right_is_the_same_bit_for_bit(trained):
 def test_only_liger_s_own_class_is_given_more():
     """One of the user's in its place may take what TRL gives it, and nothing else."""
     args = SimpleNamespace(label_smoothing=0.2, discopop_tau=0.5, loss_type="robust")
-    liger = type("LigerFusedLinearDPOLoss", (), {"__module__": "liger_kernel.chunked_loss.dpo_loss"})
+    theirs: dict[str, Any] = {"__name__": "liger_kernel.chunked_loss.dpo_loss"}
+    exec("class LigerFusedLinearDPOLoss:\n    def __init__(self, **_): ...", theirs)
+    liger = theirs["LigerFusedLinearDPOLoss"]
     both = {"label_smoothing": 0.2, "discopop_tau": 0.5}
     assert settings(liger, args) == settings(partial(liger, compiled=False), args) == both
     assert settings(partial(liger, label_smoothing=0.1), args) == {"discopop_tau": 0.5}
     own = type("Own", (liger,), {"__module__": "losses"})
     assert settings(own, args) == settings(partial(own), args) == settings(lambda **_: None, args) == {}
+
+
+def test_liger_s_class_with_an_init_of_the_user_s_gets_what_trl_gives_it(monkeypatch):
+    """Which may be what gives it the setting, and would be given it twice."""
+    args = SimpleNamespace(use_liger_kernel=True, label_smoothing=0.2, discopop_tau=0.5, loss_type="robust")
+    theirs: dict[str, Any] = {"__name__": "liger_kernel.chunked_loss.dpo_loss"}
+    exec("class LigerFusedLinearDPOLoss:\n    def __init__(self, label_smoothing=0.0): ...", theirs)
+    liger = theirs["LigerFusedLinearDPOLoss"]
+    made = liger.__init__
+    monkeypatch.setattr(liger, "__init__", lambda self, **given: made(self, label_smoothing=0.2, **given))
+    assert settings(liger, args) == settings(partial(liger), args) == {}
+    liger(**settings(liger, args))
+    monkeypatch.setitem(sys.modules, "trl.trainer.dpo_trainer", SimpleNamespace(LigerFusedLinearDPOLoss=liger))
+    assert settings_of_liger(args) is None
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,17 @@ from tests.harness.warm import TORCH, Level
 HELD = {
     "least reach": "test_what_was_right_is_the_same_bit_for_bit",
     "hands off": "because a local variable gets another number; nothing is written to what the user holds",
-    "whatever worked": ("test_what_was_right_is_the_same_bit_for_bit", "test_where_all_are_truncated_the_loss_stays_0"),
+    "whatever worked": (
+        "test_what_was_right_is_the_same_bit_for_bit",
+        "test_where_all_are_truncated_the_loss_stays_0",
+        "test_what_is_one_s_own_is_left_alone",
+    ),
     "no new wait": "test_on_two_ranks",
     "Without it nothing changes": "test_what_was_right_is_the_same_bit_for_bit",
     "bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
     "the loss stays 0": "test_where_all_are_truncated_the_loss_stays_0",
     "both factors are right": "test_with_the_other_factor_of_the_loss",
+    "Left as released": "test_what_is_one_s_own_is_left_alone",
     "were right, and stay out": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = "rlhf_patches.patches.trl.proofs.grpo_truncated_count_ranks"
@@ -83,6 +88,21 @@ def test_where_all_are_truncated_the_loss_stays_0(report):
     for state in ("before", "after"):
         found = report[state]["all are truncated"]
         assert (found["norm"], found["losses"], found["evaluated"], found["tokens"]) == (0, [0], 0, 0)
+
+
+def test_what_is_one_s_own_is_left_alone(run_ranks):
+    """A subclass may have left the truncated tokens out itself, as these have."""
+    (found,) = run_ranks(
+        "tests.patches.trl.grpo_truncated_count_own_ranks",
+        levels=(*TORCH, BESIDE),
+        ranks=1,
+        ACCELERATE_USE_CPU="true",
+    )
+    assert found["status"] == "applied"
+    assert found["after"] == found["before"]
+    assert found["reached"]["held"] == 0
+    for each in found["after"].values():
+        assert each["error"] < ROUNDING
 
 
 def test_reverted_it_is_trl_s_own_again(report):

@@ -85,6 +85,11 @@ def test_a_batch_keeps_what_was_right_in_it(trained):
         assert batch["shifted"]["labels"] == [[4, 5, -100, 9, -100]], state
         assert batch["shifted"]["attention_mask"] == batch["copied"]["attention_mask"] == [[1] * 5], state
     assert found["before"]["copied"]["labels"] == [[3, 4, 5, 8, 9]]
+    assert found["after"]["padded"] == {
+        **found["before"]["padded"],
+        "attention_mask": [[1] * 8],
+        "labels": [[-100, 4, 5, -100, 9, -100, -100, -100]],
+    }
     assert found["after"]["copied"]["labels"] == [[-100, 4, 5, -100, 9]]
 
 

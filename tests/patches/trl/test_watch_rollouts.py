@@ -6,9 +6,12 @@ On real vLLM with all patches it is silent: tests/patches/trl_on_vllm/test_grpo_
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rlhf_patches.patches.trl import watched_rollouts
 from rlhf_patches.patches.trl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness.side_by_side import folder
@@ -16,7 +19,7 @@ from tests.harness.warm import TORCH, Level
 from tests.patches.trl.watch_rollouts_cases import CASES
 
 HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
+    "least reach": ("test_nothing_is_said_of_a_right_run", "test_samples_of_a_method_of_one_s_own_are_its_own"),
     "hands off": "test_what_is_trained_is_the_same",
     "whatever worked": "test_what_is_trained_is_the_same",
     "no new wait": "because it reads numbers and lists that are in the host's memory",
@@ -85,6 +88,29 @@ def test_what_is_trained_is_the_same(report):
     assert "trl-watch-rollouts" not in alone["applied"]
     assert watched["trained"] == alone["trained"]
     assert watched["differences"] == alone["differences"]
+
+
+class Trainer:
+    """What is asked of one."""
+
+    def __init__(self, **own: Any) -> None:
+        ends = SimpleNamespace(eos_token_id=1, pad_token_id=0)
+        vars(self).update(use_vllm=True, rollout_func=None, max_completion_length=4, processing_class=ends, **own)
+        self.model = SimpleNamespace(training=True, generation_config=ends, config=ends)
+        self.args, self.state = SimpleNamespace(generation_kwargs=None), SimpleNamespace(global_step=0)
+
+
+@pytest.mark.parametrize("name", [None, "_generate", "_generate_single_turn"])
+def test_samples_of_a_method_of_one_s_own_are_its_own(name, caplog):
+    """As those of a `rollout_func`: to a conversation with an environment the limit may be that of a turn."""
+    trainer = Trainer(**({} if name is None else {name: lambda: None}))
+    try:
+        watched_rollouts.around_generate(lambda: ([[3]], [[5] * 9]), trainer, (), {})
+    finally:
+        for figure in watched_rollouts.FIGURES:
+            figure.start_anew()
+    said = ["a completion is 5 tokens beyond the limit" in record.message for record in caplog.records]
+    assert said == ([True] if name is None else [])
 
 
 @pytest.fixture(scope="module")
