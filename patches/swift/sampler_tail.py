@@ -13,14 +13,15 @@ _KEPT = "_samples_of_all_ranks"
 def kept(sampler: Any, samples: int) -> int:
     """The data set's size, which the sampler does not keep: ``__init__`` divides it by the number of ranks."""
     # writes: an attribute of ours, in its `__init__`
-    setattr(sampler, _KEPT, samples)
+    setattr(sampler, _KEPT, (samples, samples // sampler.world_size))
     return samples
 
 
 def of_all_ranks(sampler: Any) -> int:
-    """The data set's size; of a sampler made before the patch, what is left of it there."""
-    size: int = getattr(sampler, _KEPT, sampler.total_samples * sampler.world_size)
-    return size
+    """The data set's size; what is left of it of a sampler made before the patch, or given another number since."""
+    left: int = sampler.total_samples
+    size, divided = getattr(sampler, _KEPT, (0, None))
+    return size if divided == left else left * sampler.world_size
 
 
 def of_each_rank(sampler: Any) -> int:
@@ -102,7 +103,7 @@ The order is one of all samples. Where incomplete batches are kept (the default)
 that all ranks have as many; where they are dropped it is cut, after it was shuffled, so that other samples are left
 out in each epoch. That is what `torch.utils.data.DistributedSampler` does, and since 3.12.0 the samples are its own
 ones for the same seed. Where the ranks divide the data set, nothing changes. A sampler that was made before the patch
-is left as it was.
+is left as it was, and so is one whose `total_samples` was set to another number after it was made.
 
 Not repaired: streamed data sets, of which the last batches are dropped that are too few for all ranks.""",
     changes_numbers="""\

@@ -84,6 +84,9 @@ def observe(made_before: Any) -> dict[str, Any]:
         for drop_last in (True, False)
     }
     found["by length"] = drawn(3 * ranks + 1, shuffle=True, drop_last=False, grouped=True)
+    limited = make_loader(3 * ranks + 1, shuffle=True, drop_last=False, grouped=False)
+    limited.batch_sampler.total_samples = 2  # a user's limit
+    found["limited"] = drawn(3 * ranks + 1, shuffle=True, drop_last=False, loader=limited)
     found["made before"] = drawn(3 * ranks + 1, shuffle=True, drop_last=False, loader=made_before)
     return found
 

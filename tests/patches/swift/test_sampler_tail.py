@@ -13,7 +13,10 @@ WORKER = "rlhf_patches.patches.swift.proofs.sampler_tail_ranks"
 HELD = {
     "least reach": "test_where_the_ranks_divide_the_data_nothing_changes",
     "hands off": "because all it keeps is the data set's size, on the sampler that the trainer has made for itself",
-    "whatever worked": "test_where_the_ranks_divide_the_data_nothing_changes",
+    "whatever worked": (
+        "test_where_the_ranks_divide_the_data_nothing_changes",
+        "test_a_number_of_samples_that_was_set_since_is_kept_to",
+    ),
     "no new wait": "test_every_sample_is_drawn_and_ranks_draw_alike",
     "nothing changes": "test_where_the_ranks_divide_the_data_nothing_changes",
     "left as it was": "test_a_sampler_that_was_made_before_draws_as_it_did",
@@ -109,3 +112,11 @@ def test_a_sampler_that_was_made_before_draws_as_it_did(reports):
     for report in reports:
         assert report["after"]["made before"] == report["before"]["made before"]
         assert report["after"]["made before"]["samples"] != report["after"]["10, shuffled, kept"]["samples"]
+
+
+def test_a_number_of_samples_that_was_set_since_is_kept_to(reports):
+    """A user's limit: how many samples a rank draws, of how many, and how many batches there are."""
+    for report in reports:
+        assert report["after"]["limited"] == report["before"]["limited"]
+        assert [len(samples) for samples in report["after"]["limited"]["samples"]] == [2, 2]
+        assert all(report["after"]["limited"]["as many batches as said"])
