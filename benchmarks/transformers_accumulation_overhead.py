@@ -12,7 +12,6 @@ import argparse
 import functools
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlhf_patches
+from rlhf_patches.proving import states
 
 PATCH = "transformers-accumulation-scale"
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -134,7 +134,7 @@ def main() -> int:
         torch.manual_seed(0)
         model = make()
         arguments = transformers.TrainingArguments(
-            tempfile.mkdtemp(), gradient_accumulation_steps=8, use_cpu=True, report_to="none"
+            states.folder(), gradient_accumulation_steps=8, use_cpu=True, report_to="none"
         )
         trainer = transformers.Trainer(model=model, args=arguments)
         trainer.current_gradient_accumulation_steps = 8

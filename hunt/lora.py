@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from hunt.outcomes import Outcome
 from hunt.trainers import CannotRun
+from rlhf_patches.proving import states
 
 VOCABULARY, WIDTH, SAMPLES = 16, 8, 8
 #: The second one's name begins as the first one's.
@@ -82,7 +82,7 @@ def tokens() -> torch.Tensor:
 
 
 def saved(model: PeftModel) -> Path:
-    folder = tempfile.mkdtemp()
+    folder = states.folder()
     model.save_pretrained(folder, selected_adapters=[MINE])
     (file,) = Path(folder).rglob("adapter_model.safetensors")
     return file

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,13 @@ def parser() -> argparse.ArgumentParser:
     """With ``--out``, the folder for the ranks' reports."""
     made = argparse.ArgumentParser()
     made.add_argument("--out", type=Path, required=True)
+    return made
+
+
+def folder() -> str:
+    """One for what a worker saves, which is removed when its process ends."""
+    made = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
 
 

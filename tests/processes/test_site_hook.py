@@ -473,12 +473,12 @@ def test_run_says_that_nothing_was_patched(installed, command):
     assert line.startswith("rlhf-patches: NOT ACTIVE: no Python process of this run on this host loaded the hook of ")
 
 
-def test_run_ends_with_what_it_started(installed):
-    """A scheduler that kills `run` must not leave the job behind."""
+def test_run_ends_with_what_it_started(installed, tmp_path):
+    """A scheduler that kills `run` must not leave the job behind; but an empty file, by which it hears of hooks."""
     sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
     process = subprocess.Popen(
         [installed.command, "run", "--", "python", "-c", sleeper],
-        env=installed.environment({}),
+        env=installed.environment({"TMPDIR": str(tmp_path)}),
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,7 @@ def lora(layers: list[str] = LAYERS, **more: Any) -> LoraConfig:
 
 def saved(config: Any) -> str:
     """A folder with an adapter."""
-    folder = tempfile.mkdtemp()
+    folder = states.folder()
     model = get_peft_model(small.Small(), config)
     small.fill(model)
     model.save_pretrained(folder)

@@ -40,10 +40,10 @@ def model_with(config: Any, *adapters: str) -> Any:
 
 def saved(model: Any, adapter: str) -> dict[str, torch.Tensor]:
     """The file's content."""
-    folder = tempfile.mkdtemp()
-    model.save_pretrained(folder, selected_adapters=[adapter])
-    (file,) = Path(folder).rglob("adapter_model.safetensors")
-    return load_file(file)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, selected_adapters=[adapter])
+        (file,) = Path(folder).rglob("adapter_model.safetensors")
+        return load_file(file)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ class Run:
 
 def observed(case: str) -> dict[str, Any]:
     """Without a stop; by the step after which it was resumed; and the same trainer once more."""
-    folder = Path(os.environ.get("SHARED") or tempfile.mkdtemp())
+    folder = Path(os.environ.get("SHARED") or states.folder())
     run = Run(case, folder)
     found: dict[str, Any] = {"whole": run.train()}
     for step in CASES[case][2]:

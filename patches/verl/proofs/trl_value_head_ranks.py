@@ -12,7 +12,6 @@ import importlib
 import importlib.metadata
 import json
 import os
-import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +51,7 @@ def folder() -> str:
     )
     made = Qwen2ForCausalLM(config).double()
     fill(made)
-    path = tempfile.mkdtemp(prefix="value-head-")
+    path = states.folder()
     made.save_pretrained(path)
     return path
 

@@ -21,7 +21,8 @@ class Model(torch.nn.Linear):
 
 settings = {"max_steps": 1, "use_cpu": True, "report_to": [], "save_strategy": "no", "optim": "adamw_torch"}
 rows = [{"x": torch.ones(3)}] * 8
-Trainer(Model(3, 1), TrainingArguments(tempfile.mkdtemp(), **settings), train_dataset=rows).train()
+with tempfile.TemporaryDirectory() as folder:
+    Trainer(Model(3, 1), TrainingArguments(folder, **settings), train_dataset=rows).train()
 """
 #: With what it needs beside it: other packages than the environment's.
 TRANSFORMERS = ("transformers==4.51.3", "tokenizers==0.21.4")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +60,7 @@ def of_divergence(model: Any) -> torch.Tensor:
 
 def gradient(model: Any, steps: int, kind: Any, config: Any, rows: list[dict[str, Any]], **more: Any) -> torch.Tensor:
     arguments = config(
-        tempfile.mkdtemp(),
+        states.folder(),
         per_device_train_batch_size=SAMPLES // steps,
         gradient_accumulation_steps=steps,
         max_steps=1,

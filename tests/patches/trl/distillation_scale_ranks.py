@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import random
-import tempfile
 from typing import Any
 
 import datasets
@@ -118,7 +117,7 @@ def made(case: str) -> Any:
     """The trainer of a case, such as ``GOLD 8``, ``GKD 1 alone`` or ``GOLD 2 generated``: micro-batches, and more."""
     name, steps, *more = case.split()
     kind, config = KINDS[name]
-    words, model, folder = letters(), small.model(), tempfile.mkdtemp()
+    words, model, folder = letters(), small.model(), states.folder()
     settings: dict[str, Any] = {"lmbda": 0.0, "temperature": 1.0, "beta": 0.5}
     settings |= {"max_new_tokens": 4} if config is GKDConfig else {"max_completion_length": 4}
     if name == "ULD":

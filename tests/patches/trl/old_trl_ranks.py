@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +91,7 @@ def arguments(kind: str, **settings: Any) -> Any:
     made = getattr(trl, f"{kind}Config")
     known = {field.name for field in dataclasses.fields(made)}
     given = {name: value for name, value in {**STEPS, **settings}.items() if name in known}
-    return made(output_dir=tempfile.mkdtemp(prefix="old-trl-"), **given)
+    return made(output_dir=states.folder(), **given)
 
 
 def grpo() -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import tempfile
 from typing import Any
 
 import datasets
@@ -125,7 +124,7 @@ def made(case: str) -> Any:
         module = importlib.import_module(f"trl.experimental.{MODULES[name]}")
     except ModuleNotFoundError:
         module = importlib.import_module("trl")
-    kind, folder, model = getattr(module, f"{name}Trainer"), tempfile.mkdtemp(), small.model()
+    kind, folder, model = getattr(module, f"{name}Trainer"), states.folder(), small.model()
     rows = len(PROMPTS)
     arguments = getattr(module, f"{name}Config")(
         folder,

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,7 +91,7 @@ def module() -> Any:
 
 def made(case: str) -> Any:
     found = module()
-    folder = tempfile.mkdtemp()
+    folder = states.folder()
     small.model().save_pretrained(folder)
     policy = transformers.AutoModelForCausalLM.from_pretrained(folder)
     rows = ONE_LENGTH if "one length" in case else range(len(given.PROMPTS))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ def trained(case: str) -> dict[str, Any]:
         settings["completion_only_loss"] = True
     trainer = SFTTrainer(
         model,
-        args=SFTConfig(output_dir=tempfile.mkdtemp(), **{**small.STEPS, **settings}),
+        args=SFTConfig(output_dir=states.folder(), **{**small.STEPS, **settings}),
         train_dataset=Dataset.from_dict(rows),
         processing_class=small.tokenizer(),
     )

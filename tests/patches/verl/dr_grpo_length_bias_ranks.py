@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ class Recorder:
 @functools.cache
 def model_folder() -> str:
     """What the worker reads of the model when it only makes configurations."""
-    folder = tempfile.mkdtemp()
+    folder = states.folder()
     config = policy_on_fsdp.make_model().config
     config.architectures = ["Qwen2ForCausalLM"]
     config.save_pretrained(folder)
