@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from .definitions.status import PatchError, PatchReport, Report, Status
     from .engine.reached import decided
+    from .rehearsal.start import rehearse
     from .runs.comparison import VerifyError
     from .runs.process_group import verify
     from .settings import SettingsError
@@ -71,6 +72,7 @@ __all__ = [
     "in_force",
     "matched",
     "ray",
+    "rehearse",
     "report",
     "revert",
     "verify",
@@ -92,6 +94,7 @@ _HOME = {
     "VerifyError": "runs.comparison",
     "decided": "engine.reached",
     "ray": "ray",
+    "rehearse": "rehearsal.start",
     "verify": "runs.process_group",
     "watching": "watching",
     **dict.fromkeys(

@@ -11,6 +11,9 @@ RLHF_PATCHES_PLUGINS       distributions, comma-separated, whose patches may be 
 RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated, of patches whose bugs are known to be met: not to be said
 RLHF_PATCHES_LIMITS        FIGURE=NUMBER, comma-separated: above which a watch says so; inf: never
 RLHF_PATCHES_OBSERVE       1 leaves everything as released, and counts how often a bug's place was reached
+RLHF_PATCHES_REHEARSE      1 holds the first window of a Trainer against itself and ends the program; go-on trains on;
+                           without leaves the patches off until something deviates
+RLHF_PATCHES_REHEARSED     set by `rlhf-patches rehearse`: the file that gets what was found
 RLHF_PATCHES_STRICT        1 raises where a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on every rank instead of rank 0;
                            unset: one line, the first problem
@@ -44,6 +47,8 @@ KNOWN = (
     "ACKNOWLEDGED",
     "LIMITS",
     "OBSERVE",
+    "REHEARSE",
+    "REHEARSED",
     "STRICT",
     "LOG",
     "REPORT",
@@ -51,7 +56,7 @@ KNOWN = (
     "RUN",
 )
 # Set without AUTOLOAD, these do not tell that anybody wants patches.
-_NEUTRAL = ("AUTOLOAD", "LIMITS", "LOG", "RUN")
+_NEUTRAL = ("AUTOLOAD", "LIMITS", "LOG", "REHEARSED", "RUN")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 LINE = "\n  "
@@ -61,6 +66,7 @@ FIGURES = (
     *("other-prompts", "unused-adapters"),
 )
 """What watches note of rollouts, and RLHF_PATCHES_LIMITS sets limits of."""
+REHEARSALS = ("go-on", "without")
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
@@ -124,6 +130,7 @@ def from_environment(names: Sequence[str], hint: str = "", environment: Mapping[
     checked(lambda: truth("VERIFY", environment))
     checked(lambda: log_level(environment))
     checked(lambda: limits(environment))
+    checked(lambda: rehearse(environment))
     found = Settings(
         disable=checked(lambda: expand(_listed("DISABLE", environment), names, PREFIX + "DISABLE", hint)),
         only=checked(lambda: expand(_listed("ONLY", environment), names, PREFIX + "ONLY", hint)),
@@ -222,6 +229,19 @@ def limits(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
         if not found[name] >= 0:
             raise SettingsError(f"{PREFIX}LIMITS has {item!r}: expected {name}=NUMBER, 0 or more; inf for no limit")
     return found
+
+
+def rehearse(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """How RLHF_PATCHES_REHEARSE asks for a rehearsal: empty where it does not.
+
+    Raises:
+        SettingsError: it has a word that is none of those.
+    """
+    words = [word.lower() for word in split(environment.get(PREFIX + "REHEARSE", "")) if word.lower() not in _FALSE]
+    for word in words:
+        if word not in (*_TRUE, *REHEARSALS):
+            raise SettingsError(f"{PREFIX}REHEARSE has {word!r}: expected 1, or {' or '.join(REHEARSALS)}")
+    return frozenset("1" if word in _TRUE else word for word in words)
 
 
 def limit(figure: str) -> float | None:

@@ -198,7 +198,13 @@ class _FirstImport(import_system.Observer):
             return
         try:
             log.configure(default="warning")
-            api.apply()
+            rehearsal = settings.rehearse()
+            if "without" not in rehearsal:
+                api.apply()
+            if rehearsal:
+                from .rehearsal import start
+
+                start.arm()
         except (settings.SettingsError, status.PatchError):
             # The user asked for what cannot be, or for strictness: the run must not begin.
             raise

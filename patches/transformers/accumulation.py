@@ -31,7 +31,6 @@ _MEANS = {
     "GKDTrainer": ("0.12.0", "1.6.0"),
     "ORPOTrainer": ("0.12.0", "0.19.1"),
 }
-_PAGE = "docs/patches/transformers-accumulation-scale.md"
 
 # known here: releases and classes whose code was read; what is of another package is left as released.
 
@@ -385,7 +384,7 @@ def _leave(trainer: Any, model: torch.nn.Module, reason: str, steps: int) -> Non
     _say(
         trainer,
         f"the loss of {names} is left as released: {reason}. If it is not divided by num_items_in_batch, its gradient"
-        f" is {steps * _ranks(trainer)} times too large; {_PAGE} says how to measure that.",
+        f" is {steps * _ranks(trainer)} times too large; `rlhf-patches rehearse -- COMMAND` measures that.",
         about=names,
     )
 

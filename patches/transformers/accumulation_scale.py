@@ -80,9 +80,7 @@ parallelism, an Accelerator that divides as well (`ACCELERATE_GRADIENT_ACCUMULAT
 divides by the number, as transformers asks of it: it is left, and nothing is said. `loss_is_scaled_for_ga` and
 `accepts_loss_kwargs` mean what they say.
 
-To measure such a run: train one step on two copies of one micro-batch with `gradient_accumulation_steps=2`, and one on
-that micro-batch alone with 1, with the same seed and no dropout. The two gradients are equal where the accumulation is
-right; twice the size says that each micro-batch counts as a whole step.
+`rlhf-patches rehearse -- COMMAND` [measures such a run](../rehearse.md): by which factor its gradient is too large.
 
 [Every class of transformers](../transformers-accumulation.md) that a small configuration builds was trained, as
 released and with the patch.

@@ -30,6 +30,8 @@ def is_released(function: Any) -> bool:
         function = function.__func__
     kind = type(function)
     module = function.__globals__.get("__name__") if isinstance(function, FunctionType) else kind.__module__
+    if module == "rlhf_patches.rehearsal.trainer":  # it stands before the trainer's own, for one window
+        return is_released(function.__wrapped__)
     return str(module).partition(".")[0] in _RELEASED
 
 

@@ -33,6 +33,7 @@ _MODULES = {
     "audit": "audit",
     "diagnose": "diagnose",
     "prove": "prove",
+    "rehearse": "rehearse",
     "run": "run",
     "report": "run",
     "autoload": "environment",
@@ -92,6 +93,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "  rlhf-patches audit requirements.txt uv.lock         which known bugs these versions have\n"
         "  rlhf-patches prove                                  try each of them here: without it, then with it\n"
         "  rlhf-patches diagnose train.log                     which known bug an error is\n"
+        "  rlhf-patches rehearse -- python train.py            is the gradient of this very run right?\n"
         "  rlhf-patches run -- torchrun --nproc-per-node 8 train.py\n"
         "  rlhf-patches report run.jsonl                       was it the same in all of its processes?\n"
         "  rlhf-patches autoload on                            patch every process of this environment (images)\n"

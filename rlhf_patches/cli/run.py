@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("run needs a command: rlhf-patches run -- torchrun --nproc-per-node 8 train.py")
     registered, _ = registry.load()
     names = [item.patch.name for item in registered]
-    environment = dict(os.environ, RLHF_PATCHES_AUTOLOAD="1")
+    environment = dict(os.environ)
     for variable, value in (("ONLY", options.only), ("DISABLE", options.disable), ("ENABLE", options.enable)):
         if value is not None:
             settings.expand(settings.split(value), names, f"--{variable.lower()}")
@@ -64,13 +64,30 @@ def _run(options: argparse.Namespace) -> int:
         environment[settings.PREFIX + "LOG"] = options.log or "off"
     if options.report:
         environment[settings.PREFIX + "REPORT"] = _writable(os.path.abspath(options.report))
+    os.environ.clear()
+    os.environ.update(environment)
+    return supervised.end_as(run(command))
+
+
+def run(command: list[str]) -> int:
+    """Run a command under the site hook, with this process's variables, until it ends.
+
+    Returns:
+        its exit status, or minus the number of the signal that ended it.
+
+    Raises:
+        UsageError: there is no hook here.
+        SettingsError: a variable is wrong.
+    """
+    registered, _ = registry.load()
+    environment = dict(os.environ, RLHF_PATCHES_AUTOLOAD="1")
     watched = settings.split(os.environ.get(settings.PREFIX + "WATCH", ""))
     watched += [name for name in autoload.watch_list(registered) if name not in watched]
     if watched:
         environment[settings.PREFIX + "WATCH"] = ",".join(watched)
     os.environ.clear()
     os.environ.update(environment)
-    settings.from_environment(names)
+    settings.from_environment([item.patch.name for item in registered])
     settings.log_level()
     if not hook_files.found():
         raise UsageError(hook_files.NONE.format(", so the command would run unpatched"))
@@ -96,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
             f"NOT ACTIVE: no Python process of this run on this host loaded the hook of {sys.prefix}, so nothing was "
             f"patched. {program} runs another interpreter, in a container or on other hosts, with -S, or none"
         )
-    return supervised.end_as(status)
+    return status
 
 
 def _writable(path: str) -> str:

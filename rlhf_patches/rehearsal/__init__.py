@@ -1,0 +1,1 @@
+"""A run's own first window of gradient accumulation, held against itself."""

@@ -1,0 +1,69 @@
+"""What each rank has found of its window, and the weights that are right for all of them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Mine:
+    """Of one rank.
+
+    Args:
+        used: the window's gradient, as a sketch.
+        own: the micro-batches' own, a row each.
+        counts: what a micro-batch may be weighted by, one number each, by what it is.
+        noise: how far one and the same gradient moves by rounding.
+        carries: whether each micro-batch brings the number that its window's loss is divided by.
+        problem: why there is nothing of all that.
+    """
+
+    used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    own: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    counts: dict[str, list[float]] = field(default_factory=dict)
+    noise: float = 0.0
+    carries: bool = False
+    problem: str = ""
+
+    def only(self, place: int) -> Mine:
+        """With one of its micro-batches."""
+        counts = {name: [each[place]] for name, each in self.counts.items()}
+        return replace(self, own=self.own[place : place + 1], counts=counts)
+
+
+def gathered(mine: Mine) -> list[Mine]:
+    """Of all ranks, in their order. Each rank has to call it."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return [mine]
+    found: list[Mine | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, mine)
+    return [each for each in found if each is not None]
+
+
+def laws(of_ranks: list[Mine]) -> dict[str, list[float]]:
+    """The weights that are right, by what they are called; a window's gradient is the mean over ranks."""
+    numbers = [len(each.own) for each in of_ranks]
+    ranks = len(of_ranks)
+    found = {"one part for each micro-batch": [1 / number / ranks for number in numbers for _ in range(number)]}
+    names = set.intersection(*(set(each.counts) for each in of_ranks))
+    for name in sorted(names):
+        total = sum(sum(each.counts[name]) for each in of_ranks)
+        shares = [count / total for each in of_ranks for count in each.counts[name]]
+        if all(map(_near, shares, found["one part for each micro-batch"])):
+            continue
+        found[f"a share by {name}"] = shares
+        if ranks > 1:
+            found[f"a share by {name} within its rank"] = [
+                count / sum(each.counts[name]) / ranks for each in of_ranks for count in each.counts[name]
+            ]
+    if all(each.carries for each in of_ranks):
+        found["the window's number, which each micro-batch brings"] = [1 / ranks] * sum(numbers)
+    return found
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) < 1e-9

@@ -1,0 +1,154 @@
+"""What a replay finds as the run had it, and leaves as it was: random states, buffers, plain attributes."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_PLAIN = (str, int, float, bool, type(None), bytes)
+_SMALL = 4096
+
+
+@dataclass(frozen=True)
+class Random:
+    """The states of Python's, NumPy's and torch's generators, of this process's devices too."""
+
+    python: Any
+    numpy: Any
+    torch_cpu: torch.Tensor
+    devices: Any
+
+    @classmethod
+    def now(cls) -> Random:
+        numpy = sys.modules.get("numpy")
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), cuda)
+
+    def put_back(self) -> None:
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.torch_cpu)
+        if self.devices is not None:
+            torch.cuda.set_rng_state(self.devices)
+
+
+class Buffers:
+    """A model's buffers as they were: copies of those that change."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for buffer, value in self._kept:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+class Attributes:
+    """An object's plain attributes: numbers, texts, containers of these and of tensors. No other object's state."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._names = set(vars(owner))
+        self._kept = {name: kept for name, value in vars(owner).items() if (kept := _keep(value))}
+
+    def put_back(self) -> None:
+        mine = vars(self._owner)
+        for name, (value, copied) in self._kept.items():
+            if isinstance(value, torch.Tensor):
+                with torch.no_grad():
+                    value.copy_(copied)
+            elif not isinstance(value, _PLAIN):
+                _refill(value, copied)
+            mine[name] = value
+        for name in set(mine) - self._names:
+            del mine[name]
+
+
+class Counters:
+    """The numbers that modules keep beside torch's own attributes, never the flag of their mode."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._kept = [
+            (module, name, value)
+            for module in model.modules()
+            for name, value in vars(module).items()
+            if not name.startswith("_") and name != "training" and isinstance(value, (int, float))
+        ]
+
+    def put_back(self) -> None:
+        for module, name, value in self._kept:
+            if vars(module).get(name) is not value:
+                vars(module)[name] = value
+
+
+def _keep(value: Any) -> tuple[Any, Any] | None:
+    if isinstance(value, _PLAIN):
+        return value, value
+    if isinstance(value, torch.Tensor):
+        return (value, value.detach().clone()) if value.numel() <= _SMALL and value.is_leaf else None
+    if isinstance(value, (dict, list, set, deque)):
+        return value, _copy(value)
+    return None
+
+
+def _copy(value: Any) -> Any:
+    """Containers anew, with what is in them."""
+    if isinstance(value, dict):
+        return {key: _copy(each) for key, each in value.items()}
+    if isinstance(value, (list, deque)):
+        return [_copy(each) for each in value]
+    return set(value) if isinstance(value, set) else value
+
+
+def _refill(container: Any, copied: Any) -> None:
+    """Give a container what it held; those within it keep their identity where they are still there."""
+    if isinstance(container, dict):
+        inside = {key: _inside(container.get(key), each) for key, each in copied.items()}
+        container.clear()
+        container.update(inside)
+    elif isinstance(container, (list, deque)):
+        now = [*container]
+        inside_list = [_inside(now[place] if place < len(now) else None, each) for place, each in enumerate(copied)]
+        container.clear()
+        container.extend(inside_list)
+    else:
+        container.clear()
+        container.update(copied)
+
+
+def _inside(now: Any, copied: Any) -> Any:
+    if isinstance(now, (dict, list, deque, set)) and isinstance(copied, (dict, list, set)):
+        _refill(now, copied)
+        return now
+    return copied
+
+
+def copy_of(value: Any) -> Any:
+    """Inputs of a micro-batch, which a loss may change: tensors cloned, containers anew."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, Mapping):
+        made = {key: copy_of(each) for key, each in value.items()}
+        return made if type(value) is dict else _like(value, made)
+    if isinstance(value, list):
+        return [copy_of(each) for each in value]
+    if type(value) is tuple:
+        return tuple(copy_of(each) for each in value)
+    return value
+
+
+def _like(value: Any, made: dict[Any, Any]) -> Any:
+    """A mapping of another class (transformers' BatchEncoding), else a dictionary."""
+    try:
+        return type(value)(made)
+    except Exception:  # of a class of the user's
+        return made

@@ -1,0 +1,89 @@
+"""`rlhf-patches rehearse` on a script as people have it, with its launcher, and on what it cannot rehearse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import ranks
+
+SCRIPT = str(Path(__file__).resolve().parents[2] / "examples" / "tiny_trainer.py")
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+exhaustive = pytest.mark.exhaustive
+
+
+def rehearse(installed: Any, folder: Path, *arguments: str, **settings: str) -> Any:
+    command = ("-m", "rlhf_patches", "rehearse", *arguments)
+    return installed.run(installed.python, *command, cwd=folder, **QUIET, **settings)
+
+
+def test_without_the_patches_then_with_them(installed, tmp_path):
+    done = rehearse(installed, tmp_path, "--without", "--json", "found.json", "--", "python", SCRIPT, "t5")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert done.returncode == found["status"] == 1, done.stdout + done.stderr
+    assert "weights 0x" not in done.stdout
+    (first, *_) = found["relations"]
+    assert (first["relation"], first["verdict"]) == ("the window's weights", "deviates")
+    assert first["text"] == "4.000 x one part for each micro-batch"
+    assert found["with"]["status"] == 0
+    assert found["with"]["repaired"] == ["transformers-accumulation-scale"]
+    assert "with the patches it holds (transformers-accumulation-scale): the window's weights, copies" in done.stdout
+
+
+@exhaustive
+@pytest.mark.parametrize(("kind", "status"), [("bert", 0), ("gpt2", 0)])
+def test_ranks(installed, tmp_path, kind, status):
+    port = str(ranks.free_port())
+    launcher = (
+        "python",
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        port,
+    )
+    done = rehearse(installed, tmp_path, "--json", "found.json", "--", *launcher, SCRIPT, kind)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert done.returncode == found["status"] == status, done.stdout + done.stderr
+    assert done.stdout.count("rlhf-patches rehearse:") == 1
+    assert "4 micro-batches on each of 2 ranks" in done.stdout
+
+
+@exhaustive
+def test_a_run_that_goes_on(installed, tmp_path):
+    done = rehearse(installed, tmp_path, "--go-on", "--", "python", SCRIPT, "bert")
+    alone = installed.run(installed.python, SCRIPT, "bert", cwd=tmp_path, RLHF_PATCHES_AUTOLOAD="1", **QUIET)
+    trained = [line for line in alone.stdout.splitlines() if line.startswith("weights 0x")]
+    assert len(trained) == 1
+    assert [line for line in done.stdout.splitlines() if line.startswith("weights 0x")] == trained
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ((), "rehearse needs a command"),
+        (("--without", "--go-on", "--", "python", "-c", ""), "Use one of them"),
+        (("--json", "no/such/file", "--", "python", "-c", ""), "there is no folder"),
+        (("--", "python", "-c", "pass"), "before a transformers.Trainer had taken its first window"),
+        (("--", "python", "-c", "raise SystemExit(3)"), "ended with status 3 before"),
+    ],
+)
+def test_what_cannot_be_rehearsed(installed, tmp_path, command, says):
+    done = rehearse(installed, tmp_path, *command)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_a_word_that_is_none(installed, tmp_path):
+    done = installed.run(
+        installed.python, "-c", "import rlhf_patches; rlhf_patches.apply()", RLHF_PATCHES_REHEARSE="ja"
+    )
+    assert done.returncode != 0
+    assert "RLHF_PATCHES_REHEARSE has 'ja': expected 1, or go-on or without" in done.stderr

@@ -1,0 +1,229 @@
+"""Trainers of the hunt, and ones with faults of a user's, whose first window is held against itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+import transformers
+
+import rlhf_patches
+from hunt import hf_trainer, trainers
+from rlhf_patches.proving import states
+from rlhf_patches.rehearsal import start
+from rlhf_patches.rehearsal.relation import Relation
+from rlhf_patches.rehearsal.trainer import Ended, Rehearsal
+
+SETTINGS: dict[str, Any] = {"micro_batch": 2, "accumulation": 4}
+PATCHES = ("off", "on")
+
+
+def build(name: str, use: Callable[[Any], None], **settings: Any) -> None:
+    """Have a trainer of the hunt built, and use it."""
+    chosen = trainers.every()[name]
+    given = {key: value for key, value in (SETTINGS | settings).items() if key in chosen.takes}
+
+    def once(trainer: Any) -> Any:
+        use(trainer)
+        return {}
+
+    with hf_trainer.handed_to(once):
+        chosen.run(**chosen.fixed, **given)
+
+
+def rehearsed(trainer: Any) -> list[Relation]:
+    """As the command has it, but that the process goes on."""
+    found: list[Relation] = []
+
+    def end(relations: list[Relation]) -> None:
+        found.extend(relations)
+        raise Ended(0)
+
+    with Rehearsal(trainer, end).begun(), contextlib.suppress(Ended):
+        trainer.train()
+    return found
+
+
+def table(name: str, patches: str, ranks: int, **settings: Any) -> dict[str, Any]:
+    """What is said of each relation."""
+    found: list[Relation] = []
+    if patches == "on":
+        rlhf_patches.apply()
+    before = asked()
+    try:
+        build(name, lambda trainer: found.extend(rehearsed(trainer)), ranks=ranks, **settings)
+        after = {name: (numbers, before.get(name, (0, 0))) for name, numbers in asked().items()}
+        repaired = [name for name, ((_, now), (_, earlier)) in after.items() if now > earlier]
+        ran = [name for name, ((now, _), (earlier, _)) in after.items() if now > earlier and name not in repaired]
+    except trainers.CannotRun as error:
+        return {"cannot": str(error)}
+    finally:
+        rlhf_patches.revert()
+    return {"acted": {"repaired": repaired, "ran": ran}, **{each.name: each.as_json() for each in found}}
+
+
+def asked() -> dict[str, tuple[int, int]]:
+    """How often each repair ran in this process, and how often it met its bug."""
+    met, ran = start.acted()
+    rows = [row for row in rlhf_patches.report() if row.name in (*met, *ran) and row.reached is not None]
+    return {row.name: (row.reached.calls, row.reached.held or 0) for row in rows if row.reached is not None}
+
+
+# -- what users write
+
+
+class Own(transformers.Trainer):
+    """A mean of its own, which nobody divides: the class believes that its model does."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        return model(**inputs).loss
+
+
+class OwnDivided(Own):
+    """The same, said."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.model_accepts_loss_kwargs = False
+
+
+class OwnShare(transformers.Trainer):
+    """A sum of its own over the window's tokens."""
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any) -> Any:
+        labels = inputs["labels"][:, 1:]
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, :-1]
+        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        return total / num_items_in_batch
+
+
+class Emptied(transformers.Trainer):
+    """`zero_grad` in each micro-batch."""
+
+    def training_step(self, model: Any, *given: Any, **named: Any) -> Any:
+        model.zero_grad()
+        return super().training_step(model, *given, **named)
+
+
+class Twice(transformers.Trainer):
+    """Divides once more."""
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        return super().compute_loss(*given, **named) / self.current_gradient_accumulation_steps
+
+
+class Stale(transformers.Trainer):
+    """Adds to a gradient what no micro-batch has."""
+
+    def training_step(self, model: Any, *given: Any, **named: Any) -> Any:
+        made = super().training_step(model, *given, **named)
+        model.lm_head.weight.grad.add_(0.01)
+        return made
+
+
+class Replaced(transformers.Trainer):
+    """A head that the optimizer does not have."""
+
+    def create_optimizer(self, *given: Any, **named: Any) -> Any:
+        made = super().create_optimizer(*given, **named)
+        self.model.lm_head = torch.nn.Linear(16, hf_trainer.VOCABULARY, bias=False)
+        return made
+
+
+class Detached(transformers.Trainer):
+    """Half of the loss has no gradient."""
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        loss = super().compute_loss(*given, **named)
+        return loss / 2 + loss.detach() / 2
+
+
+class Counts(transformers.Trainer):
+    """A loss that is another one in each call."""
+
+    calls = 0
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        Counts.calls += 1
+        return super().compute_loss(*given, **named) * Counts.calls
+
+
+class Logs(transformers.Trainer):
+    """Does nothing to the loss."""
+
+    def training_step(self, *given: Any, **named: Any) -> Any:
+        self.seen = getattr(self, "seen", 0) + 1
+        return super().training_step(*given, **named)
+
+
+USERS = (Own, OwnDivided, OwnShare, Emptied, Twice, Stale, Replaced, Detached, Counts, Logs)
+
+
+def of_users(kind: type) -> dict[str, Any]:
+    """A Llama of the hunt in a user's trainer."""
+    found: list[Relation] = []
+
+    def use(trainer: Any) -> None:
+        config = trainer.model.config
+        config.hidden_size = 16
+        torch.manual_seed(1)
+        model = transformers.LlamaForCausalLM(config)
+        own = kind(model, trainer.args, train_dataset=trainer.train_dataset, data_collator=trainer.data_collator)
+        found.extend(rehearsed(own))
+
+    build("transformers/llama", use)
+    return {each.name: each.as_json() for each in found}
+
+
+# -- the run that goes on
+
+
+def goes_on(name: str) -> list[Any]:
+    """What a run comes to: by itself, and after a rehearsal; bits of weights, random numbers and the log."""
+    found: list[Any] = []
+
+    def use(trainer: Any) -> None:
+        random.seed(1)
+        numpy.random.seed(1)
+        if len(found) % 2:
+            relations: list[Relation] = []
+            with Rehearsal(trainer, relations.extend, goes_on=True).begun():
+                trainer.train()
+            assert relations
+        else:
+            trainer.train()
+        weights = [float(each.detach().double().sum()).hex() for each in trainer.model.parameters()]
+        drawn = [torch.rand(2).tolist(), random.random(), float(numpy.random.rand())]
+        log = [{key: value for key, value in entry.items() if "loss" in key} for entry in trainer.state.log_history]
+        found.append([weights, drawn, log])
+
+    for _ in range(2):
+        build(name, use, accumulation=2, steps=3, dropout=0.1, rows=16)
+    return found
+
+
+def main() -> None:
+    parser = states.parser()
+    parser.add_argument("what", choices=("off", "on", "users", "go-on"))
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    os.chdir(options.out)
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # of what the warm process has loaded
+    ranks = int(os.environ["WORLD_SIZE"])
+    if ranks == 1:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+    rank = os.environ.get("RANK", "0")
+    if options.what in PATCHES:
+        found: Any = {name: table(name, options.what, ranks) for name in options.names}
+    elif options.what == "users":
+        found = {kind.__name__: of_users(kind) for kind in USERS}
+    else:
+        found = {name: goes_on(name) for name in options.names}
+    (options.out / f"rank{rank}.json").write_text(json.dumps(found))
