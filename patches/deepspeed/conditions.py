@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 
-def accumulates(self: Any) -> bool:
-    """Of a ZeRO optimizer: whether a step has several micro-batches."""
-    return bool(self.gradient_accumulation_steps > 1)
+def adds_to_others(self: Any) -> bool:
+    """Of a ZeRO optimizer that has reduced a micro-batch's gradients: whether it is ZeRO-2's, and not the first."""
+    return bool(self.partition_gradients and not self.cpu_offload and self.micro_step_id > 0)
 
 
-def accumulates_offloaded(self: Any) -> bool:
-    """Of a ZeRO optimizer: the same, where its state is on the CPU."""
-    return bool(self.cpu_offload and self.gradient_accumulation_steps > 1)
+def loses_micro_batches(self: Any) -> bool | None:
+    """Of a ZeRO optimizer that begins its step: whether there was a micro-batch between the first and the last.
+
+    Without an accumulation in the configuration, whether there was one before the last. None for two, which are right
+    if both use every parameter, and for ZenFlow.
+    """
+    if not self.cpu_offload:
+        return False
+    if getattr(self, "zenflow", False):
+        return None
+    if not self.partition_gradients or self.micro_step_id < 1:  # ZeRO-1, or a step of one
+        return False
+    return True if self.micro_step_id > 1 or self.gradient_accumulation_steps == 1 else None
 
 
 def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool:

@@ -106,7 +106,7 @@ the factor, Adam mostly the noise. A checkpoint is as good as what it was traine
     conditions=(
         Condition(
             "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step",
-            f"{__package__}.conditions:accumulates_offloaded",
+            f"{__package__}.conditions:loses_micro_batches",
         ),
     ),
 )

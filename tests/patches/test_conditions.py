@@ -42,6 +42,12 @@ def online(steps, kind="NO", by_accelerate=1):
     return Has(args=Has(gradient_accumulation_steps=steps), accelerator=accelerator)
 
 
+def offloaded(steps, last, **settings):
+    """A ZeRO-2 optimizer that begins a step, with the number of its last micro-batch."""
+    found = {"cpu_offload": True, "partition_gradients": True, "gradient_accumulation_steps": steps}
+    return Has(**{**found, "micro_step_id": last, **settings})
+
+
 def distilling(ranks=4, loss="trl.experimental.gkd.gkd_trainer", **settings):
     """A trainer of GKD's."""
     found = args(**{**GKD, **settings})
@@ -60,10 +66,17 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
 @pytest.mark.parametrize(
     ("where", "arguments", "told"),
     [
-        ("deepspeed.conditions:accumulates", [Has(gradient_accumulation_steps=1)], False),
-        ("deepspeed.conditions:accumulates", [Has(gradient_accumulation_steps=2)], True),
-        ("deepspeed.conditions:accumulates_offloaded", [Has(gradient_accumulation_steps=2, cpu_offload=False)], False),
-        ("deepspeed.conditions:accumulates_offloaded", [Has(gradient_accumulation_steps=2, cpu_offload=True)], True),
+        ("deepspeed.conditions:adds_to_others", [offloaded(2, 1)], False),
+        ("deepspeed.conditions:adds_to_others", [offloaded(1, 1, cpu_offload=False)], True),
+        ("deepspeed.conditions:adds_to_others", [offloaded(2, 0, cpu_offload=False)], False),
+        ("deepspeed.conditions:adds_to_others", [offloaded(2, 1, cpu_offload=False, partition_gradients=False)], False),
+        ("deepspeed.conditions:loses_micro_batches", [Has(cpu_offload=False)], False),
+        ("deepspeed.conditions:loses_micro_batches", [offloaded(4, 3)], True),
+        ("deepspeed.conditions:loses_micro_batches", [offloaded(2, 1)], None),
+        ("deepspeed.conditions:loses_micro_batches", [offloaded(1, 1)], True),
+        ("deepspeed.conditions:loses_micro_batches", [offloaded(1, 0)], False),
+        ("deepspeed.conditions:loses_micro_batches", [offloaded(4, 3, partition_gradients=False)], False),
+        ("deepspeed.conditions:loses_micro_batches", [offloaded(4, 3, zenflow=True)], None),
         ("deepspeed.conditions:drops_by_logits", [True, "position"], False),
         ("deepspeed.conditions:drops_by_logits", [False, "probs"], False),
         ("deepspeed.conditions:drops_by_logits", [True, "probs"], True),
@@ -121,24 +134,36 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
             ],
             None,
         ),
-        ("megatron_core.conditions:divided_sinks", [Has(**GPU, softmax_type="learnable")], True),
-        ("megatron_core.conditions:divided_sinks", [Has(**GPU, softmax_type="vanilla")], False),
-        ("megatron_core.conditions:divided_sinks", [Has(**ONE, softmax_type="learnable")], False),
-        ("megatron_core.conditions:divided_sinks", [Has(**GPU)], False),
+        ("megatron_core.conditions:divided_sinks", [LINEAR, Has(**GPU, softmax_type="learnable")], True),
+        ("megatron_core.conditions:divided_sinks", [LINEAR, Has(**GPU, softmax_type="vanilla")], False),
+        ("megatron_core.conditions:divided_sinks", [LINEAR, Has(**ONE, softmax_type="learnable")], False),
+        ("megatron_core.conditions:divided_sinks", [LINEAR, Has(**GPU)], False),
         ("megatron_core.conditions:whole_on_each_rank", [LINEAR, "duplicated", False, Has(**GPU)], True),
         ("megatron_core.conditions:whole_on_each_rank", [LINEAR, "duplicated", True, Has(**GPU)], False),
         ("megatron_core.conditions:whole_on_each_rank", [LINEAR, "duplicated", False, Has(**ONE)], False),
         ("megatron_core.conditions:whole_on_each_rank", [LINEAR, "column", False, Has(**GPU)], False),
         ("megatron_core.conditions:whole_on_each_rank", [Has(), "duplicated", False, Has(**GPU)], False),
-        ("megatron_core.conditions:heads_of_a_rank", [Has(**GPU, sequence_parallel=False)], True),
-        ("megatron_core.conditions:heads_of_a_rank", [Has(**GPU, sequence_parallel=True)], False),
-        ("megatron_core.conditions:heads_of_a_rank", [Has(**ONE, sequence_parallel=False)], False),
-        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**{**GPU, "expert_model_parallel_size": 2})], True),
-        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**GPU, expert_tensor_parallel_size=2)], True),
-        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**GPU, expert_tensor_parallel_size=1)], False),
-        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**GPU)], None),
-        ("megatron_core.conditions:experts_of_a_rank", [True, Has(**ONE, expert_tensor_parallel_size=2)], False),
-        ("megatron_core.conditions:experts_of_a_rank", [False, Has(**GPU)], False),
+        ("megatron_core.conditions:heads_of_a_rank", [LINEAR, Has(**GPU, sequence_parallel=False)], True),
+        ("megatron_core.conditions:heads_of_a_rank", [LINEAR, Has(**GPU, sequence_parallel=True)], False),
+        ("megatron_core.conditions:heads_of_a_rank", [LINEAR, Has(**ONE, sequence_parallel=False)], False),
+        (
+            "megatron_core.conditions:experts_of_a_rank",
+            [LINEAR, True, Has(**{**GPU, "expert_model_parallel_size": 2})],
+            True,
+        ),
+        ("megatron_core.conditions:experts_of_a_rank", [LINEAR, True, Has(**GPU, expert_tensor_parallel_size=2)], True),
+        (
+            "megatron_core.conditions:experts_of_a_rank",
+            [LINEAR, True, Has(**GPU, expert_tensor_parallel_size=1)],
+            False,
+        ),
+        ("megatron_core.conditions:experts_of_a_rank", [LINEAR, True, Has(**GPU)], None),
+        (
+            "megatron_core.conditions:experts_of_a_rank",
+            [LINEAR, True, Has(**ONE, expert_tensor_parallel_size=2)],
+            False,
+        ),
+        ("megatron_core.conditions:experts_of_a_rank", [LINEAR, False, Has(**GPU)], False),
         (
             "megatron_core.conditions:parts_of_a_sequence",
             [Has(context_parallel_size=4, num_moe_experts=8, calculate_per_token_loss=False)],

@@ -136,3 +136,11 @@ def test_a_release_that_is_repaired_is_left_alone(run_ranks):
         assert report["status"] == "unaffected"
         assert report["after"] == report["before"]
         assert max(found["error"] for found in report["after"].values()) < TOLERANCE
+
+
+@pytest.mark.parametrize(("case", "affected"), [("by hand, two", True), ("ZeRO-1", False)])
+def test_a_run_is_told_whether_it_was_affected(run_ranks, case, affected):
+    for report in run_ranks(WORKER, case, levels=beside(NEWEST, "deepspeed")):
+        reached = report["reached"]
+        assert reached["asked"] == reached["calls"] > 0
+        assert (reached["held"] > 0) is affected

@@ -56,3 +56,11 @@ def test_with_it_all_micro_batches_count(reports, case):
 def test_reverted_it_is_deepspeed_s_own_again(reports):
     for report in reports:
         assert report["reverted"] == report["before"]
+
+
+@pytest.mark.parametrize(("case", "affected"), [("by hand", True), ("ZeRO-1", False)])
+def test_a_run_is_told_whether_it_was_affected(run_ranks, case, affected):
+    for report in run_ranks(WORKER, case, levels=beside("deepspeed-0.18.2", "deepspeed")):
+        reached = report["reached"]
+        assert reached["asked"] == reached["calls"]
+        assert (reached["held"] > 0) is affected
