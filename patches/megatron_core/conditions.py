@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+
+def _has_gradients() -> bool:
+    """Whether what is computed now has gradients: what is not, is not wrong either."""
+    torch: Any = sys.modules.get("torch")
+    return torch is None or torch.is_grad_enabled()
 
 
 def is_own(layer: Any) -> bool:
@@ -11,9 +18,17 @@ def is_own(layer: Any) -> bool:
     return type(layer).__module__.startswith("megatron.core.")
 
 
-def divided_sinks(config: Any) -> bool:
-    """Of an attention's configuration: whether ranks have some of the learnable sinks each."""
-    return bool(getattr(config, "softmax_type", None) == "learnable" and config.tensor_model_parallel_size > 1)
+def is_known_delta_net(layer: Any) -> bool:
+    """Whether a Gated DeltaNet's class is megatron-core's or mcore-bridge's, which leave its norm's gradient alone."""
+    # known: as above.
+    return is_own(layer) or type(layer).__module__.startswith("mcore_bridge.")
+
+
+def divided_sinks(self: Any, config: Any) -> bool | None:
+    """Of an attention: whether ranks have some of the learnable sinks each; None where a user's class may mark them."""
+    if getattr(config, "softmax_type", None) != "learnable" or config.tensor_model_parallel_size == 1:
+        return False
+    return True if is_own(self) else None
 
 
 _OF_LINEAR_LAYERS = (
@@ -33,45 +48,70 @@ def whole_on_each_rank(self: Any, parallel_mode: str | None, is_expert: bool, co
     return is_whole(self, parallel_mode, is_expert) and bool(config.tensor_model_parallel_size > 1)
 
 
-def heads_of_a_rank(config: Any) -> bool:
-    """Of a Gated DeltaNet: whether ranks have some heads each, and nothing adds up the gradient of its norm."""
-    return bool(config.tensor_model_parallel_size > 1 and not config.sequence_parallel)
+def heads_of_a_rank(self: Any, config: Any) -> bool | None:
+    """Of a Gated DeltaNet: whether ranks have some heads each, and Megatron does not add up the gradient of its norm.
+
+    None of a user's class, which may do so.
+    """
+    if config.tensor_model_parallel_size == 1 or config.sequence_parallel:
+        return False
+    return True if is_known_delta_net(self) else None
 
 
-def experts_of_a_rank(is_expert: bool, config: Any) -> bool | None:
-    """Of a grouped layer: whether tensor-parallel ranks have other experts, or parts of them; None before 0.11."""
+def experts_of_a_rank(self: Any, is_expert: bool, config: Any) -> bool | None:
+    """Of a grouped layer: whether tensor-parallel ranks have other experts, or parts of them.
+
+    None before 0.11, and where a user's class may mark them.
+    """
     if not is_expert or config.tensor_model_parallel_size == 1:
         return False
+    if not is_own(self):
+        return None
     if config.expert_model_parallel_size > 1:
         return True
     ranks = getattr(config, "expert_tensor_parallel_size", None)
     return None if ranks is None else bool(ranks > 1)
 
 
-def parts_of_a_sequence(config: Any) -> float | bool:
-    """Of a step: how many times the weight that was set auxiliary losses have."""
+def parts_of_a_sequence(config: Any) -> float | bool | None:
+    """Of a step: how many times the weight that was set auxiliary losses have; None without gradients."""
     ranks = config.context_parallel_size
     if ranks == 1 or not getattr(config, "num_moe_experts", None) or config.calculate_per_token_loss:
         return False
-    return float(1 / ranks)
+    return float(1 / ranks) if _has_gradients() else None
 
 
-def tokens_of_a_rank(self: Any) -> bool:
-    """Of a router: whether its losses are multiplied by the tokens of one rank of several that share a sequence."""
+def tokens_of_a_rank(self: Any) -> bool | None:
+    """Of a router: whether its losses are multiplied by the tokens of one rank of several that share a sequence.
+
+    None where it computes none: in evaluation, and without gradients.
+    """
     config = self.config
     ranks = config.tensor_model_parallel_size * config.context_parallel_size
-    return bool(config.calculate_per_token_loss and ranks > 1)
+    if not config.calculate_per_token_loss or ranks == 1:
+        return False
+    return True if getattr(self, "training", True) and _has_gradients() else None
 
 
 def z_loss_of_a_rank(self: Any) -> bool | None:
     """The same of a router's z-loss; None where it has another loss: its batch, or a padding mask, would tell."""
     config = self.config
-    if tokens_of_a_rank(self):
-        return True if config.moe_z_loss_coeff else None
+    found = tokens_of_a_rank(self)
+    if found is not False:
+        return found if config.moe_z_loss_coeff else None
     of_sequences = "seq_aux_loss" in config.moe_router_load_balancing_type  # a text, or a list
     return None if config.calculate_per_token_loss and of_sequences else False
 
 
-def counts_in_half(self: Any) -> bool:
-    """Of a router: whether tokens per expert are counted in the model's 16 bits."""
-    return bool(self.config.moe_router_enable_expert_bias and (self.config.bf16 or self.config.fp16))
+def counts_in_half(self: Any) -> bool | None:
+    """Of a router: whether tokens per expert are about to be counted in the model's 16 bits.
+
+    None where they are not counted, and where they are no longer in 16 bits: by the repair, or by a user.
+    """
+    if not self.config.moe_router_enable_expert_bias or not (self.config.bf16 or self.config.fp16):
+        return False
+    counts = getattr(self, "local_tokens_per_expert", None)
+    if counts is not None and str(counts.dtype) not in ("torch.bfloat16", "torch.float16"):
+        return None
+    # mcore-bridge has a mark for a router that counts nothing: LoRA's.
+    return True if _has_gradients() and not getattr(self, "frozen_expert_bias", False) else None

@@ -11,7 +11,9 @@ REWRITES = (
         target="megatron.core.transformer.moe.router:TopKRouter._maintain_float32_expert_bias",
         pattern="hasattr(self, 'expert_bias')",
         alongside=("self.expert_bias.data = self.expert_bias.data.to(torch.float32)",),
-        replacement="$KEEP(self) and hasattr(self, 'expert_bias')",
+        # Called where there is something to do alone: a forward that compiled with `fullgraph=True` still does.
+        replacement="(getattr(getattr(self, 'local_tokens_per_expert', None), 'dtype', None)"
+        " not in (torch.bfloat16, torch.float16) or $KEEP(self)) and hasattr(self, 'expert_bias')",
         uses={"KEEP": f"{_COUNTS}:keep_counts"},
     ),
     Rewrite(

@@ -14,7 +14,7 @@ def _changes(layer: str) -> tuple[Rewrite, ...]:
         Rewrite(
             target=f"{layer}.__init__",
             pattern="self.reset_parameters()",
-            replacement="($MARK(self.out_norm, self.tp_size), self.reset_parameters())",
+            replacement="($MARK(self, self.out_norm, self.tp_size), self.reset_parameters())",
             alongside=("self.out_norm = build_module(submodules.out_norm, $$$ARGUMENTS)",),
             uses={"MARK": f"{_MARKS}:mark"},
         ),
@@ -46,11 +46,14 @@ that of these, a part of the sum. `_allreduce_non_tensor_model_parallel_grads` i
 parts over the tensor-parallel ranks for parameters that sequence parallelism marks, and for `q_layernorm` and
 `k_layernorm` by their names; not for this one.""",
     repair="""\
-A `GatedDeltaNet` that is divided over ranks, or of a class that derives from it (mcore-bridge's), marks the weight of
-its `out_norm` when it is built, and the same sum takes in what is marked. Nothing else: with sequence parallelism
-Megatron sums it already, and every gradient is as before, bit for bit; so is it without tensor parallelism, and for
-other layers' norms. A model that was built before the patch was applied keeps its gradients, and so does one under
-Megatron-FSDP, which copies other marks than this one to the parameters that are summed.
+A `GatedDeltaNet` that is divided over ranks, mcore-bridge's too, marks the weight of its `out_norm` when it is built,
+and the same sum takes in what is marked. Nothing else: with sequence parallelism Megatron sums it already, and every
+gradient is as before, bit for bit; so is it without tensor parallelism, and for other layers' norms. A model that was
+built before the patch was applied keeps its gradients, and so does one under Megatron-FSDP, which copies other marks
+than this one to the parameters that are summed.
+
+Your own repair may be in your own class of the layer or of its norm, or in a hook on its weight: all three keep their
+gradients. One that sums `main_grad` after `finalize_model_grads` cannot be seen, and sums it twice: remove it.
 
 Where nothing else was to be summed the ranks have one all-reduce more per step, of as many numbers as a head is wide
 for each layer.""",

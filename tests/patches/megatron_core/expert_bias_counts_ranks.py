@@ -100,10 +100,27 @@ def updated(case: str, bf16: bool, *, expert_bias: bool = True, skipped: bool = 
     }
 
 
+def compiled() -> str | None:
+    """What the beginning of a forward with ``fullgraph=True`` ends with, of a model in float32."""
+    router = routers(model_of(False, expert_bias=True))[0]
+
+    def begun(hidden: torch.Tensor) -> torch.Tensor:
+        router._maintain_float32_expert_bias()
+        return hidden + router.local_tokens_per_expert.sum()
+
+    with torch.compiler.set_stance("default"):
+        try:
+            torch.compile(begun, fullgraph=True, backend="eager")(torch.ones(2))
+        except torch._dynamo.exc.Unsupported as error:
+            return str(error)
+    return None
+
+
 def observed() -> dict[str, Any]:
     found = {f"{case}, {'bf16' if half else 'fp32'}": updated(case, half) for case in COUNTS for half in (True, False)}
     found["skipped"] = updated("thousands", True, skipped=True)
     found["no expert bias"] = updated("thousands", True, expert_bias=False)
+    found["compiled"] = compiled()
     return found
 
 

@@ -24,7 +24,11 @@ megatron_on_cpu.install()
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_tensor_model_parallel_region,
+)
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -42,17 +46,49 @@ SECTIONS = [KEYS * WIDTH, KEYS * WIDTH, VALUES * WIDTH, VALUES * WIDTH, VALUES, 
 Parameters = dict[str, torch.Tensor]
 
 
-class Norm(torch.nn.Module):
-    """In place of TransformerEngine's RMSNorm, which marks its weight as this does."""
+class Norm:
+    """Torch's in place of TransformerEngine's RMSNorm, which marks its weight so."""
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float) -> Any:
+        norm = torch.nn.RMSNorm(hidden_size, eps)
+        norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[assignment]
+        return norm
+
+
+class SummingNorm(torch.nn.Module):
+    """A user's repair: backward adds up the gradient of its weight."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(hidden_size))
-        self.weight.sequence_parallel = config.sequence_parallel
-        self.eps = eps
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        return summing(hidden, self.weight)
+
+
+def summing(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(hidden, weight.shape, copy_to_tensor_model_parallel_region(weight), EPS)
+
+
+def layer_that_sums(base: Any) -> type:
+    """The same in a class that derives from Megatron's."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, *args, **kwargs)
+        weight = self.out_norm.weight
+        self.out_norm.forward = lambda hidden: summing(hidden, weight)
+
+    return type("SummingDeltaNet", (base,), {"__init__": init, "__module__": __name__})
+
+
+def add_up(gradient: torch.Tensor) -> torch.Tensor:
+    """And in a hook."""
+    total = gradient.clone()
+    torch.distributed.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
+    return total
+
+
+WORKAROUNDS = ("norm", "layer", "hook")
 
 
 class Other(MegatronModule):
@@ -66,12 +102,14 @@ class Other(MegatronModule):
 class Model(MegatronModule):
     """A Gated DeltaNet and another layer, named as in a model."""
 
-    def __init__(self, config: TransformerConfig, layers: Any) -> None:
+    def __init__(self, config: TransformerConfig, layers: Any, workaround: str | None) -> None:
         super().__init__(config)
-        submodules = layers.GatedDeltaNetSubmodules(ColumnParallelLinear, Norm, RowParallelLinear)
+        norm = SummingNorm if workaround == "norm" else Norm
+        submodules = layers.GatedDeltaNetSubmodules(ColumnParallelLinear, norm, RowParallelLinear)
+        layer = layer_that_sums(layers.GatedDeltaNet) if workaround == "layer" else layers.GatedDeltaNet
         groups = ProcessGroupCollection.use_mpu_process_groups()
         self.layers = torch.nn.ModuleList(
-            [layers.GatedDeltaNet(config, submodules, layer_number=1, pg_collection=groups), Other(config)]
+            [layer(config, submodules, layer_number=1, pg_collection=groups), Other(config)]
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -158,7 +196,7 @@ def part(name: str, values: torch.Tensor) -> torch.Tensor:
 # ------------------------------------------------------------------------------------- megatron-core's
 
 
-def make_model(sequence: bool) -> Any:
+def make_model(sequence: bool, workaround: str | None) -> Any:
     """Within megatron-core's DistributedDataParallel."""
     config = TransformerConfig(
         num_layers=1,
@@ -178,7 +216,7 @@ def make_model(sequence: bool) -> Any:
         linear_num_key_heads=KEYS,
         linear_num_value_heads=VALUES,
     )
-    model = Model(config, gated_delta_net_on_cpu.install())
+    model = Model(config, gated_delta_net_on_cpu.install(), workaround)
     parameters = whole()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -186,10 +224,12 @@ def make_model(sequence: bool) -> Any:
     return DistributedDataParallel(config, DistributedDataParallelConfig(), model)
 
 
-def step(sequence: bool, frozen: bool = False) -> dict[str, Any]:
+def step(sequence: bool, frozen: bool = False, workaround: str | None = None) -> dict[str, Any]:
     """Forward, backward and what Megatron's trainers do to the gradients before the optimizer's step."""
-    model = make_model(sequence)
+    model = make_model(sequence, workaround)
     delta_net = model.module.layers[0]
+    if workaround == "hook":
+        delta_net.out_norm.weight.register_hook(add_up)
     if frozen:
         delta_net.out_norm.weight.requires_grad_(False)
     ranks = parallel_state.get_data_parallel_world_size()
@@ -230,4 +270,6 @@ def main() -> None:
         report[state] = step(options.sequence)
         if state in ("before", "after"):
             report[state]["frozen"] = step(options.sequence, frozen=True)
+            if options.tp > 1 and not options.sequence:
+                report[state]["workarounds"] = {name: step(False, workaround=name) for name in WORKAROUNDS}
     (options.out / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report))

@@ -8,13 +8,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlhf_patches.patches.megatron_core.conditions import counts_in_half
 from rlhf_patches.patches.megatron_core.expert_counts import in_float32, keep_counts
 from tests.harness.warm import megatron
 
 HELD = {
     "least reach": "test_all_else_is_as_before",
     "hands off": "test_only_counters_in_half_precision_are_touched",
-    "whatever worked": ("test_all_else_is_as_before", "test_only_counters_in_half_precision_are_touched"),
+    "whatever worked": (
+        "test_all_else_is_as_before",
+        "test_only_counters_in_half_precision_are_touched",
+        "test_a_forward_compiles_as_before",
+    ),
     "no new wait": "test_ranks_add_up_one_precision",  # the all-reduce is Megatron's own
     "as before, bit for bit": "test_all_else_is_as_before",
     "moves by the rate": "test_what_bf16_can_count_moves_the_same",
@@ -78,6 +83,29 @@ def test_ranks_add_up_one_precision(run, release):
     assert [one["after"]["skipped"]["counters"][0] for one in reports] == ["torch.bfloat16", "torch.float32"]
     for report in reports:
         assert report["after"]["skipped"]["moved"] == report["after"]["skipped"]["wanted"]
+
+
+def test_a_forward_compiles_as_before(run):
+    """As one graph: nothing is called in it that torch.compile cannot trace."""
+    for report in run():
+        assert report["before"]["compiled"] is None
+        assert report["after"]["compiled"] is None
+
+
+def test_a_run_that_counts_nothing_in_16_bits_is_not_said_to_meet_the_bug():
+    """Without gradients nothing is counted, nor by a router that LoRA has frozen; a user may count otherwise."""
+    config = SimpleNamespace(moe_router_enable_expert_bias=True, bf16=True, fp16=False)
+
+    def router(dtype=torch.bfloat16, **more):
+        return SimpleNamespace(config=config, local_tokens_per_expert=torch.ones(2, dtype=dtype), **more)
+
+    assert counts_in_half(router()) is True
+    assert counts_in_half(router(torch.float16)) is True
+    with torch.no_grad():
+        assert counts_in_half(router()) is None
+    assert counts_in_half(router(frozen_expert_bias=True)) is None
+    for dtype in (torch.float32, torch.int64):
+        assert counts_in_half(router(dtype)) is None
 
 
 def test_only_counters_in_half_precision_are_touched():

@@ -15,7 +15,8 @@ NORM = "layers.0.out_norm.weight"
 HELD = {
     "least reach": "test_the_sum_is_megatrons_own_where_it_makes_one",
     "hands off": "test_the_norms_gradient_is_that_of_all_heads",  # every other gradient is what it was, bit for bit
-    "whatever worked": ("test_the_sum_is_megatrons_own_where_it_makes_one", "test_a_frozen_norm"),
+    "whatever worked": ("test_the_sum_is_megatrons_own_where_it_makes_one", "test_a_frozen_norm", "test_users_repairs"),
+    "known": "test_users_repairs",
     "no new wait": "test_the_norms_gradient_is_that_of_all_heads",  # one all-reduce more, which all ranks make
     "bit for bit": "test_the_sum_is_megatrons_own_where_it_makes_one",
     "nothing else": "test_the_norms_gradient_is_that_of_all_heads",
@@ -75,3 +76,13 @@ def test_a_frozen_norm(run):
     for report in run():
         assert NORM not in report["after"]["frozen"]["errors"]
         assert report["after"]["frozen"] == report["before"]["frozen"]
+
+
+@pytest.mark.parametrize("release", [None, pytest.param("megatron-0.19", marks=exhaustive)])
+def test_users_repairs(run, release):
+    """In a norm of their own, a layer that derives from Megatron's, or a hook: right before, and the same after."""
+    for report in run(release=release):
+        before, after = report["before"]["workarounds"], report["after"]["workarounds"]
+        assert sorted(before) == ["hook", "layer", "norm"]
+        assert max(max(each["errors"].values()) for each in before.values()) < EXACT
+        assert after == before

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from rlhf_patches.patches.megatron_core.conditions import parts_of_a_sequence, tokens_of_a_rank, z_loss_of_a_rank
 from tests.harness.warm import MEGATRON, megatron
 
 WORKER = "tests.patches.megatron_core.moe_auxiliary_ranks"
@@ -277,3 +280,18 @@ def test_the_next_release_is_right_by_itself(run, reference):
         assert report["status"] == "unaffected"
         for case in (case for case in DIVIDED if "mean" in case):
             assert_factor(reference, report["before"], case, 1.0)
+
+
+def test_a_pass_without_a_loss_is_not_said_to_meet_the_bug():
+    """The reference's log-probabilities, and an evaluation: no auxiliary loss is computed."""
+    sizes = {"tensor_model_parallel_size": 2, "context_parallel_size": 1, "num_moe_experts": 4}
+    per_token = SimpleNamespace(**sizes, calculate_per_token_loss=True, moe_z_loss_coeff=1e-3)
+    context = SimpleNamespace(**{**sizes, "context_parallel_size": 2}, calculate_per_token_loss=False)
+    for told in (tokens_of_a_rank, z_loss_of_a_rank):
+        assert told(SimpleNamespace(config=per_token, training=True)) is True
+        assert told(SimpleNamespace(config=per_token, training=False)) is None
+        with torch.no_grad():
+            assert told(SimpleNamespace(config=per_token, training=True)) is None
+    assert parts_of_a_sequence(context) == 0.5
+    with torch.no_grad():
+        assert parts_of_a_sequence(context) is None

