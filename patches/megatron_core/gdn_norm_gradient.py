@@ -53,8 +53,8 @@ built before the patch was applied keeps its gradients, and so does one under Me
 than this one to the parameters that are summed.
 
 Your own repair may be in your own class of the layer or of its norm, or in a hook on its weight: all three keep their
-gradients. What cannot be seen sums it twice: code that sums `main_grad` after `finalize_model_grads`, or that changes the
-norm's forward after the layer was built. Remove it.
+gradients. What cannot be seen sums it twice: code that sums `main_grad` after `finalize_model_grads`, or that changes
+the norm's forward after the layer was built. Remove it.
 
 Where nothing else was to be summed the ranks have one all-reduce more per step, of as many numbers as a head is wide
 for each layer.""",
