@@ -59,7 +59,7 @@ def of_others(self: Any) -> bool | None:
     Nothing is told of a forward of somebody else's, which may call one of these, unless the first label is left out.
     """
     kind = _with_forward(known_loss.unwrapped(self.model))
-    if kind.__name__ in _CLASSES:
+    if kind.__name__ in _CLASSES:  # known: `_is_known` looks at no other class
         return None
     # known: transformers' own other classes, which were read
     return False if kind.__module__.partition(".")[0] == "transformers" or self._loss_shifts_labels else None
