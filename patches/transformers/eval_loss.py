@@ -127,7 +127,5 @@ to as many times too large as there are ranks: that many times for models that d
 causal language models by what the last step weighs. With the patch it is what one rank has. Do not compare it with
 values that were logged without it, and choose thresholds for it anew (early stopping). What was trained is right; which
 checkpoint was kept as the best may not be.""",
-    conditions=(
-        Condition("transformers.trainer:Trainer.prediction_step", f"{_COUNTS}:evaluates_over_ranks"),
-    ),
+    conditions=(Condition("transformers.trainer:Trainer.prediction_step", f"{_COUNTS}:evaluates_over_ranks"),),
 )

@@ -20,7 +20,7 @@ def settings(loss: Any, args: Any) -> dict[str, float]:
         found = {name: value for name, value in found.items() if name not in loss.keywords}
         loss = loss.func
     # known: Liger's own class with its own __init__, whose releases the guard names
-    made = getattr(loss.__init__, "__globals__", {}) if isinstance(loss, type) else {}
+    made = getattr(vars(loss).get("__init__"), "__globals__", {}) if isinstance(loss, type) else {}
     return found if made and _is_of_liger(loss.__module__) and _is_of_liger(made.get("__name__")) else {}
 
 

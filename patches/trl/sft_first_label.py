@@ -41,9 +41,7 @@ def _labels(statement: str) -> Rewrite:
 
 _WHOLE_MASK = Rewrite(
     target=_TARGET,
-    pattern=(
-        'pad(attention_mask, padding_value=0, padding_side="right", pad_to_multiple_of=self.pad_to_multiple_of)'
-    ),
+    pattern=('pad(attention_mask, padding_value=0, padding_side="right", pad_to_multiple_of=self.pad_to_multiple_of)'),
     replacement=(
         "pad(attention_mask, padding_value=1 if self.padding_free and self.return_position_ids else 0,"
         ' padding_side="right", pad_to_multiple_of=self.pad_to_multiple_of)'

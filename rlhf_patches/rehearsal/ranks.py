@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+LABELS, PREDICTED = "its labels", "the tokens that are predicted"
+
 
 @dataclass(frozen=True)
 class Mine:
@@ -63,6 +65,12 @@ def laws(of_ranks: list[Mine]) -> dict[str, list[float]]:
     if all(each.carries for each in of_ranks):
         found["the window's number, which each micro-batch brings"] = [1 / ranks] * sum(numbers)
     return found
+
+
+def counts_what_nothing_predicts(of_ranks: list[Mine], factor: float) -> bool:
+    """Whether a factor is that of a count of all labels, where a causal model predicts all but the first."""
+    totals = [sum(sum(each.counts.get(name, ())) for each in of_ranks) for name in (PREDICTED, LABELS)]
+    return totals[0] < totals[1] and abs(factor - totals[0] / totals[1]) < 1e-4
 
 
 def _near(one: float, other: float) -> bool:

@@ -9,15 +9,16 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import api, settings
 from ..definitions.status import Status
 from ..engine import import_hooks
 from . import table
 from .relation import Relation, Verdict
-from .states import Random
-from .trainer import Ended, Rehearsal
+
+if TYPE_CHECKING:
+    from .trainer import Rehearsal
 
 _MODULE = "transformers.trainer"
 _began = False
@@ -41,6 +42,9 @@ def rehearse(trainer: Any) -> list[Relation]:
     module = sys.modules.get(_MODULE)
     if module is None or not isinstance(trainer, module.Trainer):
         raise TypeError(f"rehearse takes a transformers.Trainer, not {type(trainer).__name__}")
+    from .states import Random  # torch
+    from .trainer import Ended, Rehearsal
+
     found: list[Relation] = []
 
     def end(relations: list[Relation]) -> None:
@@ -78,6 +82,8 @@ def _wrap(name: str, module: ModuleType) -> None:
         if _began:
             return original(self, *arguments, **named)
         _began = True
+        from .trainer import Ended, Rehearsal
+
         asked = settings.rehearse()
         goes_on = "go-on" in asked
 

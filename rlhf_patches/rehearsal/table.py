@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from .labels import Trained
 from .relation import Relation, Verdict
+
+if TYPE_CHECKING:
+    from .labels import Trained
 
 _MARKS = {"label": ("[", "]"), "read": ("", ""), "padding": ("<", ">")}
 _COLOURS = {"label": "\033[32m", "read": "", "padding": "\033[2m"}

@@ -264,7 +264,7 @@ class Rehearsal:
             try:
                 return self._again(call, {})
             except TypeError:  # it divides by the number, whatever it is
-                count = _counts(call.inputs).get(_PREDICTED)
+                count = _counts(call.inputs).get(ranks.PREDICTED)
                 if count is None or "num_items_in_batch" not in call.more:
                     raise
                 number = torch.tensor(count, device=self._trainer.args.device)
@@ -339,7 +339,10 @@ class Rehearsal:
             text = f"{found.law} ({found.deviation:.0e}, noise {self._noise:.0e})"
             return Relation(name, Verdict.HOLDS, weights, text)
         if found.factor is not None:
-            return Relation(name, Verdict.DEVIATES, weights, f"{found.factor:.3f} x {found.nearest}")
+            text = f"{found.factor:.3f} x {found.nearest}"
+            if found.factor < 1 and ranks.counts_what_nothing_predicts(of_ranks, found.factor):
+                text += ": the count has each row's first label, too, which nothing predicts"
+            return Relation(name, Verdict.DEVIATES, weights, text)
         if found.residual > window.limit(self._noise):
             text = (
                 f"{found.residual:.2g} of the gradient comes from no micro-batch's own loss (noise {self._noise:.0e})"
@@ -456,9 +459,6 @@ class Rehearsal:
         return Relation(SLOPE, Verdict.NOTE, f"{ratio:.3f}", text)
 
 
-_PREDICTED = "the tokens that are predicted"
-
-
 def _counts(inputs: Any) -> dict[str, float]:
     """What a micro-batch may be weighted by."""
     if not isinstance(inputs, Mapping):
@@ -468,7 +468,7 @@ def _counts(inputs: Any) -> dict[str, float]:
     if isinstance(given, torch.Tensor) and given.dim() and not given.is_floating_point():
         found["its labels"] = float((given != -100).sum())
         if given.dim() > 1:
-            found[_PREDICTED] = float((given[..., 1:] != -100).sum())
+            found[ranks.PREDICTED] = float((given[..., 1:] != -100).sum())
     for name in ("shift_labels", "completion_mask"):
         if isinstance(each := inputs.get(name), torch.Tensor):
             found[f"its {name}"] = float((each != (-100 if name == "shift_labels" else 0)).sum())

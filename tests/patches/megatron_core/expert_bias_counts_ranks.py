@@ -117,7 +117,9 @@ def compiled() -> str | None:
 
 
 def observed() -> dict[str, Any]:
-    found = {f"{case}, {'bf16' if half else 'fp32'}": updated(case, half) for case in COUNTS for half in (True, False)}
+    found: dict[str, Any] = {
+        f"{case}, {'bf16' if half else 'fp32'}": updated(case, half) for case in COUNTS for half in (True, False)
+    }
     found["skipped"] = updated("thousands", True, skipped=True)
     found["no expert bias"] = updated("thousands", True, expert_bias=False)
     found["compiled"] = compiled()

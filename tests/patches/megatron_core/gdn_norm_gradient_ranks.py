@@ -51,7 +51,7 @@ class Norm:
 
     def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float) -> Any:
         norm = torch.nn.RMSNorm(hidden_size, eps)
-        norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[assignment]
+        norm.weight.sequence_parallel = config.sequence_parallel
         return norm
 
 

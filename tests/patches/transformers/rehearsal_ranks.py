@@ -22,6 +22,17 @@ from rlhf_patches.rehearsal.trainer import Ended, Rehearsal
 
 SETTINGS: dict[str, Any] = {"micro_batch": 2, "accumulation": 4}
 PATCHES = ("off", "on")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "dropout": {"dropout": 0.1},
+    "LoRA": {"lora": True},
+    "checkpointing": {"checkpointing": True},
+    "bfloat16": {"dtype": "bfloat16"},
+    "sdpa": {"attention": "sdpa"},
+    "rows by themselves": {"micro_batch": 1, "accumulation": 8},
+    "two of three": {"micro_batch": 3, "accumulation": 2, "rows": 12},
+}
+"""Of the trainers' settings; a trainer that does not take one of them is not run."""
 
 
 def build(name: str, use: Callable[[Any], None], **settings: Any) -> None:
@@ -52,6 +63,8 @@ def rehearsed(trainer: Any) -> list[Relation]:
 
 def table(name: str, patches: str, ranks: int, **settings: Any) -> dict[str, Any]:
     """What is said of each relation."""
+    if not {*settings} <= {*trainers.every()[name].takes, *SETTINGS}:
+        return {"cannot": "it does not take these settings"}
     found: list[Relation] = []
     if patches == "on":
         rlhf_patches.apply()
@@ -212,6 +225,7 @@ def main() -> None:
     parser = states.parser()
     parser.add_argument("what", choices=("off", "on", "users", "go-on"))
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--variant", choices=VARIANTS, default="as it is")
     options = parser.parse_args()
     os.chdir(options.out)
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # of what the warm process has loaded
@@ -221,7 +235,7 @@ def main() -> None:
             os.environ.pop(name, None)
     rank = os.environ.get("RANK", "0")
     if options.what in PATCHES:
-        found: Any = {name: table(name, options.what, ranks) for name in options.names}
+        found: Any = {name: table(name, options.what, ranks, **VARIANTS[options.variant]) for name in options.names}
     elif options.what == "users":
         found = {kind.__name__: of_users(kind) for kind in USERS}
     else:

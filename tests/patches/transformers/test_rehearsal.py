@@ -18,7 +18,7 @@ KNOWN = {
     "transformers/bert-classes": ("4.000 x", SCALE),
     "transformers/llama-tokens": ("4.000 x", SCALE),
     "transformers/mixtral": ("of the gradient comes from no micro-batch", SCALE),
-    "trl/sft-gpt2": ("0.818 x", "transformers-first-token-count"),
+    "trl/sft-gpt2": ("first label, too, which nothing", "transformers-first-token-count"),
     "trl/gold": ("0.250 x", "trl-distillation-scale"),
 }
 RIGHT = (
@@ -120,13 +120,29 @@ def test_a_run_that_goes_on_is_the_run_without_it(run_ranks, names):
         assert after == by_itself, name
 
 
+RELEASES = (None, "trl-1.5", "trl-1.16")
+NOT_RUN = {("LoRA", "transformers/mamba")}
+"""PEFT takes no projection of it."""
+COUNTED = "the count has each row's first label, too, which nothing predicts"
+"""What transformers before 5.10.1 does with every causal model, and nothing repairs."""
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("release", ["trl-1.5", "trl-1.16"])
-def test_other_releases_are_silent_too(run_ranks, release):
-    (found,) = run_ranks(WORKER, "on", *RIGHT, *MORE, levels=beside(release, "trl"), ranks=1)
-    for name, rows in found.items():
-        rows.pop("acted", None)
-        assert not [row for row in rows.values() if isinstance(row, dict) and row["verdict"] == "deviates"], name
+@pytest.mark.parametrize("variant", runs.VARIANTS)
+@pytest.mark.parametrize("release", RELEASES)
+def test_no_right_run_is_called_wrong(run_ranks, release, variant):
+    """46 trainers, eight ways, three releases: no relation deviates where the patches are on."""
+    names = [name for name in (*KNOWN, *RIGHT, *MORE) if (variant, name) not in NOT_RUN]
+    if release == "trl-1.5":
+        names.remove("trl/sft-modernbert_decoder")  # whose configuration that release refuses
+    levels = beside(release, "trl") if release else TRL
+    (found,) = run_ranks(WORKER, "on", *names, "--variant", variant, levels=levels, ranks=1)
+    held = {name: rows for name, rows in found.items() if "cannot" not in rows}
+    assert len(held) > 15
+    for name, rows in held.items():
+        wrong = [rows[each]["text"] for each in rows if each != "acted" and rows[each]["verdict"] == "deviates"]
+        assert [text for text in wrong if release != "trl-1.5" or COUNTED not in text] == [], name
+        assert rows[WINDOW]["verdict"] != "not held", name
 
 
 # -- the numbers
