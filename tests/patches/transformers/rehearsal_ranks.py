@@ -198,17 +198,23 @@ def of_users(kind: type) -> dict[str, Any]:
 
 
 def goes_on(name: str) -> list[Any]:
-    """What a run comes to: by itself, and after a rehearsal; bits of weights, random numbers and the log."""
+    """What a run comes to: by itself, going on from a rehearsal, and begun after one that stopped.
+
+    Bits of weights, random numbers and the log.
+    """
     found: list[Any] = []
 
     def use(trainer: Any) -> None:
         random.seed(1)
         numpy.random.seed(1)
-        if len(found) % 2:
+        if len(found) == 1:
             relations: list[Relation] = []
             with Rehearsal(trainer, relations.extend, goes_on=True).begun():
                 trainer.train()
             assert relations
+        elif len(found) == 2:
+            assert rlhf_patches.rehearse(trainer)
+            trainer.train()
         else:
             trainer.train()
         weights = [float(each.detach().double().sum()).hex() for each in trainer.model.parameters()]
@@ -216,7 +222,7 @@ def goes_on(name: str) -> list[Any]:
         log = [{key: value for key, value in entry.items() if "loss" in key} for entry in trainer.state.log_history]
         found.append([weights, drawn, log])
 
-    for _ in range(2):
+    for _ in range(3):
         build(name, use, accumulation=2, steps=3, dropout=0.1, rows=16)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import rlhf_patches
 from rlhf_patches.rehearsal import sketches, window
 from tests.harness.warm import TRL, beside
 from tests.patches.transformers import rehearsal_ranks as runs
@@ -113,11 +114,12 @@ def test_what_users_write(run_ranks):
         ),
     ],
 )
-def test_a_run_that_goes_on_is_the_run_without_it(run_ranks, names):
+def test_a_run_after_a_rehearsal_is_the_run_without_it(run_ranks, names):
     (found,) = run_ranks(WORKER, "go-on", *names, levels=TRL, ranks=1)
     for name in names:
-        by_itself, after = found[name]
-        assert after == by_itself, name
+        by_itself, going_on, begun_again = found[name]
+        assert going_on == by_itself, name
+        assert begun_again == by_itself, name
 
 
 RELEASES = (None, "trl-1.5", "trl-1.16")
@@ -143,6 +145,11 @@ def test_no_right_run_is_called_wrong(run_ranks, release, variant):
         wrong = [rows[each]["text"] for each in rows if each != "acted" and rows[each]["verdict"] == "deviates"]
         assert [text for text in wrong if release != "trl-1.5" or COUNTED not in text] == [], name
         assert rows[WINDOW]["verdict"] != "not held", name
+
+
+def test_what_is_no_trainer():
+    with pytest.raises(TypeError, match=r"rehearse takes a transformers\.Trainer, not dict"):
+        rlhf_patches.rehearse({})
 
 
 # -- the numbers
