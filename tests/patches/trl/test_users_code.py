@@ -10,7 +10,8 @@ from hunt import frameworks
 from rlhf_patches.patches.catalogue import LISTED
 from tests.harness import users_code
 
-HANDED_ON = ("nothing", "handed on", "own step", "own count", "own order", "own loader", "own optimizer")
+# Not an own step, which may divide gradients.
+HANDED_ON = ("nothing", "handed on", "own count", "own order", "own loader", "own optimizer")
 AS_RELEASED = ("nothing",)
 BUGS = {
     "transformers-accumulation-scale": {
