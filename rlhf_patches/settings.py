@@ -12,7 +12,7 @@ RLHF_PATCHES_ACKNOWLEDGED  names or globs, comma-separated, of patches whose bug
 RLHF_PATCHES_LIMITS        FIGURE=NUMBER, comma-separated: above which a watch says so; inf: never
 RLHF_PATCHES_OBSERVE       1 leaves everything as released, and counts how often a bug's place was reached
 RLHF_PATCHES_REHEARSE      1 holds the first window of a Trainer against itself and ends the program; go-on trains on;
-                           without leaves the patches off until something deviates
+                           without leaves the patches off
 RLHF_PATCHES_REHEARSED     set by `rlhf-patches rehearse`: the file that gets what was found
 RLHF_PATCHES_STRICT        1 raises where a patch is refused or fails, instead of warning
 RLHF_PATCHES_LOG           debug, info, warning, error or off; with ":all", on every rank instead of rank 0;

@@ -50,6 +50,23 @@ class Commands:
         return command
 
 
+def add_command(command: argparse.ArgumentParser) -> None:
+    """Let a command end with one of the user's."""
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+
+
+def given_command(options: argparse.Namespace, name: str) -> list[str]:
+    """The user's command, of `add_command`.
+
+    Raises:
+        UsageError: there is none after ``name``.
+    """
+    command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise UsageError(f"{name} needs a command: rlhf-patches {name} -- torchrun --nproc-per-node 8 train.py")
+    return command
+
+
 def add_output(command: argparse.ArgumentParser, formats: Sequence[str] = ()) -> None:
     """Give a command ``--json`` and ``--quiet``; with ``formats``, whose first is the default, ``--format`` too."""
     form = command.add_mutually_exclusive_group()

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import settings
 from . import output, run
-from .command_line import Commands, UsageError
+from .command_line import Commands, UsageError, add_command, given_command
 
 
 def add(commands: Commands) -> None:
@@ -26,13 +26,11 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--go-on", action="store_true", help="train afterwards, as if nothing had been")
     command.add_argument("--json", metavar="FILE", help="write what was found to this file, too")
-    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    add_command(command)
 
 
 def _rehearse(options: argparse.Namespace) -> int:
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command:
-        raise UsageError("rehearse needs a command: rlhf-patches rehearse -- torchrun --nproc-per-node 8 train.py")
+    command = given_command(options, "rehearse")
     if options.json and not os.path.isdir(os.path.dirname(os.path.abspath(options.json))):
         raise UsageError(f"--json {options.json}: there is no folder {os.path.dirname(os.path.abspath(options.json))}")
     if options.without and options.go_on:

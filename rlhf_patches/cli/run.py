@@ -13,7 +13,7 @@ import tempfile
 from .. import autoload, hook_files, settings
 from ..definitions import registry
 from . import output, supervised
-from .command_line import Commands, UsageError, add_output
+from .command_line import Commands, UsageError, add_command, add_output, given_command
 
 
 def add(commands: Commands) -> None:
@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
     )
     said.add_argument("--quiet", action="store_true", help="the same as --log off")
     command.add_argument("--report", metavar="FILE", help="each process keeps a line of JSON in this file")
-    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    add_command(command)
     command = commands.add(
         "report",
         _report,
@@ -48,9 +48,7 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command:
-        raise UsageError("run needs a command: rlhf-patches run -- torchrun --nproc-per-node 8 train.py")
+    command = given_command(options, "run")
     registered, _ = registry.load()
     names = [item.patch.name for item in registered]
     environment = dict(os.environ)

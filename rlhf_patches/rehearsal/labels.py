@@ -11,6 +11,7 @@ import torch
 from .relation import Relation, Verdict
 
 NAME = "what is trained on"
+LABELS, PREDICTED = "its labels", "the tokens that are predicted"
 _IGNORED = -100
 
 
@@ -77,6 +78,25 @@ def read(inputs: Any, tokenizer: Any) -> Trained | None:
         ends_trained=int((ends & trained).sum()),
         pieces=tuple(_pieces(ids[0], trained[0], padded[0], tokenizer)),
     )
+
+
+def counts(inputs: Any) -> dict[str, float]:
+    """What a micro-batch may be weighted by: numbers of its labels and of its rows, by what they are."""
+    if not isinstance(inputs, Mapping):
+        return {}
+    found: dict[str, float] = {}
+    given = inputs.get("labels")
+    if isinstance(given, torch.Tensor) and given.dim() and not given.is_floating_point():
+        found[LABELS] = float((given != _IGNORED).sum())
+        if given.dim() > 1:
+            found[PREDICTED] = float((given[..., 1:] != _IGNORED).sum())
+    for name in ("shift_labels", "completion_mask"):
+        if isinstance(each := inputs.get(name), torch.Tensor):
+            found[f"its {name}"] = float((each != (_IGNORED if name == "shift_labels" else 0)).sum())
+    rows = next((each.shape[0] for each in inputs.values() if isinstance(each, torch.Tensor) and each.dim()), None)
+    if rows is not None:
+        found["its rows"] = float(rows)
+    return found
 
 
 def _pieces(ids: torch.Tensor, trained: torch.Tensor, padded: torch.Tensor, tokenizer: Any) -> list[tuple[str, str]]:

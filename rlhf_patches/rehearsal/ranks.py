@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-LABELS, PREDICTED = "its labels", "the tokens that are predicted"
+from .labels import LABELS, PREDICTED
 
 
 @dataclass(frozen=True)

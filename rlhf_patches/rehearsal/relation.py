@@ -23,20 +23,20 @@ class Relation:
 
     Args:
         name: the relation's.
-        deviation: what was measured, in words; empty where nothing was.
+        measured: what was found, in words; empty where nothing was.
         text: what follows from it, or why it was not held.
     """
 
     name: str
     verdict: Verdict
-    deviation: str = ""
+    measured: str = ""
     text: str = ""
 
     def as_json(self) -> dict[str, str]:
         return {
             "relation": self.name,
             "verdict": self.verdict.value,
-            "measured": self.deviation,
+            "measured": self.measured,
             "text": self.text,
         }
 
@@ -45,7 +45,6 @@ def not_held(name: str, why: str) -> Relation:
     return Relation(name, Verdict.NOT_HELD, text=why)
 
 
-def noun(number: int, of: str) -> str:
+def micro_batches(number: int) -> str:
     """``1 micro-batch``, ``3 micro-batches``."""
-    plural = {"micro-batch": "micro-batches"}.get(of, f"{of}s")
-    return f"{number} {of if number == 1 else plural}"
+    return f"{number} micro-batch{'es' * (number != 1)}"

@@ -33,7 +33,7 @@ def rehearse(trainer: Any) -> list[Relation]:
         trainer: a ``transformers.Trainer`` or one of a class of it (TRL's, ms-swift's, your own).
 
     Returns:
-        what was found of each relation, the same on each rank.
+        what was found of each relation; of the window the same on each rank.
 
     Raises:
         TypeError: it is another object.

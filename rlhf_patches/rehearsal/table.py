@@ -20,7 +20,7 @@ _SHOWN = 600
 def lines(relations: Iterable[Relation]) -> list[str]:
     """With a head; texts that are too long go on below."""
     rows = [("RELATION", "MEASURED", "VERDICT")]
-    rows += [(each.name, each.deviation or "-", _said(each)) for each in relations]
+    rows += [(each.name, each.measured or "-", _said(each)) for each in relations]
     first = max(len(row[0]) for row in rows)
     second = max(len(row[1]) for row in rows if len(row[1]) <= 40)
     made = []

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import labels, parameters, ranks, sketches, states, window
-from .relation import Relation, Verdict, not_held, noun
+from .relation import Relation, Verdict, micro_batches, not_held
 
 WINDOW = "the window's weights"
 COPIES = "copies of a micro-batch"
@@ -146,7 +146,7 @@ class Rehearsal:
     @property
     def size(self) -> str:
         """Of the window."""
-        each, number = noun(len(self._steps), "micro-batch"), self._trainer.accelerator.num_processes
+        each, number = micro_batches(len(self._steps)), self._trainer.accelerator.num_processes
         return f"{each} on each of {number} ranks" if number > 1 else each
 
     def _in_loss(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
@@ -191,7 +191,7 @@ class Rehearsal:
             return "gradients are used within the backward pass (an optimizer by layers)"
         calls = sum(len(step.calls) for step in self._steps)
         if calls != len(self._steps):
-            return f"compute_loss was called {calls} times in {noun(len(self._steps), 'micro-batch')}"
+            return f"compute_loss was called {calls} times in {micro_batches(len(self._steps))}"
         return ""
 
     def _of_the_window(self) -> list[Relation]:
@@ -212,7 +212,7 @@ class Rehearsal:
             found.append(copies)
             if found[0].verdict is Verdict.DEVIATES and copies.verdict is Verdict.HOLDS and self._has_two_laws():
                 text = "tokens are weighted by one law, the router's loss by another; copies of a micro-batch hold"
-                found[0] = Relation(WINDOW, Verdict.NOTE, found[0].deviation, text)
+                found[0] = Relation(WINDOW, Verdict.NOTE, found[0].measured, text)
             slope = self._attempt(self._slope)
             found.append(slope if isinstance(slope, Relation) else not_held(SLOPE, slope.problem))
             return found
@@ -240,7 +240,7 @@ class Rehearsal:
         first = own[0]
         other = self._sketch(self._own(calls[0], scale=_SCALE)) / _SCALE
         noise = float((other - first).norm()) / (float(first.norm()) or 1.0)
-        counted = [_counts(call.inputs) for call in calls]
+        counted = [labels.counts(call.inputs) for call in calls]
         by_name = {name: [each.get(name, 0.0) for each in counted] for name in sorted(counted[0])}
         counts = {name: numbers for name, numbers in by_name.items() if any(numbers)}
         carries = [self._carries_its_total(call) for call in calls]
@@ -264,7 +264,7 @@ class Rehearsal:
             try:
                 return self._again(call, {})
             except TypeError:  # it divides by the number, whatever it is
-                count = _counts(call.inputs).get(ranks.PREDICTED)
+                count = labels.counts(call.inputs).get(labels.PREDICTED)
                 if count is None or "num_items_in_batch" not in call.more:
                     raise
                 number = torch.tensor(count, device=self._trainer.args.device)
@@ -351,7 +351,7 @@ class Rehearsal:
         text = f"no law of weights gives these; they sum to {sum(found.weights):.3f}"
         nothing = sum(1 for each in found.weights if abs(each) < 1e-3 * max(map(abs, found.weights)))
         if nothing:
-            text += f", and {nothing} of {noun(len(found.weights), 'micro-batch')} count for nothing"
+            text += f", and {nothing} of {micro_batches(len(found.weights))} count for nothing"
         return Relation(name, Verdict.DEVIATES, weights, text)
 
     def _agree(self, of_ranks: list[ranks.Mine]) -> Relation:
@@ -419,7 +419,7 @@ class Rehearsal:
 
     def _has_two_laws(self) -> bool:
         """Whether the model's loss has a router's part, which is a mean whatever the tokens are."""
-        model = self._trainer.accelerator.unwrap_model(self._model)
+        model = self._inner  # accelerate's `unwrap_model` assigns to a compiled one
         config = getattr(model, "config", None)
         config = getattr(config, "get_text_config", lambda: config)()
         return bool(getattr(config, "output_router_logits", False) or getattr(model, "aux_loss_enabled", False))
@@ -457,22 +457,3 @@ class Rehearsal:
             return Relation(SLOPE, Verdict.HOLDS, f"{ratio:.3f}")
         text = "of what the gradient says: a part of the loss is detached or not smooth, or a backward pass is wrong"
         return Relation(SLOPE, Verdict.NOTE, f"{ratio:.3f}", text)
-
-
-def _counts(inputs: Any) -> dict[str, float]:
-    """What a micro-batch may be weighted by."""
-    if not isinstance(inputs, Mapping):
-        return {}
-    found: dict[str, float] = {}
-    given = inputs.get("labels")
-    if isinstance(given, torch.Tensor) and given.dim() and not given.is_floating_point():
-        found["its labels"] = float((given != -100).sum())
-        if given.dim() > 1:
-            found[ranks.PREDICTED] = float((given[..., 1:] != -100).sum())
-    for name in ("shift_labels", "completion_mask"):
-        if isinstance(each := inputs.get(name), torch.Tensor):
-            found[f"its {name}"] = float((each != (-100 if name == "shift_labels" else 0)).sum())
-    rows = next((each.shape[0] for each in inputs.values() if isinstance(each, torch.Tensor) and each.dim()), None)
-    if rows is not None:
-        found["its rows"] = float(rows)
-    return found

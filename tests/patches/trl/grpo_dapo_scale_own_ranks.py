@@ -11,6 +11,7 @@ import trl
 
 from rlhf_patches.patches.trl.proofs import grpo_dapo_scale_ranks
 from rlhf_patches.proving import states
+from tests.patches.trl import own_grpo
 
 CASE = "4 and 2"
 
@@ -40,11 +41,6 @@ def main() -> None:
     out = states.parser().parse_args().out
 
     def observe() -> dict[str, Any]:
-        found = {}
-        for kind in (Multiplies, Counts):
-            released, trl.GRPOTrainer = trl.GRPOTrainer, kind
-            found[kind.__name__] = grpo_dapo_scale_ranks.trained(CASE, out)
-            trl.GRPOTrainer = released
-        return found
+        return own_grpo.each((Multiplies, Counts), lambda: grpo_dapo_scale_ranks.trained(CASE, out))
 
     states.report(grpo_dapo_scale_ranks.NAME, observe, out, reverted=False)

@@ -11,6 +11,7 @@ import trl
 
 from rlhf_patches.patches.trl.proofs import grpo_truncated_count_ranks
 from rlhf_patches.proving import states
+from tests.patches.trl import own_grpo
 
 CASE = "masked"
 
@@ -47,13 +48,6 @@ def main() -> None:
     out = states.parser().parse_args().out
 
     def observe() -> dict[str, Any]:
-        found = {}
-        for kind in (Counts, Multiplies):
-            released, trl.GRPOTrainer = trl.GRPOTrainer, kind
-            try:
-                found[kind.__name__] = grpo_truncated_count_ranks.trained(CASE, out)
-            finally:
-                trl.GRPOTrainer = released
-        return found
+        return own_grpo.each((Counts, Multiplies), lambda: grpo_truncated_count_ranks.trained(CASE, out))
 
     states.report(grpo_truncated_count_ranks.NAME, observe, out, reverted=False)
