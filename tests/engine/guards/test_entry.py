@@ -14,6 +14,7 @@ from tests.harness.effort import SHARE
 BODIES = {
     "simple": "    return x",
     "docstring": '    """What it says: a, b."""\n    return x',
+    "ellipsis": "    ...",
     "docstring alone": '    """Nothing else."""',
     "docstring and comment": "    'one'  # why\n    return x",
     "docstring of several lines": '    r"""One.\n\n    def f(x):\n    """\n\n    # why\n    return x',
@@ -37,12 +38,15 @@ HEADS = (
 )
 
 
+def after_docstring(node):
+    return int(ast.get_docstring(node, clean=False) is not None)
+
+
 def wanted(text, line):
     tree = ast.parse(text)
     (node,) = (n for n in ast.walk(tree) if getattr(n, "name", "") == "f" and n.lineno == line)
-    first = node.body[0]
-    has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    node.body[has_docstring:has_docstring] = ast.parse("count()").body
+    at = after_docstring(node)
+    node.body[at:at] = ast.parse("count()").body
     return ast.dump(tree)
 
 
@@ -107,11 +111,10 @@ def is_same(new, old, put_in):
         return len(new) == len(old) and all(is_same(*pair, put_in) for pair in zip(new, old, strict=True))
     if not isinstance(old, ast.AST):
         return new == old
-    if old in put_in:
-        first = old.body[0]
-        at = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-        if new.lineno != old.lineno or ast.unparse(new.body.pop(at)) != put_in.pop(old):
-            return False
+    if old in put_in and (
+        new.lineno != old.lineno or ast.unparse(new.body.pop(after_docstring(old))) != put_in.pop(old)
+    ):
+        return False
     return all(is_same(getattr(new, name, None), getattr(old, name, None), put_in) for name in old._fields)
 
 

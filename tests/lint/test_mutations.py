@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from tests import mutants
-
-pytest.importorskip("tomllib", reason="from Python 3.11 on")
 
 
 def test_every_mutation_can_be_made_and_its_test_is_there():
