@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ def optimizers(optimizer: Any, named: Mapping[str, torch.nn.Parameter]) -> Relat
     if not groups:
         return not_held(OPTIMIZER, f"{type(optimizer).__name__} has no param_groups")
     theirs = {id(parameter) for group in groups for parameter in group["params"]}
+    if any(hasattr(each, "ds_id") or hasattr(each, "_hp_mapping") for each in named.values()):
+        return not_held(OPTIMIZER, "DeepSpeed's has partitions of them")
     if "Dummy" in type(getattr(optimizer, "optimizer", optimizer)).__name__:
         return not_held(OPTIMIZER, f"{type(optimizer).__name__} only stands for one")
     trainable = {name: each for name, each in named.items() if each.requires_grad}
@@ -43,21 +45,37 @@ def optimizers(optimizer: Any, named: Mapping[str, torch.nn.Parameter]) -> Relat
     return Relation(OPTIMIZER, Verdict.DEVIATES, deviation, "; ".join(said))
 
 
-def trained(named: Mapping[str, torch.nn.Parameter], gradients: Mapping[str, torch.Tensor | None]) -> Relation:
-    """Which parameters that require a gradient got none in the window; a note, for it may be meant."""
-    trainable = [name for name, each in named.items() if each.requires_grad]
-    none = [name for name in trainable if gradients.get(name) is None]
-    zero = [name for name in trainable if (each := gradients.get(name)) is not None and not bool(each.any())]
-    frozen = sum(not each.requires_grad for each in named.values())
-    counts = f"{len(trainable)} trained, {frozen} frozen"
-    said = []
-    if none:
-        said.append(f"{len(none)} require a gradient and got none: {shown(none)}")
-    if zero:
-        said.append(f"{len(zero)} got zeros: {shown(zero)}")
-    if not said:
-        return Relation(TRAINED, Verdict.HOLDS, counts)
-    return Relation(TRAINED, Verdict.NOTE, counts, "; ".join(said))
+class Told:
+    """Which parameters that require a gradient got one in the window, noted as they are read.
+
+    Args:
+        named: the model's parameters, without wrappers.
+    """
+
+    def __init__(self, named: Mapping[str, torch.nn.Parameter]) -> None:
+        self._names = [name for name, each in named.items() if each.requires_grad]
+        self._frozen = len(named) - len(self._names)
+        self._none: list[str] = []
+        self._zero: list[str] = []
+
+    def noted(self, gradients: Iterable[torch.Tensor | None]) -> Iterator[torch.Tensor | None]:
+        """The same gradients, of each parameter that requires one."""
+        for name, gradient in zip(self._names, gradients, strict=True):
+            if gradient is None:
+                self._none.append(name)
+            elif not bool(gradient.any()):
+                self._zero.append(name)
+            yield gradient
+
+    def relation(self) -> Relation:
+        """A note where some got none, for it may be meant."""
+        counts = f"{len(self._names)} trained, {self._frozen} frozen"
+        said = []
+        if self._none:
+            said.append(f"{len(self._none)} require a gradient and got none: {shown(self._none)}")
+        if self._zero:
+            said.append(f"{len(self._zero)} got zeros: {shown(self._zero)}")
+        return Relation(TRAINED, Verdict.NOTE if said else Verdict.HOLDS, counts, "; ".join(said))
 
 
 def shown(names: Iterable[str]) -> str:

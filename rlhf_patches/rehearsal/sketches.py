@@ -6,7 +6,7 @@ are summed. Norms are kept in expectation. What has no more elements than that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ BUCKETS = 64
 _AT_ONCE = BUCKETS * 2**16
 
 
-def sketch(gradients: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor:
+def sketch(gradients: Iterable[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor:
     """Of one gradient, by parameter; None counts as zeros.
 
     Args:

@@ -11,13 +11,13 @@ import functools
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from . import labels, parameters, ranks, sketches, states, window
+from . import labels, parameters, ranks, sharding, sketches, states, window
 from .relation import Relation, Verdict, micro_batches, not_held
 
 WINDOW = "the window's weights"
@@ -93,6 +93,7 @@ class Rehearsal:
         """Until the first window of what is trained meanwhile is over."""
         mine = vars(self._trainer)
         before = {name: mine[name] for name in ("training_step", "compute_loss") if name in mine}
+        self._engine: tuple[Any, Any] | None = None
         self._step, self._loss = self._trainer.training_step, self._trainer.compute_loss
 
         @functools.wraps(self._step)
@@ -114,6 +115,11 @@ class Rehearsal:
             self._take_off()
 
     def _take_off(self) -> None:
+        if self._engine is not None:
+            engine, before = self._engine
+            vars(engine).pop("step", None)
+            vars(engine).update(before)
+            self._engine = None
         for name in ("training_step", "compute_loss"):
             if name in self._before:
                 setattr(self._trainer, name, self._before[name])
@@ -125,23 +131,42 @@ class Rehearsal:
     def _in_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
         if self._start is None:
             self._model = model
-            self._inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+            self._where, self._why_not = sharding.of(self._trainer, model)
+            self._inner = self._where.inner
             self._start = _Kept(self._trainer, self._inner)
+            if (engine := self._where.steps_in_backward) is not None:
+                self._hold_back(engine)
         self._steps.append(_Step(states.copy_of(inputs), states.Random.now()))
         self._records = True
         try:
             made = self._step(model, inputs, *more, **named)
         finally:
             self._records = False
-        if self._trainer.accelerator.sync_gradients:
-            self._take_off()
-            try:
-                relations = self._held()
-            except Exception as error:  # of the user's code, in calls that the run itself does not make
-                traceback.print_exc(file=sys.stderr)
-                relations = [not_held(WINDOW, f"{type(error).__name__}: {error}")]
-            self._end(relations)
+        if self._trainer.accelerator.sync_gradients and self._where.steps_in_backward is None:
+            self._finish()
         return made
+
+    def _hold_back(self, engine: Any) -> None:
+        """Have an engine's step wait until its window's gradient was read."""
+        before, step = {name: value for name, value in vars(engine).items() if name == "step"}, engine.step
+
+        def after_the_window(*given: Any, **named: Any) -> Any:
+            if self._records and engine.is_gradient_accumulation_boundary():
+                self._records = False
+                self._finish()
+            return step(*given, **named)
+
+        vars(engine)["step"] = after_the_window
+        self._engine = engine, before
+
+    def _finish(self) -> None:
+        self._take_off()
+        try:
+            relations = self._held()
+        except Exception as error:  # of the user's code, in calls that the run itself does not make
+            traceback.print_exc(file=sys.stderr)
+            relations = [not_held(WINDOW, f"{type(error).__name__}: {error}")]
+        self._end(relations)
 
     @property
     def size(self) -> str:
@@ -165,30 +190,20 @@ class Rehearsal:
 
     def _held(self) -> list[Relation]:
         """All relations; the same on each rank."""
-        named = dict(self._inner.named_parameters())
-        self._parameters = [each for each in named.values() if each.requires_grad]
-        self._sizes = [each.numel() for each in self._parameters]
         found: list[Relation] = []
         if why := self._cannot():
             found.append(not_held(WINDOW, why))
         else:
             found += self._of_the_window()
-            gradients = {name: each.grad for name, each in named.items()}
-            found.append(parameters.trained(named, gradients))
-            found.append(parameters.optimizers(self._trainer.optimizer, named))
+            found.append(parameters.optimizers(self._trainer.optimizer, self._where.named))
         calls = self._steps[0].calls
         tokenizer = getattr(self._trainer, "processing_class", None)
         self.trained_on = labels.read(calls[0].inputs if calls else self._steps[0].inputs, tokenizer)
         return [*found, self.trained_on.relation()] if self.trained_on is not None else found
 
     def _cannot(self) -> str:
-        kind = str(getattr(self._trainer.accelerator.distributed_type, "value", ""))
-        if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "TP"):
-            return f"the gradients are in shards ({kind})"
-        if self._trainer.args.n_gpu > 1:
-            return "several GPUs in one process (torch.nn.DataParallel)"
-        if any(getattr(each, "_post_accumulate_grad_hooks", None) for each in self._parameters):
-            return "gradients are used within the backward pass (an optimizer by layers)"
+        if self._why_not:
+            return self._why_not
         calls = sum(len(step.calls) for step in self._steps)
         if calls != len(self._steps):
             return f"compute_loss was called {calls} times in {micro_batches(len(self._steps))}"
@@ -198,24 +213,28 @@ class Rehearsal:
         end = _Kept(self._trainer, self._inner)
         calls = [step.calls[0] for step in self._steps]
         try:
-            self._used = self._sketch([each.grad for each in self._parameters]) / self._grad_scale()
+            told = parameters.Told(self._where.named)
+            self._used = self._sketch(told.noted(self._where.window())) / self._grad_scale()
             mine = self._attempt(lambda: self._own_of(calls))
             of_ranks = ranks.gathered(mine)
             problem = next((f"rank {rank}: {each.problem}" for rank, each in enumerate(of_ranks) if each.problem), "")
             if problem:
-                return [not_held(WINDOW, problem)]
+                return [not_held(WINDOW, problem), told.relation()]
             self._noise = max(each.noise for each in of_ranks)
             found = [self._judged(WINDOW, of_ranks)]
-            if len(of_ranks) > 1:
+            if len(of_ranks) > 1 and self._where.shows_ranks:
                 found.append(self._agree(of_ranks))
             copies = self._copies(of_ranks)
             found.append(copies)
-            if found[0].verdict is Verdict.DEVIATES and copies.verdict is Verdict.HOLDS and self._has_two_laws():
-                text = "tokens are weighted by one law, the router's loss by another; copies of a micro-batch hold"
-                found[0] = Relation(WINDOW, Verdict.NOTE, found[0].measured, text)
+            if found[0].verdict is Verdict.DEVIATES and self._has_two_laws():
+                text = "tokens are weighted by one law, the router's loss by another"
+                if copies.verdict is Verdict.HOLDS:
+                    found[0] = Relation(WINDOW, Verdict.NOTE, found[0].measured, f"{text}; {COPIES} hold")
+                elif copies.verdict is Verdict.NOT_HELD and not self._is_a_factor:
+                    found[0] = not_held(WINDOW, f"perhaps {text}, which {COPIES} would tell")
             slope = self._attempt(self._slope)
             found.append(slope if isinstance(slope, Relation) else not_held(SLOPE, slope.problem))
-            return found
+            return [*found, told.relation()]
         finally:
             end.put_back()
 
@@ -233,6 +252,7 @@ class Rehearsal:
         problem = ""
         for place, call in enumerate(calls):
             again = float(self._again(call, call.more).detach())
+            self._where.after_forward()
             if not abs(again - call.loss) <= _SAME * max(1.0, abs(call.loss)) and not problem:
                 why = f"{again:.6g} after {call.loss:.6g} for micro-batch {place}"
                 problem = f"this loss does not repeat itself from the same state ({why})"
@@ -285,29 +305,10 @@ class Rehearsal:
             args.gradient_accumulation_steps, trainer.current_gradient_accumulation_steps = before
 
     def _own(self, call: _Call, scale: float = 1.0) -> list[torch.Tensor | None]:
-        loss = self._alone(call) * scale
-        try:
-            return list(torch.autograd.grad(loss, self._parameters, allow_unused=True))
-        except RuntimeError as error:
-            if "use_reentrant" not in str(error):
-                raise
-        with self._gradients_aside():  # re-entrant checkpointing knows backward() alone
-            (self._alone(call) * scale).backward()
-            return [each.grad for each in self._parameters]
+        return self._where.own(lambda: self._alone(call) * scale)
 
-    @contextlib.contextmanager
-    def _gradients_aside(self) -> Iterator[None]:
-        kept = [each.grad for each in self._parameters]
-        for each in self._parameters:
-            each.grad = None
-        try:
-            yield
-        finally:
-            for each, gradient in zip(self._parameters, kept, strict=True):
-                each.grad = gradient
-
-    def _sketch(self, gradients: list[torch.Tensor | None]) -> torch.Tensor:
-        return sketches.sketch(gradients, self._sizes)
+    def _sketch(self, gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
+        return sketches.sketch(gradients, self._where.sizes)
 
     def _grad_scale(self) -> float:
         scaler = getattr(self._trainer.accelerator, "scaler", None)
@@ -322,6 +323,7 @@ class Rehearsal:
             one = float(self._again(call, {}).detach())
             twice = {**call.inputs, "num_items_in_batch": total * 2}
             half = float(self._again(_Call(twice, {}, call.random, call.buffers), {}).detach())
+        self._where.after_forward()
         return abs(half * 2 - one) <= 1e-3 * abs(one)
 
     def _judged(
@@ -334,6 +336,8 @@ class Rehearsal:
         own = torch.cat([each.own for each in of_ranks])
         laws = laws or ranks.laws(of_ranks)
         found = window.judge(self._used if used is None else used, own, laws, self._noise)
+        if name == WINDOW:
+            self._is_a_factor = found.factor is not None
         weights = "[" + " ".join(f"{round(each, 3) + 0.0:.3f}" for each in found.weights[:8]) + "]"
         if found.law:
             text = f"{found.law} ({found.deviation:.0e}, noise {self._noise:.0e})"
@@ -383,6 +387,8 @@ class Rehearsal:
         trainer, base = type(self._trainer), transformers.Trainer
         if trainer._prepare_inputs is not base._prepare_inputs:
             return f"{trainer.__name__} makes its inputs itself (rollouts)"
+        if self._where.steps_in_backward is not None:
+            return "DeepSpeed's engine counts micro-batches itself"
         if self._goes_on and self._model is not self._inner:
             return "the run goes on, and DistributedDataParallel would count one more window"
         return ""
@@ -398,7 +404,7 @@ class Rehearsal:
         if before[1] > 1:
             accelerator.gradient_accumulation_steps = len(steps)
         try:
-            with self._gradients_aside():
+            with self._where.aside():
                 taken = len(inspect.signature(trainer.get_batch_samples).parameters)
                 batches = iter([states.copy_of(step.inputs) for step in steps])
                 samples, items = trainer.get_batch_samples(*(batches, len(steps), args.device)[:taken])
@@ -410,7 +416,7 @@ class Rehearsal:
                     step.random.put_back()
                     with apart:
                         self._step(self._model, sample, *counted)
-                return self._sketch([each.grad for each in self._parameters]) / self._grad_scale()
+                return self._sketch(self._where.window()) / self._grad_scale()
         finally:
             args.gradient_accumulation_steps = before[0]
             if before[1] > 1:
@@ -427,20 +433,19 @@ class Rehearsal:
     # -- the loss along its gradient
 
     def _slope(self) -> Relation:
-        coarse = {str(each.dtype) for each in self._parameters} - {"torch.float32", "torch.float64"}
-        if coarse:
-            return not_held(SLOPE, f"weights in {', '.join(sorted(coarse))} are too coarse for a small step")
+        if why := self._where.coarse():
+            return not_held(SLOPE, why)
         if self._noise > _FINE:
             return not_held(SLOPE, f"the loss is too coarse (noise {self._noise:.0e})")
         call = self._steps[0].calls[0]
         gradients = self._own(call)
         size = sum(float(each.double().pow(2).sum()) for each in gradients if each is not None) ** 0.5
         step = 1e-3 * max(abs(call.loss), 0.1) / size / size if size else 0.0
-        kept = [each.detach().clone() for each in self._parameters]
+        kept = [each.detach().clone() for each in self._where.parameters]
 
         def at(along: float) -> float:
             with torch.no_grad():
-                for parameter, value, gradient in zip(self._parameters, kept, gradients, strict=True):
+                for parameter, value, gradient in zip(self._where.parameters, kept, gradients, strict=True):
                     parameter.copy_(value if gradient is None else value + along * gradient)
             return float(self._alone(call).detach().double())
 
@@ -448,7 +453,7 @@ class Rehearsal:
             rise = at(step) - at(-step)
         finally:
             with torch.no_grad():
-                for parameter, value in zip(self._parameters, kept, strict=True):
+                for parameter, value in zip(self._where.parameters, kept, strict=True):
                     parameter.copy_(value)
         if not size:
             return not_held(SLOPE, "the gradient is 0")

@@ -9,12 +9,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import accelerate
 import numpy
 import torch
 import transformers
 
 import rlhf_patches
-from hunt import hf_trainer, trainers
+from hunt import hf_trainer, sharded, trainers
 from rlhf_patches.proving import states
 from rlhf_patches.rehearsal import start
 from rlhf_patches.rehearsal.relation import Relation
@@ -30,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "sdpa": {"attention": "sdpa"},
     "rows by themselves": {"micro_batch": 1, "accumulation": 8},
+    **{kind: {"sharding": kind} for kind in ("zero1", *sharded.KINDS)},
     "two of three": {"micro_batch": 3, "accumulation": 2, "rows": 12},
 }
 """Of the trainers' settings; a trainer that does not take one of them is not run."""
@@ -44,6 +46,8 @@ def build(name: str, use: Callable[[Any], None], **settings: Any) -> None:
         use(trainer)
         return {}
 
+    if "sharding" in given:  # another trainer in this process may have set up accelerate otherwise
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     with hf_trainer.handed_to(once):
         chosen.run(**chosen.fixed, **given)
 
@@ -197,8 +201,8 @@ def of_users(kind: type) -> dict[str, Any]:
 # -- the run that goes on
 
 
-def goes_on(name: str) -> list[Any]:
-    """What a run comes to: by itself, going on from a rehearsal, and begun after one that stopped.
+def goes_on(name: str, **settings: Any) -> list[Any]:
+    """What a run comes to: by itself, going on from a rehearsal, and begun after one that stopped (not of shards).
 
     Bits of weights, random numbers and the log.
     """
@@ -217,13 +221,14 @@ def goes_on(name: str) -> list[Any]:
             trainer.train()
         else:
             trainer.train()
-        weights = [float(each.detach().double().sum()).hex() for each in trainer.model.parameters()]
+        with sharded.gathered(trainer):
+            weights = [float(sharded.full(each).double().sum()).hex() for each in trainer.model.parameters()]
         drawn = [torch.rand(2).tolist(), random.random(), float(numpy.random.rand())]
         log = [{key: value for key, value in entry.items() if "loss" in key} for entry in trainer.state.log_history]
         found.append([weights, drawn, log])
 
-    for _ in range(3):
-        build(name, use, accumulation=2, steps=3, dropout=0.1, rows=16)
+    for _ in range(2 if "sharding" in settings else 3):
+        build(name, use, **{"accumulation": 2, "steps": 3, "dropout": 0.1, "rows": 16, **settings})
     return found
 
 
@@ -231,7 +236,7 @@ def main() -> None:
     parser = states.parser()
     parser.add_argument("what", choices=("off", "on", "users", "go-on"))
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--variant", choices=VARIANTS, default="as it is")
+    parser.add_argument("--variant", default="as it is", help="one of them, or some: zero3, dropout")
     options = parser.parse_args()
     os.chdir(options.out)
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # of what the warm process has loaded
@@ -240,10 +245,11 @@ def main() -> None:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
     rank = os.environ.get("RANK", "0")
+    settings = {key: value for each in options.variant.split(", ") for key, value in VARIANTS[each].items()}
     if options.what in PATCHES:
-        found: Any = {name: table(name, options.what, ranks, **VARIANTS[options.variant]) for name in options.names}
+        found: Any = {name: table(name, options.what, ranks, **settings) for name in options.names}
     elif options.what == "users":
         found = {kind.__name__: of_users(kind) for kind in USERS}
     else:
-        found = {name: goes_on(name) for name in options.names}
+        found = {name: goes_on(name, ranks=ranks, **settings) for name in options.names}
     (options.out / f"rank{rank}.json").write_text(json.dumps(found))

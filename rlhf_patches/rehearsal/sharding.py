@@ -1,0 +1,182 @@
+"""Where a run keeps its gradients: whole on each rank, or in shards of DeepSpeed's ZeRO or of FSDP2.
+
+A micro-batch's own gradient is taken by ``torch.autograd.grad``, which adds to no ``.grad`` and so reduces nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+class Whole:
+    """Each rank has all of them: one process, or DistributedDataParallel.
+
+    Args:
+        model: as the trainer hands it to ``training_step``.
+    """
+
+    steps_in_backward: Any = None
+    """The object whose ``step`` the backward pass calls, so that nothing is left when it returns."""
+    shows_ranks = True
+    """Whether `window` gives what this rank holds, and not what all of them hold together."""
+
+    def __init__(self, model: Any) -> None:
+        inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+        self.inner: torch.nn.Module = inner
+        self.named = dict(inner.named_parameters())
+        self.parameters = [each for each in self.named.values() if each.requires_grad]
+        self.sizes = [self._size(each) for each in self.parameters]
+
+    def _size(self, parameter: Any) -> int:
+        return int(parameter.numel())
+
+    def cannot(self) -> str:
+        """Why gradients cannot be read or taken here; empty where they can."""
+        if any(getattr(each, "_post_accumulate_grad_hooks", None) for each in self.parameters):
+            return "gradients are used within the backward pass (an optimizer by layers)"
+        return ""
+
+    def coarse(self) -> str:
+        """Why a small step of the weights cannot be tried; empty where it can."""
+        kinds = {str(each.dtype) for each in self.parameters} - {"torch.float32", "torch.float64"}
+        return f"weights in {', '.join(sorted(kinds))} are too coarse for a small step" if kinds else ""
+
+    def window(self) -> Iterator[torch.Tensor | None]:
+        """What the window has made, whole, of one parameter after the other. Each rank has to take all of them."""
+        yield from (each.grad for each in self.parameters)
+
+    def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+        """This rank's gradient of a loss, of each parameter."""
+        try:
+            return list(torch.autograd.grad(loss(), self.leaves(), allow_unused=True))
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+        with self.aside():  # re-entrant checkpointing knows backward() alone
+            loss().backward()
+            return [each.grad for each in self.parameters]
+
+    def leaves(self) -> Sequence[torch.Tensor]:
+        """What the model computes with."""
+        return self.parameters
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Meanwhile the parameters have no gradients."""
+        kept = [each.grad for each in self.parameters]
+        for each in self.parameters:
+            each.grad = None
+        try:
+            yield
+        finally:
+            for each, gradient in zip(self.parameters, kept, strict=True):
+                each.grad = gradient
+
+    def after_forward(self) -> None:
+        """After a forward pass that no backward pass follows."""
+
+
+class Zero(Whole):
+    """In DeepSpeed's engine, which steps within the backward pass of accelerate.
+
+    Args:
+        engine: a ``DeepSpeedEngine``.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine.module)
+        self.steps_in_backward = engine
+        self._stage = int(engine.zero_optimization_stage())
+        self.shows_ranks = not self._stage
+
+    def _size(self, parameter: Any) -> int:
+        return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+    def cannot(self) -> str:
+        engine = self.steps_in_backward
+        if engine.fp16_enabled():
+            return "DeepSpeed's engine scales the loss (fp16)"
+        if hasattr(engine, "pipeline_parallelism") and engine.pipeline_parallelism:
+            return "DeepSpeed's pipelines take micro-batches themselves"
+        return ""
+
+    def coarse(self) -> str:
+        return "weights are in shards (ZeRO-3)" if self._stage == 3 else super().coarse()
+
+    def window(self) -> Iterator[torch.Tensor | None]:
+        whole = importlib.import_module("deepspeed.utils").safe_get_full_grad
+        yield from (whole(each) for each in self.parameters)
+
+    def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+        return list(torch.autograd.grad(loss(), self.leaves(), allow_unused=True))
+
+
+class FullyShard(Whole):
+    """FSDP2: the model computes with parameters that are put together for the time of it."""
+
+    shows_ranks = False
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._modules = [each for each in model.modules() if _is_fully_sharded(each)]
+
+    def coarse(self) -> str:
+        return "weights are in shards (FSDP2)"
+
+    def window(self) -> Iterator[torch.Tensor | None]:
+        yield from (None if each.grad is None else _full(each.grad) for each in self.parameters)
+
+    def leaves(self) -> Sequence[torch.Tensor]:
+        together = {
+            id(one.sharded_param): one.unsharded_param
+            for module in self._modules
+            for group in _groups(module._get_fsdp_state())
+            for one in group.fsdp_params
+        }
+        return [together.get(id(each), each) for each in self.parameters]
+
+    def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+        with self.aside():  # what is not used may get zeros
+            made = loss()
+            found = list(torch.autograd.grad(made, self.leaves(), allow_unused=True))
+        self.after_forward()
+        return found
+
+    def after_forward(self) -> None:
+        for module in self._modules:
+            module.reshard()
+
+
+def _groups(state: Any) -> Sequence[Any]:
+    """Of parameters that are put together at once; torch before 2.13 has one for a module, or none."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups  # type: ignore[no-any-return]
+    return [each for each in (state._fsdp_param_group,) if each is not None]
+
+
+def _is_fully_sharded(module: Any) -> bool:
+    return hasattr(module, "set_requires_gradient_sync") and hasattr(module, "_get_fsdp_state")
+
+
+def _full(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def of(trainer: Any, model: Any) -> tuple[Whole, str]:
+    """How a trainer's gradients are had, and why they cannot be; the model as ``training_step`` gets it."""
+    kind = str(getattr(trainer.accelerator.distributed_type, "value", ""))
+    if kind == "DEEPSPEED":
+        return (found := Zero(model)), found.cannot()
+    if kind == "FSDP" and getattr(trainer.accelerator, "is_fsdp2", False):
+        return (found_2 := FullyShard(model)), found_2.cannot()
+    whole = Whole(model)
+    if kind in ("FSDP", "MEGATRON_LM", "TP"):
+        return whole, f"the gradients are in shards ({kind})"
+    if trainer.args.n_gpu > 1:
+        return whole, "several GPUs in one process (torch.nn.DataParallel)"
+    return whole, whole.cannot()
