@@ -16,6 +16,7 @@ class Mine:
     Args:
         used: the window's gradient, as a sketch.
         own: the micro-batches' own, a row each.
+        evenly: what of these is a mean over micro-batches whatever the law is; None where nothing is.
         counts: what a micro-batch may be weighted by, one number each, by what it is.
         noise: how far one and the same gradient moves by rounding.
         carries: whether each micro-batch brings the number that its window's loss is divided by.
@@ -24,6 +25,7 @@ class Mine:
 
     used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     own: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    evenly: torch.Tensor | None = None
     counts: dict[str, list[float]] = field(default_factory=dict)
     noise: float = 0.0
     carries: bool = False
@@ -32,7 +34,8 @@ class Mine:
     def only(self, place: int) -> Mine:
         """With one of its micro-batches."""
         counts = {name: [each[place]] for name, each in self.counts.items()}
-        return replace(self, own=self.own[place : place + 1], counts=counts)
+        evenly = None if self.evenly is None else self.evenly[place : place + 1]
+        return replace(self, own=self.own[place : place + 1], evenly=evenly, counts=counts)
 
 
 def gathered(mine: Mine) -> list[Mine]:

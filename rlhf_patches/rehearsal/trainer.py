@@ -28,6 +28,8 @@ _SCALE = 0.7310585786300049
 """A loss times this, its gradient divided by it: the same but for rounding."""
 _SAME = 1e-6
 _SMOOTH = 0.03
+_OF_ROUTERS = ("router_aux_loss_coef", "aux_loss_coef", "router_z_loss_coef")
+"""By what models of transformers, and TRL's trainers, multiply a router's loss."""
 _FINE = 1e-5
 
 
@@ -224,14 +226,7 @@ class Rehearsal:
             found = [self._judged(WINDOW, of_ranks)]
             if len(of_ranks) > 1 and self._where.shows_ranks:
                 found.append(self._agree(of_ranks))
-            copies = self._copies(of_ranks)
-            found.append(copies)
-            if found[0].verdict is Verdict.DEVIATES and self._has_two_laws():
-                text = "tokens are weighted by one law, the router's loss by another"
-                if copies.verdict is Verdict.HOLDS:
-                    found[0] = Relation(WINDOW, Verdict.NOTE, found[0].measured, f"{text}; {COPIES} hold")
-                elif copies.verdict is Verdict.NOT_HELD and not self._is_a_factor:
-                    found[0] = not_held(WINDOW, f"perhaps {text}, which {COPIES} would tell")
+            found.append(self._copies(of_ranks))
             slope = self._attempt(self._slope)
             found.append(slope if isinstance(slope, Relation) else not_held(SLOPE, slope.problem))
             return [*found, told.relation()]
@@ -264,7 +259,8 @@ class Rehearsal:
         by_name = {name: [each.get(name, 0.0) for each in counted] for name in sorted(counted[0])}
         counts = {name: numbers for name, numbers in by_name.items() if any(numbers)}
         carries = [self._carries_its_total(call) for call in calls]
-        return ranks.Mine(self._used, torch.stack(own), counts, noise, all(carries), problem)
+        evenly = self._of_routers(calls, own)
+        return ranks.Mine(self._used, torch.stack(own), evenly, counts, noise, all(carries), problem)
 
     def _again(self, call: _Call, more: Mapping[str, Any]) -> torch.Tensor:
         """The loss of a call, from the state that it found."""
@@ -335,9 +331,9 @@ class Rehearsal:
     ) -> Relation:
         own = torch.cat([each.own for each in of_ranks])
         laws = laws or ranks.laws(of_ranks)
-        found = window.judge(self._used if used is None else used, own, laws, self._noise)
-        if name == WINDOW:
-            self._is_a_factor = found.factor is not None
+        parts = [each.evenly for each in of_ranks if each.evenly is not None]
+        evenly = torch.cat(parts) if len(parts) == len(of_ranks) else None
+        found = window.judge(self._used if used is None else used, own, laws, self._noise, evenly)
         weights = "[" + " ".join(f"{round(each, 3) + 0.0:.3f}" for each in found.weights[:8]) + "]"
         if found.law:
             text = f"{found.law} ({found.deviation:.0e}, noise {self._noise:.0e})"
@@ -346,6 +342,9 @@ class Rehearsal:
             text = f"{found.factor:.3f} x {found.nearest}"
             if found.factor < 1 and ranks.counts_what_nothing_predicts(of_ranks, found.factor):
                 text += ": the count has each row's first label, too, which nothing predicts"
+            return Relation(name, Verdict.DEVIATES, weights, text)
+        if found.of_the_even is not None:
+            text = f"the router's loss counts {found.of_the_even:.3f} x; the rest is {found.nearest}"
             return Relation(name, Verdict.DEVIATES, weights, text)
         if found.residual > window.limit(self._noise):
             text = (
@@ -423,12 +422,20 @@ class Rehearsal:
                 accelerator.gradient_accumulation_steps = before[1]
             state._set_sync_gradients(before[2])
 
-    def _has_two_laws(self) -> bool:
-        """Whether the model's loss has a router's part, which is a mean whatever the tokens are."""
-        model = self._inner  # accelerate's `unwrap_model` assigns to a compiled one
-        config = getattr(model, "config", None)
-        config = getattr(config, "get_text_config", lambda: config)()
-        return bool(getattr(config, "output_router_logits", False) or getattr(model, "aux_loss_enabled", False))
+    def _of_routers(self, calls: list[_Call], own: list[torch.Tensor]) -> torch.Tensor | None:
+        """What of the micro-batches' own gradients is their routers' loss, which is a mean whatever the tokens are."""
+        owners = [self._trainer, *self._inner.modules()]
+        found = [(vars(each), name, vars(each)[name]) for each in owners for name in _OF_ROUTERS if name in vars(each)]
+        if not any(value for _, _, value in found):
+            return None
+        try:
+            for attributes, name, _ in found:
+                attributes[name] = 0.0
+            without = [self._sketch(self._own(call)) for call in calls]
+        finally:
+            for attributes, name, value in found:
+                attributes[name] = value
+        return torch.stack(own) - torch.stack(without)
 
     # -- the loss along its gradient
 

@@ -7,7 +7,7 @@ training loop made of the window: shares of the tokens, or one part each, are ri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,8 @@ class Window:
     factor: float | None
     """By how much the gradient is larger than ``nearest`` makes it; None where that is no factor."""
     nearest: str = ""
+    of_the_even: float | None = None
+    """By how much too much there is of what is a mean whatever the law is; None where it is not that."""
 
 
 def limit(noise: float) -> float:
@@ -38,7 +40,13 @@ def limit(noise: float) -> float:
     return max(FLOOR, _TIMES_NOISE * noise)
 
 
-def judge(used: torch.Tensor, own: torch.Tensor, laws: Mapping[str, Sequence[float]], noise: float) -> Window:
+def judge(
+    used: torch.Tensor,
+    own: torch.Tensor,
+    laws: Mapping[str, Sequence[float]],
+    noise: float,
+    evenly: torch.Tensor | None = None,
+) -> Window:
     """Hold a window's gradient against its micro-batches'.
 
     Args:
@@ -46,6 +54,7 @@ def judge(used: torch.Tensor, own: torch.Tensor, laws: Mapping[str, Sequence[flo
         own: the micro-batches' own, a row each.
         laws: weights that are right, by what they are called.
         noise: how far the same gradient moves by rounding, a share of its size.
+        evenly: what of ``own`` is a mean over micro-batches whatever the law is, as a router's loss is.
 
     Returns:
         which law holds; else the factor over the nearest law, or the weights.
@@ -53,20 +62,28 @@ def judge(used: torch.Tensor, own: torch.Tensor, laws: Mapping[str, Sequence[flo
     size = float(used.norm()) or 1.0
     fit = torch.linalg.lstsq(own.T, used[:, None], driver="gelsd").solution[:, 0]
     left = float((used - fit @ own).norm()) / size
-    by_law = {
-        name: float((used - torch.tensor(weights, dtype=own.dtype) @ own).norm()) / size
-        for name, weights in laws.items()
-    }
+    should_be = {name: torch.tensor(weights, dtype=own.dtype) @ own for name, weights in laws.items()}
+    mean = torch.zeros_like(used) if evenly is None else evenly.mean(0)
+    if evenly is not None:
+        apart = {name: torch.tensor(weights, dtype=own.dtype) @ evenly for name, weights in laws.items()}
+        should_be = {name: whole - apart[name] + mean for name, whole in should_be.items()}
+    by_law = {name: float((used - right).norm()) / size for name, right in should_be.items()}
     best = min(by_law, key=lambda name: by_law[name])
     weights = tuple(float(weight) for weight in fit)
     if by_law[best] <= limit(noise):
         return Window(best, by_law[best], weights, left, 1.0, best)
     factors = {}
-    for name, right in laws.items():
-        should_be = torch.tensor(right, dtype=own.dtype) @ own
-        times = float(used @ should_be) / (float(should_be @ should_be) or 1.0)
-        factors[name] = times, float((used - times * should_be).norm()) / size
+    for name, right in should_be.items():
+        times = float(used @ right) / (float(right @ right) or 1.0)
+        factors[name] = times, float((used - times * right).norm()) / size
     nearest = min(factors, key=lambda name: factors[name][1])
     times, rest = factors[nearest]
     factor = times if rest <= limit(noise) else None
-    return Window("", by_law[nearest], weights, left, factor, nearest)
+    found = Window("", by_law[nearest], weights, left, factor, nearest)
+    if evenly is None or factor is not None:
+        return found
+    for name, right in should_be.items():
+        times = 1 + float((used - right) @ mean) / (float(mean @ mean) or 1.0)
+        if float((used - right - (times - 1) * mean).norm()) / size <= limit(noise):
+            return replace(found, nearest=name, of_the_even=times)
+    return found
