@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import grpo_loss_scale
+
 
 def part_of_a_window(self: Any) -> float | bool | None:
-    """Of GRPOTrainer: how many times its size the gradient is; None while it evaluates."""
+    """Of GRPOTrainer: how many times its size the gradient is; None while it evaluates, or with code of one's own."""
     if self.loss_type not in ("dapo", "cispo", "fipo"):
         return False
     if self.model_accepts_loss_kwargs or self.compute_loss_func is not None:
@@ -15,7 +17,7 @@ def part_of_a_window(self: Any) -> float | bool | None:
     steps = getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps)
     if steps == 1:
         return False
-    return float(1 / steps) if self.model.training else None
+    return float(1 / steps) if self.model.training and not grpo_loss_scale.replaced(self) else None
 
 
 def another_loss(self: Any) -> bool:

@@ -6,6 +6,12 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+from ..trl import released
+
+_NAME = "swift-grpo-loss-scale"
+_PACKAGES = ("swift", "trl", "transformers", "accelerate")
+_COMPUTES = ("_compute_loss", "_compute_loss_single", "_compute_loss_chunked", "_compute_loss_and_metrics")
+
 
 def divided_once(trainer: Any, loss: Any) -> Any:
     """A part of the window's mean, for a Trainer that will divide it by the window's number of micro-batches.
@@ -18,7 +24,16 @@ def divided_once(trainer: Any, loss: Any) -> Any:
     if not trainer.model.training or trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None:
         return loss
     steps = getattr(trainer, "current_gradient_accumulation_steps", trainer.args.gradient_accumulation_steps)
+    if steps != 1 and (other := replaced(trainer)):
+        released.left(trainer, _NAME, other)
+        return loss
     return loss * steps
+
+
+def replaced(trainer: Any) -> str:
+    """What of a step is somebody else's, and may have the size right already; empty where all is the releases'."""
+    of_the_step = released.others(trainer, "training_step", "compute_loss", *_COMPUTES, packages=_PACKAGES)
+    return of_the_step or released.others(trainer.accelerator, "backward", packages=_PACKAGES)
 
 
 def _change(trainer: str) -> tuple[Rewrite, ...]:
@@ -35,7 +50,7 @@ def _change(trainer: str) -> tuple[Rewrite, ...]:
 
 
 PATCH = Patch(
-    name="swift-grpo-loss-scale",
+    name=_NAME,
     summary="DAPO's, CISPO's and FIPO's losses are divided by the accumulation steps once",
     harm="wrong gradient",
     bug="DAPO's, CISPO's and FIPO's losses are divided by the accumulation steps twice",
@@ -58,7 +73,11 @@ micro-batch; in training only, as in 4.6.0. Then a step follows the gradient of
 (MiniMax 2025, [arXiv 2506.13585](https://arxiv.org/abs/2506.13585), eq. 4).
 
 Not repaired, as in 4.6.0: the tokens are those of a whole generation. Where `--steps_per_generation` is another number
-than `--gradient_accumulation_steps`, a step's loss is their quotient away from the mean.""",
+than `--gradient_accumulation_steps`, a step's loss is their quotient away from the mean.
+
+Left as released, with one line on rank 0 that names it: a `training_step`, a `compute_loss` or one of the methods that
+it calls, or an `accelerator.backward`, that is not ms-swift's, TRL's, transformers' or accelerate's own, in a subclass,
+by assignment or within a decorator. Such code may have corrected the size already.""",
     changes_numbers="""\
 since ms-swift 3.11.0 loss and gradient of `dapo`, `cispo` and `fipo` were too small by the number of accumulation
 steps. With Adam alone that changes little; gradient clipping, the weight of CHORD's and SDAR's losses, weight decay

@@ -12,27 +12,27 @@ _RELEASED = ("trl", "transformers", "accelerate")
 _said: set[str] = set()
 
 
-def others(owner: Any, *names: str) -> str:
+def others(owner: Any, *names: str, packages: tuple[str, ...] = _RELEASED) -> str:
     """The first of these methods that a subclass, a decorator or an assignment has replaced; empty where none has.
 
     A method that the owner does not have, as in another release, is nobody's.
     """
     for name in names:
         found = vars(owner).get(name, getattr(type(owner), name, None))
-        if found is not None and not is_released(found):
+        if found is not None and not is_released(found, packages):
             return f"{type(owner).__name__}.{name}"
     return ""
 
 
-def is_released(function: Any) -> bool:
+def is_released(function: Any, packages: tuple[str, ...] = _RELEASED) -> bool:
     """Whether a function's code, or an object's class, is of these packages: told by what no decorator copies."""
     if isinstance(function, MethodType):
         function = function.__func__
     kind = type(function)
     module = function.__globals__.get("__name__") if isinstance(function, FunctionType) else kind.__module__
     if module == "rlhf_patches.rehearsal.trainer":  # it stands before the trainer's own, for one window
-        return is_released(function.__wrapped__)
-    return str(module).partition(".")[0] in _RELEASED
+        return is_released(function.__wrapped__, packages)
+    return str(module).partition(".")[0] in packages
 
 
 def left(trainer: Any, patch: str, other: str) -> None:

@@ -52,10 +52,10 @@ value head, ends in the same beside TRL 0.29 or later.""",
 whether the model is of that class or not. TRL 0.29.0 has the class in `trl.experimental.ppo` only, and 1.13.0 has it no
 longer. verl's own requirement, `trl<=0.9.6`, is an extra's, which other packages do not keep.""",
     repair="""\
-The class is imported from `trl.experimental.ppo`, and from `trl` where that has none, as verl 0.8.0 and 0.9.1 do by
-themselves. Where TRL has it nowhere, `apply_monkey_patch` leaves out the part that is for it: no model can be of that
-class. A critic that was saved with a value head cannot be loaded then, with the error as before: pin `trl<1.13`.
-Nothing is put into TRL.""",
+The class is imported from `trl.experimental.ppo`, where these releases of TRL have it, unless there is one in `trl`: a
+workaround of yours, which is used as before. Where TRL has it nowhere, `apply_monkey_patch` leaves out the part that is
+for it: no model can be of that class. A critic that was saved with a value head cannot be loaded then, with the error
+as before: pin `trl<1.13`. Nothing is put into TRL.""",
     signatures=(
         Signature("ImportError", f"cannot import name '{_NAME}' from 'trl'", frames=(_EVERY_MODEL, _LOAD, _PREPARE)),
     ),

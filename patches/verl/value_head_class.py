@@ -6,15 +6,20 @@ from typing import Any
 
 
 def value_head_class() -> Any:
-    """``trl.experimental.ppo``'s, or ``trl``'s where that has none: in this order, as verl 0.9.1 asks.
+    """``trl``'s, as the released lines ask, or ``trl.experimental.ppo``'s where that has none.
+
+    These releases of TRL have none in ``trl``: what is there was put there, by somebody who has met the bug.
 
     Raises:
         ImportError: it is in neither.
     """
     try:
-        from trl.experimental.ppo import AutoModelForCausalLMWithValueHead
-    except ImportError:
         from trl import AutoModelForCausalLMWithValueHead
+    except ImportError as error:
+        try:
+            from trl.experimental.ppo import AutoModelForCausalLMWithValueHead
+        except ImportError:
+            raise error from None
     return AutoModelForCausalLMWithValueHead
 
 

@@ -18,7 +18,7 @@ GPU = {"tensor_model_parallel_size": 2, "context_parallel_size": 1, "expert_mode
 ONE = {**GPU, "tensor_model_parallel_size": 1}
 TOKENS = {"calculate_per_token_loss": True, "moe_z_loss_coeff": 1e-3, "moe_router_load_balancing_type": "aux_loss"}
 HALF = {"moe_router_enable_expert_bias": True, "bf16": True, "fp16": False}
-WINDOW = {"loss_type": "dapo", "model_accepts_loss_kwargs": False, "compute_loss_func": None}
+WINDOW = {"loss_type": "dapo", "model_accepts_loss_kwargs": False, "compute_loss_func": None, "accelerator": Has()}
 GKD = {"average_tokens_across_devices": True, "use_liger_kernel": False}
 MODES = {"policy": Has(inference_mode=False), "reference": Has(inference_mode=True)}
 FOUR = Has(gradient_accumulation_steps=4)
@@ -205,6 +205,11 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ),
         ("swift.conditions:part_of_a_window", [Has(**WINDOW, args=FOUR, model=Has(training=True))], 0.25),
         ("swift.conditions:part_of_a_window", [Has(**WINDOW, args=FOUR, model=Has(training=False))], None),
+        (
+            "swift.conditions:part_of_a_window",
+            [Has(**WINDOW, args=FOUR, model=Has(training=True), compute_loss=lambda *_: None)],
+            None,
+        ),
         ("swift.conditions:part_of_a_window", [Has(**{**WINDOW, "loss_type": "grpo"})], False),
         (
             "swift.conditions:part_of_a_window",

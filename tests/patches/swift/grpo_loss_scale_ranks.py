@@ -95,10 +95,34 @@ def as_published(loss_type: str, model: Any, batches: list[list[dict[str, Any]]]
     return (1 - MU) * loss + MU * torch.stack(supervised).mean() if chord else loss
 
 
-def make_trainer(model: Any, loss_type: str, sft: Any) -> Any:
+def multiplied(name: str) -> type:
+    """The trainer of somebody who has met the bug: this method gives what the Trainer divides by."""
+
+    def own(self: Any, *args: Any, **named: Any) -> Any:
+        found = getattr(super(made, self), name)(*args, **named)
+        times = self.current_gradient_accumulation_steps if self.model.training else 1
+        return (found[0] * times, *found[1:]) if isinstance(found, tuple) else found * times
+
+    made: type = type("Own", (family().trainer_class,), {name: own})
+    return made
+
+
+def undivided() -> type:
+    """The trainer of somebody whose step divides nothing."""
+
+    def training_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        model.train()
+        loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    return type("Own", (family().trainer_class,), {"training_step": training_step})
+
+
+def make_trainer(model: Any, loss_type: str, sft: Any, made: type) -> Any:
     from accelerate import Accelerator
 
-    trainer: Any = object.__new__(family().trainer_class)
+    trainer: Any = object.__new__(made)
 
     trainer.accelerator = Accelerator(cpu=True)
     trainer.model = trainer.model_wrapped = model
@@ -164,7 +188,7 @@ def inputs_of(batch: dict[str, Any], tokens: int) -> dict[str, Any]:
     return {"model_inputs": model_inputs, "grpo_batch": made(**rest, advantages=advantages)}
 
 
-def step(loss_type: str, chord: bool) -> dict[str, float]:
+def step(loss_type: str, chord: bool, own: type | None = None) -> dict[str, float]:
     """Loss and gradient of all ranks, against the objective; and the loss in evaluation."""
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     model, batches = make_model(), make_batches(ranks)
@@ -177,7 +201,7 @@ def step(loss_type: str, chord: bool) -> dict[str, float]:
         {"input_ids": batch["sft"], "labels": batch["sft"].masked_fill(first_is_prompt, -100)}
         for batch in batches[rank]
     )
-    trainer = make_trainer(model, loss_type, rows if chord else None)
+    trainer = make_trainer(model, loss_type, rows if chord else None, own or family().trainer_class)
     loss = torch.stack([trainer.training_step(model, inputs_of(batch, tokens), None) for batch in batches[rank]]).sum()
     weight = model.model.layers[0].mlp.up_proj.weight
     gradient, weight.grad = weight.grad, None
@@ -208,8 +232,20 @@ def observe() -> dict[str, Any]:
     }
 
 
+def observe_own() -> dict[str, Any]:
+    """With trainers that are right as released; and what is said, in a step of each."""
+    with states.heard() as said:
+        found: dict[str, Any] = {
+            **{name: step("dapo", False, multiplied(name)) for name in ("compute_loss", "_compute_loss_and_metrics")},
+            "training_step": step("dapo", False, undivided()),
+        }
+    return {**found, "said": [line for line in said if NAME in line]}
+
+
 def main() -> None:
-    options = states.parser().parse_args()
+    parser = states.parser()
+    parser.add_argument("--own", action="store_true")
+    options = parser.parse_args()
     family()
     torch.distributed.init_process_group("gloo")
-    states.report(NAME, observe, options.out)
+    states.report(NAME, observe_own if options.own else observe, options.out)

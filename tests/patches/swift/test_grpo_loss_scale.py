@@ -15,7 +15,9 @@ HELD = {
     "whatever worked": (
         "test_in_evaluation_nothing_divides_and_nothing_is_multiplied",
         "test_a_loss_that_is_a_mean_of_its_micro_batch_keeps_its_weight",
+        "test_what_is_one_s_own_is_left_alone",
     ),
+    "Left as released": "test_what_is_one_s_own_is_left_alone",
     "no new wait": "because it is one product on this rank's loss; no lock, no collective",
     "as before": "test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches",
     "do not change": "test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches",
@@ -31,8 +33,8 @@ exhaustive = pytest.mark.exhaustive
 
 @pytest.fixture(scope="module")
 def observe(run_ranks):
-    def run(folder, ranks=1):
-        return run_ranks(WORKER, levels=swift(folder, "swift_transformers"), ranks=ranks)
+    def run(folder, ranks=1, *arguments):
+        return run_ranks(WORKER, *arguments, levels=swift(folder, "swift_transformers"), ranks=ranks)
 
     return run
 
@@ -70,6 +72,21 @@ def test_in_evaluation_nothing_divides_and_nothing_is_multiplied(observe):
     for loss_type in ("dapo", "cispo"):
         for state in ("before", "after"):
             assert report[state][loss_type]["in evaluation"] == pytest.approx(1, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    "folder", ["swift-4.3", *(pytest.param(f"swift-{each}", marks=exhaustive) for each in ("4.5", "3.12"))]
+)
+def test_what_is_one_s_own_is_left_alone(observe, folder):
+    """It has the size right as released: in a method of the loss, or in a step that divides nothing."""
+    (report,) = observe(folder, 1, "--own")
+    assert report["reached"]["held"] == 0
+    for own in ("compute_loss", "_compute_loss_and_metrics", "training_step"):
+        assert report["before"][own]["off"] <= ROUNDING
+        assert report["after"][own] == report["before"][own]
+        (line,) = (line for line in report["after"]["said"] if f" Own.{own} " in line)
+        assert "is not the release's own: the gradient stays as released" in line
+    assert not any("repaired" in line for line in report["after"]["said"])
 
 
 @exhaustive

@@ -17,8 +17,12 @@ from tests.harness.warm import Level, verl
 HELD = {
     "least reach": "test_beside_an_older_trl_nothing_is_changed",
     "hands off": "test_nothing_is_put_into_trl",
-    "whatever worked": ("test_beside_an_older_trl_nothing_is_changed", "test_the_order_of_verl_0_9_1"),
+    "whatever worked": (
+        "test_beside_an_older_trl_nothing_is_changed",
+        "test_a_class_that_somebody_has_put_into_trl_comes_first",
+    ),
     "no new wait": "because it imports what upstream imports; no lock, no collective",
+    "which is used as before": "test_a_class_that_somebody_has_put_into_trl_comes_first",
     "with the error as before": "test_where_trl_has_removed_it_every_model_is_prepared",
     "Nothing is put into TRL": "test_nothing_is_put_into_trl",
 }
@@ -114,17 +118,19 @@ def test_nothing_is_put_into_trl(ran):
     assert found["after"]["every model"]["given a state_dict"]
 
 
-def test_the_order_of_verl_0_9_1(monkeypatch):
-    """The experimental class first; the other where that is not there; the error as released where neither is."""
-    old, new = types.SimpleNamespace(), types.SimpleNamespace()
+def test_a_class_that_somebody_has_put_into_trl_comes_first(monkeypatch):
+    """As the released line asks; the experimental class where there is none; the error as released where neither is."""
+    own, new = types.SimpleNamespace(), types.SimpleNamespace()
     top, experimental, ppo = (types.ModuleType(name) for name in ("trl", "trl.experimental", "trl.experimental.ppo"))
     for module in (top, experimental, ppo):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     assert not value_head_class.has_value_head_class()
     with pytest.raises(ImportError, match="cannot import name 'AutoModelForCausalLMWithValueHead' from 'trl'"):
         value_head_class.value_head_class()
-    top.AutoModelForCausalLMWithValueHead = old
-    assert value_head_class.value_head_class() is old
     ppo.AutoModelForCausalLMWithValueHead = new
     assert value_head_class.value_head_class() is new
+    top.AutoModelForCausalLMWithValueHead = own
+    assert value_head_class.value_head_class() is own
+    del ppo.AutoModelForCausalLMWithValueHead
+    assert value_head_class.value_head_class() is own
     assert value_head_class.has_value_head_class()
