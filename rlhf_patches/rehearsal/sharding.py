@@ -6,11 +6,12 @@ A micro-batch's own gradient is taken by ``torch.autograd.grad``, which adds to 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+_KNOWN = ("BF16_Optimizer", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3")
 
 
 class Whole:
@@ -92,25 +93,33 @@ class Zero(Whole):
         super().__init__(engine.module)
         self.steps_in_backward = engine
         self._stage = int(engine.zero_optimization_stage())
-        self.shows_ranks = not self._stage
+        self.shows_ranks = not self._stage or type(engine.optimizer).__name__ == "BF16_Optimizer"
 
     def _size(self, parameter: Any) -> int:
         return int(getattr(parameter, "ds_numel", parameter.numel()))
 
     def cannot(self) -> str:
-        engine = self.steps_in_backward
-        if engine.fp16_enabled():
+        kind = type(self.steps_in_backward.optimizer)
+        if self.steps_in_backward.fp16_enabled():
             return "DeepSpeed's engine scales the loss (fp16)"
-        if hasattr(engine, "pipeline_parallelism") and engine.pipeline_parallelism:
-            return "DeepSpeed's pipelines take micro-batches themselves"
+        if kind.__module__.startswith("deepspeed.") and kind.__name__ not in _KNOWN:
+            return f"where DeepSpeed's {kind.__name__} sums gradients is not known"
         return ""
 
     def coarse(self) -> str:
         return "weights are in shards (ZeRO-3)" if self._stage == 3 else super().coarse()
 
     def window(self) -> Iterator[torch.Tensor | None]:
-        whole = importlib.import_module("deepspeed.utils").safe_get_full_grad
-        yield from (whole(each) for each in self.parameters)
+        # `deepspeed.utils.safe_get_full_grad` prefers a `.grad` that is there beside the optimizer's own sums.
+        for each in self.parameters:
+            if (sums := getattr(each, "_hp_grad", None)) is not None:
+                yield sums
+            elif hasattr(each, "ds_id"):
+                yield each._z3_optimizer.get_fp32_grad_for_param(each)
+            elif hasattr(each, "_hp_mapping"):
+                yield each.get_full_hp_grad()
+            else:
+                yield each.grad
 
     def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
         return list(torch.autograd.grad(loss(), self.leaves(), allow_unused=True))

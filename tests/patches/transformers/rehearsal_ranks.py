@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import accelerate
@@ -16,6 +16,7 @@ import transformers
 
 import rlhf_patches
 from hunt import hf_trainer, sharded, trainers
+from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.proving import states
 from rlhf_patches.rehearsal import start
 from rlhf_patches.rehearsal.relation import Relation
@@ -32,13 +33,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sdpa": {"attention": "sdpa"},
     "rows by themselves": {"micro_batch": 1, "accumulation": 8},
     **{kind: {"sharding": kind} for kind in ("zero1", *sharded.KINDS)},
+    "offload": {"deepspeed": {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}},
+    "float32 sums": {"deepspeed": {"data_types": {"grad_accum_dtype": "fp32"}}},
+    "in pieces": {"deepspeed": {"zero_optimization": {"contiguous_gradients": False}}},
     "two of three": {"micro_batch": 3, "accumulation": 2, "rows": 12},
 }
 """Of the trainers' settings; a trainer that does not take one of them is not run."""
 
 
 def build(name: str, use: Callable[[Any], None], **settings: Any) -> None:
-    """Have a trainer of the hunt built, and use it."""
+    """Have a trainer of the hunt built, and use it; ``deepspeed`` are more settings of its configuration."""
+    more = settings.pop("deepspeed", {})
     chosen = trainers.every()[name]
     given = {key: value for key, value in (SETTINGS | settings).items() if key in chosen.takes}
 
@@ -48,8 +53,24 @@ def build(name: str, use: Callable[[Any], None], **settings: Any) -> None:
 
     if "sharding" in given:  # another trainer in this process may have set up accelerate otherwise
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    with hf_trainer.handed_to(once):
+    with hf_trainer.handed_to(once), configured(more):
         chosen.run(**chosen.fixed, **given)
+
+
+@contextlib.contextmanager
+def configured(more: dict[str, dict[str, Any]]) -> Iterator[None]:
+    """Meanwhile the hunt's trainers have more in their DeepSpeed configuration."""
+    before = on_cpu.of_trainer
+
+    def of_trainer(*given: Any) -> dict[str, Any]:
+        made = before(*given)
+        return made | {name: {**made.get(name, {}), **each} for name, each in more.items()}
+
+    on_cpu.of_trainer = of_trainer
+    try:
+        yield
+    finally:
+        on_cpu.of_trainer = before
 
 
 def rehearsed(trainer: Any) -> list[Relation]:
@@ -67,7 +88,7 @@ def rehearsed(trainer: Any) -> list[Relation]:
 
 def table(name: str, patches: str, ranks: int, **settings: Any) -> dict[str, Any]:
     """What is said of each relation."""
-    if not {*settings} <= {*trainers.every()[name].takes, *SETTINGS}:
+    if not {*settings} <= {*trainers.every()[name].takes, *SETTINGS, "deepspeed"}:
         return {"cannot": "it does not take these settings"}
     found: list[Relation] = []
     if patches == "on":

@@ -82,7 +82,8 @@ def test_on_two_ranks(run_ranks, patches):
 
 SHARDED = [("zero2", "transformers/t5"), ("zero3", "trl/sft"), ("fsdp2", "trl/sft")]
 MORE_SHARDED = [
-    *((kind, name) for kind in ("zero1", "zero2", "zero3") for name in ("transformers/t5", "transformers/mixtral")),
+    *((kind, "transformers/mixtral") for kind in ("zero1", "zero2", "zero3")),
+    *((kind, "transformers/t5") for kind in ("zero1", "zero3")),
     *((kind, name) for kind in ("zero1", "zero2", "zero3", "fsdp2") for name in ("transformers/llama", "trl/dpo")),
     *((f"{kind}, {way}", "trl/sft") for kind in ("zero2", "zero3", "fsdp2") for way in (*WAYS, "two of three")),
 ]
@@ -103,6 +104,30 @@ def test_in_shards(run_ranks, variant, name, patches):
         return
     assert rows[WINDOW]["verdict"] == "holds"
     assert not [row for key, row in rows.items() if key != "acted" and row["verdict"] == "deviates"]
+
+
+@pytest.mark.parametrize("patches", runs.PATCHES)
+@pytest.mark.parametrize(
+    ("release", "variant", "weights", "patch"),
+    [
+        ("deepspeed-0.18.2", "zero2", "[0.000 0.250 0.000 0.250]", "deepspeed-zero2-accumulation"),
+        (
+            "deepspeed-0.18.9",
+            "zero1, bfloat16, float32 sums",
+            "[0.333 0.500 0.167 0.000]",
+            "deepspeed-zero1-last-micro-batch",
+        ),
+    ],
+)
+def test_bugs_of_deepspeed_are_found(run_ranks, release, variant, weights, patch, patches):
+    name = "transformers/llama"
+    found = run_ranks(WORKER, patches, name, "--variant", variant, levels=beside(release, "trl"), ranks=2)
+    row, acted = found[0][name][WINDOW], found[0][name]["acted"]
+    if patches == "off":
+        assert (row["verdict"], row["measured"]) == ("deviates", weights)
+    else:
+        assert (row["verdict"], row["measured"]) == ("holds", "[0.333 0.250 0.167 0.250]")
+        assert patch in acted["repaired"] + acted["ran"]
 
 
 @pytest.mark.parametrize(
