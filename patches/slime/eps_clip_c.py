@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
@@ -11,13 +13,28 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 logger = logging.getLogger("rlhf_patches")
 
 
-def bound(args: Any) -> float | None:
-    """``--eps-clip-c``; None where there is none, or one that slime's function refuses in the middle of a step."""
+def bound(args: Any, function: Callable[..., Any]) -> tuple[float, ...]:
+    """``--eps-clip-c``; empty where there is none, or one that slime's function refuses in the middle of a step.
+
+    Empty as well where the function has no such argument: one of the user's own, in place of slime's.
+    """
     asked: float | None = getattr(args, "eps_clip_c", None)
-    if asked is None or asked > 1.0:
-        return asked
-    _ignored(asked)
-    return None
+    if asked is None:
+        return ()
+    if asked <= 1.0:
+        _ignored(asked)
+        return ()
+    return (asked,) if _takes_a_bound(function) else ()
+
+
+def _takes_a_bound(function: Callable[..., Any]) -> bool:
+    try:
+        # known: slime's own, torch.compile around it, has the name in the fifth place
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    fifth = parameters[4] if len(parameters) > 4 else None
+    return fifth is not None and (fifth.name, fifth.kind) == ("eps_clip_c", fifth.POSITIONAL_OR_KEYWORD)
 
 
 @functools.cache
@@ -32,7 +49,7 @@ def _forward(alongside: str) -> tuple[Rewrite]:
             target="slime.backends.megatron_utils.loss:policy_loss_function",
             pattern=f"{call})",
             alongside=(alongside,),
-            replacement=f"{call}, $BOUND(args))",
+            replacement=f"{call}, *$BOUND(args, compute_policy_loss))",
             uses={"BOUND": f"{__name__}:{bound.__name__}"},
         ),
     )
@@ -54,8 +71,9 @@ max(min(r A, clip(r, 1 - eps, 1 + eps_high) A), c A), equation 5 of arXiv 1912.0
 Without the option nothing changes. A c of 1 or less, which slime's function refuses with an error, is ignored as
 released, with a warning.
 
-Left alone: the FSDP backend of 0.2.0 to 0.2.2, which has the same call. main has been repaired since, and calls itself
-0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1, and is not needed.""",
+Left alone: a `compute_policy_loss` of your own in slime's place, without an `eps_clip_c`; the FSDP backend of 0.2.0 to
+0.2.2, which has the same call. main has been repaired since, and calls itself 0.3.1 all the same: there the patch is
+refused, because the code is not that of 0.3.1, and is not needed.""",
     references=(
         "https://github.com/THUDM/slime/pull/2247",
         "https://arxiv.org/abs/1912.09729",

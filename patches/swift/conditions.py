@@ -20,6 +20,6 @@ def part_of_a_window(self: Any) -> float | bool | None:
     return float(1 / steps) if self.model.training and not grpo_loss_scale.replaced(self) else None
 
 
-def another_loss(self: Any) -> bool:
-    """Of MegatronDPOTrainer: whether a loss is asked for that it does not compute."""
-    return bool(self.args.loss_type != "sigmoid")
+def another_loss(self: Any) -> bool | None:
+    """Of MegatronDPOTrainer: False of sigmoid; else it is told where the loss is computed, or cannot be."""
+    return False if self.args.loss_type == "sigmoid" else None

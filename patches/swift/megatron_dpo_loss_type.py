@@ -7,7 +7,10 @@ import inspect
 import logging
 from typing import Any
 
+import rlhf_patches
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+_NAME = "swift-megatron-dpo-loss-type"
 
 logger = logging.getLogger("rlhf_patches")
 
@@ -50,7 +53,10 @@ def loss_as_asked_for(
             _out_of_reach(str(loss_type), f"{type(error).__name__}: {error}")
             wanted = sequence_logps
         else:
+            rlhf_patches.decided(_NAME, True)
             return asked_for
+    elif loss_type != "sigmoid":  # TRL's before 0.20: right as released, but for IPO's sums
+        rlhf_patches.decided(_NAME, loss_type == "ipo")
     released: tuple[Any, Any, Any] = inner.dpo_loss(*wanted)
     return released
 
@@ -66,7 +72,7 @@ def _out_of_reach(loss_type: str, why: str) -> None:
 
 
 PATCH = Patch(
-    name="swift-megatron-dpo-loss-type",
+    name=_NAME,
     summary="Megatron DPO minimises the loss that `--loss_type` names",
     harm="wrong gradient",
     bug="Megatron DPO minimises the sigmoid loss whatever --loss_type names",

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-_BORDERS: WeakKeyDictionary[Any, tuple[Any, list[int]]] = WeakKeyDictionary()
-"""By what renders: of what template, and its border. It is the same for every sample."""
+_BORDERS: WeakKeyDictionary[Any, tuple[Any, tuple[list[int], list[int]]]] = WeakKeyDictionary()
+"""By what renders: of what template, its border, and how a turn of it begins. It is the same for every sample."""
 
 
 def following(loop: Any, conversation: Sequence[int], turn: list[int]) -> list[int]:
@@ -22,20 +22,22 @@ def following(loop: Any, conversation: Sequence[int], turn: list[int]) -> list[i
         turn: token ids of the next turn, rendered by itself.
 
     Returns:
-        ``turn`` itself where the template has nothing between turns, and where the conversation does not end as the
-        template ends a turn.
+        ``turn`` itself where the template has nothing between turns, where the conversation does not end as the
+        template ends a turn, and where the turn has it already: code of the user's own has put it there.
     """
     try:
-        border = _border(loop)
-        if border[1:] and conversation[-1] == border[0]:
-            return border[1:] + turn
+        border, begins = _border(loop)
+        separator = border[1:]
+        if separator and conversation[-1] == border[0]:
+            has_it = turn[: len(separator)] == separator != begins[: len(separator)]
+            return turn if has_it else separator + turn
     except Exception:  # a template that cannot be asked: the turn is as released
         pass
     return turn
 
 
-def _border(loop: Any) -> list[int]:
-    """The token that closes an assistant's turn, and what the template has after it, before the next turn."""
+def _border(loop: Any) -> tuple[list[int], list[int]]:
+    """The token that closes an assistant's turn, and what the template has after it, before the next turn; and that."""
     processor = getattr(loop, "processor", None)
     renders = loop.tokenizer if processor is None else processor
     settings = dict(getattr(loop, "apply_chat_template_kwargs", {}))
@@ -46,7 +48,7 @@ def _border(loop: Any) -> list[int]:
     return known[1]
 
 
-def _rendered_border(loop: Any, renders: Any, settings: dict[str, Any]) -> list[int]:
+def _rendered_border(loop: Any, renders: Any, settings: dict[str, Any]) -> tuple[list[int], list[int]]:
     def rendered(*messages: tuple[str, str]) -> list[int]:
         given = [{"role": role, "content": content} for role, content in messages]
         text = renders.apply_chat_template(given, tokenize=False, add_generation_prompt=False, **settings)
@@ -59,9 +61,19 @@ def _rendered_border(loop: Any, renders: Any, settings: dict[str, Any]) -> list[
     last = rendered(("user", "0"))[len(loop.system_prompt) :]  # by itself, as verl cuts it
     border, ends = after[: -len(last)], after[-len(last) :]
     if not last or ends != last or common == len(one):  # not known where the next turn begins, or the content ends
-        return []
+        return [], last
     special = set(loop.tokenizer.all_special_ids)
-    return list(dropwhile(lambda token: token not in special, border))
+    border = list(dropwhile(lambda token: token not in special, border))
+    if border[1:]:
+        try:
+            before_a_tool = rendered(("user", "0"), ("assistant", "0"), ("tool", "0"))
+            tool = rendered(("tool", "0"))[len(loop.system_prompt) :]
+        except Exception:  # a template that wants more of a tool: what is before a user is all that can be known
+            return border, last
+        until = len(before_a_tool) - len(tool)
+        if tool and before_a_tool[until:] == tool and before_a_tool[:until][-len(border) :] != border:
+            return [], last
+    return border, last
 
 
 _LOOP = "verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop"
@@ -105,10 +117,11 @@ Generation stops at the token that closes a turn, `<|im_end|>`. The next turn is
 begin with `<|im_start|>`. The newline between the two is neither's.""",
     repair="""\
 The separator is put before the tokens of a tool's or a user's turn, with mask 0 and log-probability 0, and counts for
-the length of the response, as in 0.9.0. It is found by rendering three short conversations, and only added after
+the length of the response, as in 0.9.0. It is found by rendering five short conversations, and only added after
 the token that the template closes a turn with: an answer that ended otherwise is followed by what it was before. With
-templates that have no separator, or have it at the beginning of a turn, with the formats `gpt-oss` and `gemma4`, and in
-conversations of one turn, nothing changes. Users' turns (`interaction_config_path`, 0.6.0 to 0.7.1) are repaired as
+templates that have no separator, or none before a tool's turn, or have it at the beginning of a turn, with turns that
+code of yours has put it before already, with the formats `gpt-oss` and `gemma4`, and in conversations of one turn,
+nothing changes. Users' turns (`interaction_config_path`, 0.6.0 to 0.7.1) are repaired as
 well. Not repaired: models with a processor in 0.6.1, where the system prompt is repeated at each tool result; and
 0.9.1, which knows the separator of a few types of models and drops it again with others.""",
     changes_numbers="""\

@@ -217,7 +217,7 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
             False,
         ),
         ("swift.conditions:part_of_a_window", [Has(**WINDOW, args=Has(gradient_accumulation_steps=1))], False),
-        ("swift.conditions:another_loss", [Has(args=Has(loss_type="hinge"))], True),
+        ("swift.conditions:another_loss", [Has(args=Has(loss_type="hinge"))], None),
         ("swift.conditions:another_loss", [Has(args=Has(loss_type="sigmoid"))], False),
         ("slime.conditions:whitened_in_parts", [Has(normalize_advantages=True, context_parallel_size=2)], True),
         ("slime.conditions:whitened_in_parts", [Has(normalize_advantages=True, context_parallel_size=1)], None),

@@ -154,6 +154,25 @@ def few() -> list[int]:
     return found
 
 
+def filtered() -> list[list[int]]:
+    """With a worker of a user's, which gives the groups of odd prompts alone."""
+    real = slime.AsyncRolloutWorker
+
+    class Own(real):  # type: ignore[misc]
+        def get_completed_groups(self) -> Any:
+            return [each for each in super().get_completed_groups() if prompt_of(each[1]) % 2]
+
+    slime.AsyncRolloutWorker = Own
+    try:
+        run = Run(AT_ONCE, PROMPTS)
+        assert until(lambda: run.worker.queue_size() >= AT_ONCE)
+        found = [run.step(number) for number in range(2)]
+        run.end()
+    finally:
+        slime.AsyncRolloutWorker = real
+    return found
+
+
 def observe() -> dict[str, Any]:
     return {
         "steps": steps(),
@@ -162,6 +181,7 @@ def observe() -> dict[str, Any]:
         "unasked": unasked(),
         "many": many(),
         "few": few(),
+        "filtered": filtered(),
     }
 
 

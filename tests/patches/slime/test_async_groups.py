@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -16,13 +18,17 @@ from tests.harness.warm import TORCH, Level
 HELD = {
     "least reach": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
     "hands off": "because it takes groups from the worker's queue, as slime does, and writes nothing",
-    "whatever worked": "test_groups_that_are_aborted_or_fail_are_slimes_affair",
+    "known": ("test_a_worker_of_one_s_own_says_itself_what_is_finished", "test_a_worker_that_filters_is_not_bypassed"),
+    "whatever worked": (
+        "test_groups_that_are_aborted_or_fail_are_slimes_affair",
+        "test_a_worker_that_filters_is_not_bypassed",
+    ),
     "no new wait": "test_the_loop_that_samples_is_never_blocked",
     "at most twice that many wait": "test_the_worker_stops_where_nobody_takes",
     "each prompt of the data source is trained on": "test_every_group_is_trained_on_once",
     "once": "test_every_group_is_trained_on_once",
     "nothing changes": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
-    "Left alone": "because no module of slime's is in the folder of examples",
+    "Left alone": "test_a_worker_that_filters_is_not_bypassed",
     "the others stay in the queue": "test_what_a_step_takes",
 }
 WORKER = "tests.patches.slime.async_groups_ranks"
@@ -87,9 +93,44 @@ def test_where_no_more_are_finished_than_asked_for_nothing_changes(report):
     assert report["before"]["few"] == report["after"]["few"] == report["reverted"]["few"] == [0, 1, 2]
 
 
+class Own:
+    """A worker of a user's, or slime's where its function is taken for that of slime's module."""
+
+    def __init__(self):
+        self.output_queue = queue.Queue()
+
+    def get_completed_groups(self):
+        return "its own"
+
+
+def slimes_worker():
+    found = types.FunctionType(Own.get_completed_groups.__code__, {"__name__": "slime.rollout.fully_async_rollout"})
+    return type("AsyncRolloutWorker", (Own,), {"get_completed_groups": found})()
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        Own(),
+        SimpleNamespace(get_completed_groups=lambda: "its own"),  # which has no queue
+        type("Decorated", (Own,), {"get_completed_groups": functools.wraps(slimes_worker)(lambda self: "its own")})(),
+    ],
+)
+def test_a_worker_of_one_s_own_says_itself_what_is_finished(worker):
+    assert at_most(worker, 2) == "its own"
+
+
+@with_clone
+def test_a_worker_that_filters_is_not_bypassed(report):
+    """Whose groups are those of odd prompts: a subclass, which is in force as released."""
+    for state in ("before", "after", "reverted"):
+        assert all(prompt % 2 for step in report[state]["filtered"] for prompt in step)
+        assert report[state]["filtered"]
+
+
 def test_what_a_step_takes():
     """In one process, without slime."""
-    worker = SimpleNamespace(output_queue=queue.Queue())
+    worker = slimes_worker()
     for number in range(5):
         worker.output_queue.put((number, [f"group {number}"]))
     assert at_most(worker, 2) == [(0, ["group 0"]), (1, ["group 1"])]

@@ -6,10 +6,12 @@ comes from a fused cross entropy that rounds it to bfloat16, so 2**-8 of the lar
 
 from __future__ import annotations
 
+import functools
 import itertools
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlhf_patches.patches.slime import eps_clip_c
 from tests.harness import slime_clone
@@ -23,9 +25,14 @@ MORE = {"v0.2.0": "0.2.0", "v0.2.4": "0.2.3", "v0.3.0": "0.3.0"}
 HELD = {
     "least reach": "test_the_bound_is_the_one_that_was_asked_for",  # no bound included
     "hands off": "because it reads one argument",
-    "whatever worked": "test_a_bound_that_slime_refuses_is_ignored_as_released",
+    "whatever worked": (
+        "test_a_bound_that_slime_refuses_is_ignored_as_released",
+        "test_a_function_of_one_s_own_is_called_as_released",
+    ),
     # An error would be one of the last pipeline stage alone.
     "no new wait": "test_a_bound_that_slime_refuses_is_ignored_as_released",
+    "known": "test_a_bound_is_given_to_what_takes_one",
+    "Left alone": "test_a_function_of_one_s_own_is_called_as_released",
     "changes nothing": "test_unpatched_there_is_none",
     "nothing changes": "test_the_bound_is_the_one_that_was_asked_for",
     "ignored as": "test_a_bound_that_slime_refuses_is_ignored_as_released",
@@ -80,6 +87,17 @@ def test_unpatched_there_is_none(tag_and_report):
 
 
 @with_clone
+def test_a_function_of_one_s_own_is_called_as_released(tag_and_report):
+    """In slime's place, with the bound of 3 in it: with the option as well."""
+    tag, report = tag_and_report
+    for state in ("before", "after", "reverted"):
+        assert report[state]["own"] == report["before"]["own"]
+    for bounds in (report["after"]["own"][name] for name in ("four", "partial")):
+        for found in bounds.values():
+            check(found, "3", tag)
+
+
+@with_clone
 def test_main_has_it_already(run):
     report = run("HEAD", "0.3.1")
     assert report["status"] == "refused"
@@ -87,12 +105,32 @@ def test_main_has_it_already(run):
         check(report[state][bound], bound, "HEAD")
 
 
+def released(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None): ...
+
+
 def test_a_bound_that_slime_refuses_is_ignored_as_released(caplog):
     """In words, once; arguments without the option have none."""
-    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.5)) == 1.5
-    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=None)) is eps_clip_c.bound(SimpleNamespace()) is None
+    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.5), released) == (1.5,)
+    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=None), released) == ()
+    assert eps_clip_c.bound(SimpleNamespace(), released) == ()
     assert caplog.messages == []
     eps_clip_c._ignored.cache_clear()
-    assert [eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.0)) for _ in range(2)] == [None, None]
+    assert [eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.0), released) for _ in range(2)] == [(), ()]
     (said,) = caplog.messages
     assert said.startswith("--eps-clip-c 1.0 is ignored")
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (torch.compile(released, dynamic=True), True),
+        (functools.partial(released, eps_clip_c=3.0), False),
+        (lambda kl, advantages, low, high: None, False),
+        (lambda kl, advantages, low, high, scale: None, False),
+        (lambda kl, advantages, low, high, *, eps_clip_c: None, False),
+        (lambda *args: None, False),
+        (SimpleNamespace(), False),
+    ],
+)
+def test_a_bound_is_given_to_what_takes_one(function, takes):
+    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=3.0), function) == ((3.0,) if takes else ())

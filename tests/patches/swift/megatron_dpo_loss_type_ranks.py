@@ -170,6 +170,7 @@ def observe(parts: list[str]) -> dict[str, Any]:
         for loss_type in OUT_OF_REACH:
             values = [packed(loss_type)["value"] for _ in range(2)]
             found[loss_type] = {"values": values, "said": [line for line in said if f" {loss_type}:" in line]}
+        found["of the bug"] = [line for line in said if "the bug" in line]
     finally:
         logging.getLogger("rlhf_patches").removeHandler(handler)
     return found
@@ -177,7 +178,7 @@ def observe(parts: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = states.parser()
-    parser.add_argument("parts", nargs="+")
+    parser.add_argument("parts", nargs="*")
     options = parser.parse_args()
     start(context=int(os.environ["WORLD_SIZE"]))
     states.report(NAME, lambda: observe(options.parts), options.out)

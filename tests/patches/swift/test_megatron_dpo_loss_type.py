@@ -76,6 +76,13 @@ def test_what_this_trainer_cannot_compute_stays_sigmoid_in_words(observe, loss_t
     assert "sigmoid" in said
 
 
+def test_a_run_with_such_a_loss_alone_is_not_said_to_be_repaired(run_ranks):
+    (report,) = run_ranks(WORKER, levels=swift(None, "swift_megatron"), ranks=1)
+    assert report["status"] == "applied"
+    assert report["after"]["of the bug"] == []
+    assert (report["reached"]["asked"], report["reached"]["held"]) == (0, 0)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("folder", ["swift-3.8", "swift-3.9", "swift-3.12", "swift-4.3", "swift-4.5"])
 def test_other_releases(observe, folder):

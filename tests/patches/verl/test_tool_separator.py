@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import unpacked, warm
-from tests.patches.verl.tool_separator_ranks import LIMITS, RESULTS, SEPARATED
+from tests.patches.verl.tool_separator_ranks import LIMITS, RESULTS, RIGHT, SEPARATED
 
 HELD = {
     "least reach": ("test_the_rest_is_as_released", "test_a_template_is_asked_once"),
     "hands off": "test_what_is_asked_is_untouched",
     "whatever worked": "test_the_rest_is_as_released",
-    "no new wait": "because it renders three short conversations; no lock, no collective",
+    "no new wait": "because it renders five short conversations; no lock, no collective",
     "nothing changes": "test_the_rest_is_as_released",
     "what it was before": "test_the_rest_is_as_released",
 }
@@ -88,7 +88,7 @@ def test_with_a_processor_it_is_the_templates(report):
 
 
 REST = (
-    *("no separator", "before each turn", "answers end in words", "closed by words", "cannot be asked"),
+    *(*RIGHT, "answers end in words", "closed by words", "cannot be asked", "a newline of one's own"),
     *("content left out", "one turn", "stopped elsewhere", "without its end", "gpt-oss", "gemma4"),
 )
 
@@ -96,11 +96,13 @@ REST = (
 @pytest.mark.parametrize("case", REST)
 def test_the_rest_is_as_released(report, case):
     if case not in report["before"]:
-        assert case in ("gpt-oss", "gemma4"), "a format that came later"
+        assert case in ("gpt-oss", "gemma4", "a newline of one's own"), "a format, or a method, that came later"
     for state in STATES:
         assert report[state].get(case) == report["before"].get(case)
-    for template in ("no separator", "before each turn"):
+    for template in RIGHT:
         assert is_the_templates(report["before"][template], report["before"]["whole"][template])
+    if "a newline of one's own" in report["before"]:
+        assert is_the_templates(report["before"]["a newline of one's own"], report["before"]["whole"]["ChatML"])
 
 
 def test_the_separator_counts_for_the_length_of_the_response(report):
@@ -111,7 +113,7 @@ def test_the_separator_counts_for_the_length_of_the_response(report):
 
 def test_a_template_is_asked_once(report):
     first, again, another = report["before"]["rendered"]
-    assert report["after"]["rendered"] == [first + 3, again, another + 3]
+    assert report["after"]["rendered"] == [first + 5, again, another + 5]
 
 
 def test_what_is_asked_is_untouched(report):

@@ -35,6 +35,11 @@ TEMPLATES = {
         "{{ '\\n<|im_start|>assistant\\n' if add_generation_prompt else '' }}"
     ),
     "no separator": CHATML.replace(_AFTER, END),
+    "none before a tool": CHATML.replace(
+        f"m.content + '{_AFTER}' }}}}{{% endif %}}",
+        f"m.content + '{END}' }}}}{{{{ '' if loop.nextitem is defined and loop.nextitem.role == 'tool' else '\\n' }}}}"
+        "{% endif %}",
+    ),
     "before each turn": (
         "{% for m in messages if m.role %}"
         "{{ '\\n<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}{% endfor %}"
@@ -52,6 +57,8 @@ TEMPLATES = {
     "content left out": "{% for m in messages if m.role %}{{ '<|im_start|>' + m.role + '<|im_end|>\\n' }}{% endfor %}",
 }
 SEPARATED = ("ChatML", "no system prompt", "two newlines", "another token", "a newline before", "between turns")
+RIGHT = ("no separator", "none before a tool", "before each turn")
+"""As released."""
 LIMITS = range(-1, 4)
 """Of the response, from the end of the first tool's turn as it is rendered by itself."""
 USER = ("Sure?", "Thanks.")
@@ -85,6 +92,7 @@ def conversation(
     interaction: bool = False,
     processor: bool = False,
     words: Any = None,
+    own: bool = False,
 ) -> dict[str, Any]:
     """A rollout, and what the server was asked with.
 
@@ -97,6 +105,7 @@ def conversation(
         interaction: whether a user answers.
         processor: whether there is one, as of a model for images.
         words: the tokenizer, in place of a new one.
+        own: whether the loop is of somebody who has met the bug: it begins turns with a newline.
     """
     words = words or tokenizer(template)
     stops = "\n" + stops if template == "a newline before" else stops
@@ -106,6 +115,8 @@ def conversation(
             loop.tool_parser_name = parser
         if interaction:
             loop.interaction_config_file, loop.interaction_map = "a file", {"a user": Interaction()}
+        if own:
+            loop.apply_chat_template = begun_with_a_newline(loop.apply_chat_template, words)
 
     output, asked = tool_separator_ranks.rollout(
         words, [turn + stops for turn in turns], response_length, processors(words) if processor else None, change
@@ -118,6 +129,14 @@ def conversation(
         "asked": [words.decode(prompt) for prompt in asked],
         "turns": output.num_turns,
     }
+
+
+def begun_with_a_newline(released: Any, words: Any) -> Any:
+    async def rendered(*args: Any, **settings: Any) -> list[int]:
+        turn = await released(*args, **settings)
+        return [*words.encode("\n"), *turn] if settings.get("remove_system_prompt") else turn
+
+    return rendered
 
 
 def processors(words: Any) -> Any:
@@ -169,9 +188,7 @@ def limits() -> list[list[int]]:
 def observe() -> dict[str, Any]:
     loops: Any = importlib.import_module("verl.experimental.agent_loop.tool_agent_loop")
     found: dict[str, Any] = {name: conversation(name) for name in TEMPLATES}
-    found["whole"] = {
-        name: tool_separator_ranks.whole(tokenizer(name)) for name in (*SEPARATED, "no separator", "before each turn")
-    }
+    found["whole"] = {name: tool_separator_ranks.whole(tokenizer(name)) for name in (*SEPARATED, *RIGHT)}
     found["one turn"] = conversation("ChatML", ["5."])
     found["stopped elsewhere"] = conversation("ChatML", stops=STOPPED)
     found["without its end"] = conversation("ChatML", stops="")
@@ -180,6 +197,8 @@ def observe() -> dict[str, Any]:
     release = importlib.metadata.version("verl")
     if release not in ("0.5.0", "0.6.1"):
         found["a processor"] = conversation("ChatML", processor=True)
+    if hasattr(loops.ToolAgentLoop, "apply_chat_template"):
+        found["a newline of one's own"] = conversation("ChatML", own=True)
     for parser in ("gpt-oss", "gemma4"):
         if f'"{parser}"' in inspect.getsource(loops):
             found[parser] = conversation("ChatML", parser=parser)
