@@ -158,7 +158,7 @@ def filtered() -> list[list[int]]:
     """With a worker of a user's, which gives the groups of odd prompts alone."""
     real = slime.AsyncRolloutWorker
 
-    class Own(real):  # type: ignore[misc]
+    class Own(real):  # type: ignore[misc, valid-type]
         def get_completed_groups(self) -> Any:
             return [each for each in super().get_completed_groups() if prompt_of(each[1]) % 2]
 
