@@ -26,7 +26,7 @@ With LoRA, `merge` and FSDP2, LoRA is merged when the first tensor is asked for,
 the last, as in 0.9.0, or when the iterator is closed before. Nothing is copied but what is still a parameter's own
 memory when it is yielded, so that it stays merged afterwards. Parameters, offload and quantization are those of
 upstream's code, which is called. Without LoRA, with adapters sent by themselves, and with FSDP1, whose `state_dict()`
-makes copies, nothing changes.""",
+makes copies, nothing changes. Not repaired: DoRA, which verl merges into nothing on FSDP2 and on FSDP1.""",
     changes_numbers="""\
 Since verl 0.7.1 runs with FSDP2 and `lora.merge=True` were trained on samples of the base model. With the patch they
 are on-policy. A run that is resumed goes on with samples of what it has learned.""",
