@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,13 @@ def counts(inputs: Any) -> dict[str, float]:
     if rows is not None:
         found["its rows"] = float(rows)
     return found
+
+
+def counts_of(inputs: Sequence[Any]) -> dict[str, list[float]]:
+    """The same of several micro-batches, one number each, of what the first one has and not all have none of."""
+    counted = [counts(each) for each in inputs]
+    by_name = {name: [each.get(name, 0.0) for each in counted] for name in sorted(counted[0])}
+    return {name: numbers for name, numbers in by_name.items() if any(numbers)}
 
 
 def _pieces(ids: torch.Tensor, trained: torch.Tensor, padded: torch.Tensor, tokenizer: Any) -> list[tuple[str, str]]:

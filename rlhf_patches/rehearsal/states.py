@@ -30,6 +30,11 @@ class Random:
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
         return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), cuda)
 
+    def another(self) -> Random:
+        """States that are none of these, NumPy's apart."""
+        cuda = None if self.devices is None else torch.Generator("cuda").manual_seed(1).get_state()
+        return Random(random.Random(1).getstate(), self.numpy, torch.Generator().manual_seed(1).get_state(), cuda)
+
     def put_back(self) -> None:
         random.setstate(self.python)
         if self.numpy is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import labels, parameters, ranks, sharding, sketches, states, window
+from . import labels, parameters, pieces, ranks, sharding, sketches, states, window
 from .relation import Relation, Verdict, micro_batches, not_held
 
 WINDOW = "the window's weights"
@@ -229,6 +229,7 @@ class Rehearsal:
             found.append(self._copies(of_ranks))
             slope = self._attempt(self._slope)
             found.append(slope if isinstance(slope, Relation) else not_held(SLOPE, slope.problem))
+            found.append(self._one_by_one(calls[0]))
             return [*found, told.relation()]
         finally:
             end.put_back()
@@ -255,9 +256,7 @@ class Rehearsal:
         first = own[0]
         other = self._sketch(self._own(calls[0], scale=_SCALE)) / _SCALE
         noise = float((other - first).norm()) / (float(first.norm()) or 1.0)
-        counted = [labels.counts(call.inputs) for call in calls]
-        by_name = {name: [each.get(name, 0.0) for each in counted] for name in sorted(counted[0])}
-        counts = {name: numbers for name, numbers in by_name.items() if any(numbers)}
+        counts = labels.counts_of([call.inputs for call in calls])
         carries = [self._carries_its_total(call) for call in calls]
         evenly = self._of_routers(calls, own)
         return ranks.Mine(self._used, torch.stack(own), evenly, counts, noise, all(carries), problem)
@@ -424,18 +423,59 @@ class Rehearsal:
 
     def _of_routers(self, calls: list[_Call], own: list[torch.Tensor]) -> torch.Tensor | None:
         """What of the micro-batches' own gradients is their routers' loss, which is a mean whatever the tokens are."""
+        with self._without_routers_loss() as found:
+            if not found:
+                return None
+            without = [self._sketch(self._own(call)) for call in calls]
+        return torch.stack(own) - torch.stack(without)
+
+    @contextlib.contextmanager
+    def _without_routers_loss(self) -> Iterator[bool]:
+        """Meanwhile there is none; whether there was one."""
         owners = [self._trainer, *self._inner.modules()]
         found = [(vars(each), name, vars(each)[name]) for each in owners for name in _OF_ROUTERS if name in vars(each)]
-        if not any(value for _, _, value in found):
-            return None
         try:
             for attributes, name, _ in found:
                 attributes[name] = 0.0
-            without = [self._sketch(self._own(call)) for call in calls]
+            yield any(value for _, _, value in found)
         finally:
             for attributes, name, value in found:
                 attributes[name] = value
-        return torch.stack(own) - torch.stack(without)
+
+    # -- a micro-batch in pieces
+
+    def _one_by_one(self, call: _Call) -> Relation:
+        """Of each rank's first micro-batch, without dropout."""
+        cut = pieces.cut(call.inputs)
+        why = cut.why or pieces.unknown(self._trainer, self._inner)
+        asked = ranks.gathered(ranks.Mine(used=torch.tensor(float(len(cut.pieces))), problem=why))
+        most = max(int(each.used) for each in asked)
+        if why := next((each.problem for each in asked if each.problem), ""):
+            return not_held(cut.name, why)
+        of_ranks = ranks.gathered(self._attempt(lambda: self._of_pieces(call, cut, most)))
+        if why := next((each.problem for each in of_ranks if each.problem), ""):
+            return not_held(cut.name, why)
+        found = [pieces.judge(cut.name, each, self._noise) for each in of_ranks]
+        return next((each for each in found if each.verdict is Verdict.DEVIATES), found[0])
+
+    def _of_pieces(self, call: _Call, cut: pieces.Cut, most: int) -> ranks.Mine:
+        """Their own gradients, and as ``used`` that of all of them at once."""
+
+        def of(inputs: Any, random: states.Random = call.random) -> _Call:
+            return _Call(inputs, {}, random, call.buffers)
+
+        with pieces.without_dropout(self._inner), self._without_routers_loss():
+            own = [self._sketch(self._own(of(each))) for each in cut.pieces]
+            for _ in range(most - len(own)):  # a rank that has more may need this one's shards
+                self._own(of(cut.pieces[-1]))
+            whole = self._sketch(self._own(of(cut.whole)))
+            losses = []
+            for random in (call.random, call.random.another()):
+                losses.append(float(self._alone(of(cut.whole, random)).detach()))
+                self._where.after_forward()
+        if losses[0] != losses[1]:
+            return ranks.Mine(problem="the loss draws random numbers")
+        return ranks.Mine(whole, torch.stack(own), counts=labels.counts_of(cut.pieces))
 
     # -- the loss along its gradient
 

@@ -36,16 +36,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "offload": {"deepspeed": {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}},
     "float32 sums": {"deepspeed": {"data_types": {"grad_accum_dtype": "fp32"}}},
     "in pieces": {"deepspeed": {"zero_optimization": {"contiguous_gradients": False}}},
+    "packing": {"packing": True},
+    "padding-free": {"padding_free": True},
     "two of three": {"micro_batch": 3, "accumulation": 2, "rows": 12},
 }
 """Of the trainers' settings; a trainer that does not take one of them is not run."""
+
+
+def takes(name: str) -> set[str]:
+    """The settings of a trainer of the hunt, and those of SFT's that the hunt does not vary for each model."""
+    return {*trainers.every()[name].takes, *(("packing", "padding_free") if name.startswith("trl/sft") else ())}
 
 
 def build(name: str, use: Callable[[Any], None], **settings: Any) -> None:
     """Have a trainer of the hunt built, and use it; ``deepspeed`` are more settings of its configuration."""
     more = settings.pop("deepspeed", {})
     chosen = trainers.every()[name]
-    given = {key: value for key, value in (SETTINGS | settings).items() if key in chosen.takes}
+    given = {key: value for key, value in (SETTINGS | settings).items() if key in takes(name)}
 
     def once(trainer: Any) -> Any:
         use(trainer)
@@ -88,7 +95,7 @@ def rehearsed(trainer: Any) -> list[Relation]:
 
 def table(name: str, patches: str, ranks: int, **settings: Any) -> dict[str, Any]:
     """What is said of each relation."""
-    if not {*settings} <= {*trainers.every()[name].takes, *SETTINGS, "deepspeed"}:
+    if not {*settings} <= {*takes(name), *SETTINGS, "deepspeed"}:
         return {"cannot": "it does not take these settings"}
     found: list[Relation] = []
     if patches == "on":

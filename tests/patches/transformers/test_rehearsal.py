@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import rlhf_patches
-from rlhf_patches.rehearsal import sketches, window
+from rlhf_patches.rehearsal import pieces, sketches, window
 from tests.harness.warm import TRL, beside
 from tests.patches.transformers import rehearsal_ranks as runs
 
 WORKER = runs.__name__
 WAYS = ("dropout", "LoRA", "checkpointing", "bfloat16")
 WINDOW, COPIES = "the window's weights", "copies of a micro-batch"
+ROWS, DOCUMENTS = "rows one by one", "documents one by one"
 SCALE = "transformers-accumulation-scale"
 # As transformers 5.23.0 and TRL 1.14.2 have them: the factor, and the patch.
 KNOWN = {
@@ -72,6 +73,7 @@ def test_on_two_ranks(run_ranks, patches):
     assert all(found[0][name][WINDOW] == found[1][name][WINDOW] for name in found[0])
     assert found[0]["trl/sft"][WINDOW]["verdict"] == "holds"
     assert found[0]["trl/sft"]["one gradient on all ranks"]["verdict"] == "holds"
+    assert found[0]["trl/sft"][ROWS]["verdict"] == "holds"
     row = found[0]["transformers/t5"][WINDOW]
     if patches == "off":
         assert "4.000 x" in row["text"]  # two micro-batches on each of two ranks
@@ -139,8 +141,31 @@ def test_a_run_in_shards_that_goes_on_is_the_run_without_it(run_ranks, variant):
         assert going_on == by_itself
 
 
+@pytest.mark.parametrize("patches", runs.PATCHES)
+def test_documents_that_reach_each_other_are_found(run_ranks, patches):
+    """gpt-oss, which a patch repairs, and Mamba, which none does; Llama is right."""
+    names = [f"trl/sft{model}" for model in ("", "-gpt_oss", "-mamba", "-recurrent_gemma", "-gpt2")]
+    (found,) = run_ranks(WORKER, patches, *names, "--variant", "padding-free", levels=TRL, ranks=1)
+    wrong = {"trl/sft-mamba"} | ({"trl/sft-gpt_oss"} if patches == "off" else set())
+    for name in names:
+        row = found[name][DOCUMENTS]
+        assert row["verdict"] == ("deviates" if name in wrong else "holds"), name
+        if name in wrong:
+            assert row["text"] == "of the gradient: another document reaches a document"
+            assert float(row["measured"]) > 0.1
+    if patches == "on":
+        assert "transformers-packed-documents" in found["trl/sft-gpt_oss"]["acted"]["repaired"]
+
+
 def test_what_users_write(run_ranks):
     (found,) = run_ranks(WORKER, "users", levels=TRL, ranks=1)
+    rows = {name: each[ROWS] for name, each in found.items() if ROWS in each}
+    assert rows["Logs"]["verdict"] == rows["Stale"]["verdict"] == "holds"
+    for own in ("Own", "OwnShare", "Twice", "Detached"):
+        assert (rows[own]["verdict"], rows[own]["text"]) == (
+            "not held",
+            f"whether {own}'s loss is a mean over rows is not known",
+        )
     verdicts = {name: (rows[WINDOW]["verdict"], rows[WINDOW]["text"]) for name, rows in found.items()}
     for right in ("OwnDivided", "OwnShare", "Logs", "Detached", "Replaced"):
         assert verdicts[right][0] == "holds", verdicts[right]
@@ -232,6 +257,61 @@ def test_sketches_are_linear_and_keep_norms():
     # Of 64 buckets the squared norm has a standard deviation of sqrt(2 / 64), 18 %; of 40 draws' mean 3 %.
     assert abs(sum(ratio**2 for ratio in ratios) / len(ratios) - 1) < 0.09
     assert torch.equal(sketches.sketch([None, *gradients(1)[1:]], sizes)[:3], torch.zeros(3, dtype=torch.float64))
+
+
+def batch(ids, **more):
+    ids = torch.tensor(ids)
+    return {"input_ids": ids, "labels": ids.clone(), **{name: torch.tensor(value) for name, value in more.items()}}
+
+
+def test_rows_are_cut_without_their_padding():
+    mask = [[1, 1, 0], [0, 1, 1], [1, 1, 1]]
+    made = pieces.cut(batch([[5, 6, 0], [0, 7, 8], [1, 2, 3]], attention_mask=mask))
+    assert made.name == ROWS
+    assert [each["input_ids"].tolist() for each in made.pieces] == [[[5, 6]], [[0, 7, 8]], [[1, 2, 3]]]
+    assert [each["labels"].shape for each in made.pieces] == [(1, 2), (1, 3), (1, 3)]
+    of_classes = {**batch([[5, 6, 0], [7, 8, 9]], attention_mask=mask[::2]), "labels": torch.tensor([1, 0])}
+    assert [each["labels"].tolist() for each in pieces.cut(of_classes).pieces] == [[1], [0]]
+    many = pieces.cut(batch([[each, each] for each in range(11)]))
+    assert len(many.pieces) == len(many.whole["input_ids"]) == 8
+
+
+def test_a_packed_row_is_cut_into_its_documents():
+    made = pieces.cut(batch([[5, 6, 7, 8, 9]], position_ids=[[0, 1, 0, 1, 2]]))
+    assert made.name == DOCUMENTS
+    assert [each["input_ids"].tolist() for each in made.pieces] == [[[5, 6]], [[7, 8, 9]]]
+    assert [each["position_ids"].tolist() for each in made.pieces] == [[[0, 1]], [[0, 1, 2]]]
+    many = pieces.cut(batch([[1] * 20], position_ids=[[0, 1] * 10]))
+    assert len(many.pieces) == 8
+    assert many.whole["input_ids"].shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ([1], "list, no mapping"),
+        ({"pixel_values": torch.zeros(2, 3)}, "no input_ids with labels"),
+        (batch([[1, 2]]), "one row"),
+        (batch([[1, 2], [3, 4]], position_ids=[[0, 0], [0, 1]]), None),
+        (batch([[1, 2, 3], [3, 4, 5]], position_ids=[[0, 1, 0], [0, 1, 2]]), "several documents"),
+        (batch([[1, 2], [3, 4]], token_type_ids=[[0, 0], [0, 0]]), "token_type_ids"),
+        (batch([[1, 2], [3, 4]], attention_mask=[1, 1]), "attention_mask has another shape"),
+        (batch([[1, 2], [3, 4]], attention_mask=[[1, 1], [0, 0]]), "all padding"),
+        ({"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2)}, "labels has another shape"),
+    ],
+)
+def test_what_cannot_be_cut_says_why(inputs, why):
+    made = pieces.cut(inputs)
+    assert bool(made.pieces) == (why is None)
+    assert (why or "") in made.why
+
+
+def test_without_dropout_modules_keep_their_numbers():
+    model = torch.nn.Sequential(torch.nn.Dropout(0.3), torch.nn.Linear(2, 2))
+    model[1].attention_dropout = 0.2
+    with pieces.without_dropout(model):
+        assert (model[0].p, model[1].attention_dropout) == (0.0, 0.0)
+    assert (model[0].p, model[1].attention_dropout) == (0.3, 0.2)
 
 
 @pytest.mark.parametrize(
