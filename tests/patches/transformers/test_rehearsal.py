@@ -154,7 +154,8 @@ def test_documents_that_reach_each_other_are_found(run_ranks, patches):
             assert row["text"] == "of the gradient: another document reaches a document"
             assert float(row["measured"]) > 0.1
     if patches == "on":
-        assert "transformers-packed-documents" in found["trl/sft-gpt_oss"]["acted"]["repaired"]
+        acted = found["trl/sft-gpt_oss"]["acted"]
+        assert "transformers-packed-documents" in acted["repaired"] + acted["ran"]
 
 
 def test_what_users_write(run_ranks):
