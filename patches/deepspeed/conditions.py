@@ -30,15 +30,14 @@ def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool:
     return bool(drop_tokens and drop_policy == "probs")
 
 
-def has_an_empty_group(client_optimizer: Any) -> bool | None:
-    """Of an engine's optimizer: None where it is to be made yet."""
-    groups = getattr(client_optimizer, "param_groups", None)
-    return None if groups is None else any(not group["params"] for group in groups)
+def rates_of_groups(self: Any, optimizer: Any, warmup_max_lr: Any) -> bool | None:
+    """Of a scheduler's optimizer: whether its groups have several learning rates.
 
-
-def rates_of_groups(optimizer: Any, warmup_max_lr: Any) -> bool | None:
-    """Of a scheduler's optimizer: whether its groups have several learning rates; None of tensors."""
+    None of tensors, and of a user's scheduler, which may give each group its own.
+    """
     if warmup_max_lr is not None:
         return False
+    if not type(self).__module__.startswith("deepspeed."):
+        return None
     rates = [group["lr"] for group in optimizer.param_groups]
     return len({*rates}) > 1 if all(isinstance(rate, (int, float)) for rate in rates) else None

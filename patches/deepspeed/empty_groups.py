@@ -4,34 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from typing import Any
 
+import rlhf_patches
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Signature, Variant
+
+_NAME = "deepspeed-empty-groups"
 
 
 class AllGroups:
-    """An optimizer with the groups that its schedulers were made for: the removed ones at their places again.
+    """An optimizer with the groups that a scheduler was made for: the removed ones at their places again.
 
     Everything but ``param_groups`` is the optimizer's own, what is assigned included; and it is equal to the optimizer
     and an instance of its class, which those ask that make a scheduler from others.
     """
 
-    __slots__ = ("__weakref__", "_all_groups_of", "_all_groups_removed")
+    __slots__ = ("__weakref__", "_all_groups_for", "_all_groups_of", "_all_groups_removed")
 
-    def __init__(self, optimizer: Any, removed: list[tuple[int, dict[str, Any]]]) -> None:
+    def __init__(self, optimizer: Any, removed: list[tuple[int, dict[str, Any]]], scheduler: Any = None) -> None:
         """Stand in for an optimizer.
 
         Args:
             optimizer: a ``torch.optim.Optimizer``.
             removed: of each removed group its index among all groups, ascending, and the group.
+            scheduler: which has it as its optimizer; None of a copy.
         """
         object.__setattr__(self, "_all_groups_of", optimizer)
         object.__setattr__(self, "_all_groups_removed", removed)
+        made_for = None
+        with contextlib.suppress(TypeError):  # a class of which there are no weak references
+            made_for = None if scheduler is None else weakref.ref(scheduler)
+        object.__setattr__(self, "_all_groups_for", made_for)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """From the optimizer's present groups: loading its state puts others in their place."""
+        """From the optimizer's present groups: loading its state puts others in their place.
+
+        As they are, where the scheduler has a learning rate for each of these: a user has put an empty group back, or
+        has taken its rate from the scheduler's.
+        """
         groups = list(self._all_groups_of.param_groups)
+        scheduler = self._all_groups_for and self._all_groups_for()
+        rates = getattr(scheduler, "base_lrs", None)
+        if rates is not None and len(rates) == len(groups):
+            return groups
         for index, group in self._all_groups_removed:
             groups.insert(index, group)
         return groups
@@ -77,24 +94,45 @@ def keep_for_schedulers(optimizer: Any, client: Any) -> None:
     groups = optimizer.param_groups
     removed = [(index, group) for index, group in enumerate(groups) if len(group["params"]) == 0]
     if not removed:
+        rlhf_patches.decided(_NAME, False)
         return
     from torch.optim import lr_scheduler
 
     base = getattr(lr_scheduler, "LRScheduler", None) or lr_scheduler._LRScheduler
-    stand_in = AllGroups(optimizer, removed)
+    by_position = False
     # By type(): isinstance() would ask objects for __class__, which lazy ones answer by an import.
     for one in [client, *(item for item in gc.get_objects() if issubclass(type(item), base))]:
         # Anybody's class: an `optimizer` that cannot be asked for or assigned is left as it is.
         with contextlib.suppress(Exception):
             # One that was made before an empty group was added fits the groups that are left.
             if one.optimizer is optimizer and len(getattr(one, "base_lrs", groups)) == len(groups):
-                one.optimizer = stand_in  # writes: this is the repair
+                one.optimizer = AllGroups(optimizer, removed, one)  # writes: this is the repair
+                by_position = by_position or _pairs_wrongly(one, removed, base)
+    if by_position:  # of other schedulers, and of those that are made afterwards, it is not known
+        rlhf_patches.decided(_NAME, True)
+
+
+def _pairs_wrongly(scheduler: Any, removed: list[tuple[int, dict[str, Any]]], base: Any) -> bool:
+    """Whether it is certain that a scheduler gives groups that are left the rates of others, or raises.
+
+    Others go by what the groups themselves hold.
+    """
+    from torch.optim import lr_scheduler
+
+    if getattr(type(scheduler), "get_lr", None) is not lr_scheduler.LambdaLR.get_lr:
+        return False
+    if hasattr(base, "_update_lr"):  # torch 2.10 and later, which refuse two lengths
+        return True
+    without = {index for index, _ in removed}
+    rates = scheduler.base_lrs
+    left = [rate for index, rate in enumerate(rates) if index not in without]
+    return bool(rates[: len(left)] != left)
 
 
 _REMOVAL = '$OPTIMIZER.param_groups[:] = [pg for pg in $OPTIMIZER.param_groups if len(pg["params"]) != 0]'
 
 PATCH = Patch(
-    name="deepspeed-empty-groups",
+    name=_NAME,
     summary="a scheduler sets the learning rates of the right groups after DeepSpeed has removed empty ones",
     harm="wrong gradient",
     bug="a scheduler sets the learning rates of the wrong parameter groups, or its first step raises",
@@ -112,11 +150,12 @@ the original groups, and pairs them by position with those that are left. From 2
     repair="""\
 The schedulers of the optimizer still see all its groups, the empty ones in their places, by a stand-in as their
 `optimizer`: equal to the optimizer, an instance of its class, and itself in everything but `param_groups`. DeepSpeed
-works without the empty groups, as before. Schedulers that derive from torch's `LRScheduler` are found whether they were
-passed to `deepspeed.initialize` or not, those of any other class if they were. Their state keeps its form, so
-checkpoints fit with and without the patch. A scheduler that is made afterwards (a callable passed as `lr_scheduler`,
-one of DeepSpeed's configuration, that of transformers from 5.1 on) knows the groups that are left, as before. Where no
-group is empty, nothing is done.""",
+works without the empty groups, as before. A scheduler whose `base_lrs` are made those of the groups that are left sees
+these, and so does one of an optimizer that gets an empty group back. Schedulers that derive from torch's `LRScheduler`
+are found whether they were passed to `deepspeed.initialize` or not, those of any other class if they were. Their state
+keeps its form, so checkpoints fit with and without the patch. A scheduler that is made afterwards (a callable passed as
+`lr_scheduler`, one of DeepSpeed's configuration, that of transformers from 5.1 on) knows the groups that are left, as
+before. Where no group is empty, nothing is done.""",
     changes_numbers="""\
 Since DeepSpeed 0.3.13, without torch 2.10's check, groups behind an empty one were trained at another group's learning
 rate. It matters where the rates differ: with PEFT's LoRA+ the B matrices had the rate of the embeddings, and the ratio
@@ -152,10 +191,5 @@ one should have its learning rates looked at again; checkpoints can be trained o
             specific=False,
         ),
     ),
-    conditions=(
-        Condition(
-            "deepspeed.runtime.engine:DeepSpeedEngine._configure_optimizer",
-            f"{__package__}.conditions:has_an_empty_group",
-        ),
-    ),
+    conditions=(Condition("deepspeed.runtime.engine:DeepSpeedEngine._configure_optimizer"),),
 )

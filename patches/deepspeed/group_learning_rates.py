@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
+
+
+def of_groups(scheduler: Any, rates: list[Any]) -> Any:
+    """What ``warmup_max_lr`` is where none is given: each group's, and the first one's as released for a subclass that
+    makes a list of that number itself.
+
+    Args:
+        scheduler: a ``WarmupLR``.
+        rates: of its optimizer's groups.
+    """
+    made_by = getattr(type(scheduler)._format_param, "__globals__", {}).get("__name__", "")
+    # known: DeepSpeed's own function takes a list
+    return rates if made_by.startswith("deepspeed.") else rates[0]
+
 
 PATCH = Patch(
     name="deepspeed-group-learning-rates",
@@ -19,8 +35,8 @@ it, every group has the learning rate of the first one. No error; `get_last_lr()
 then stands for all groups.""",
     repair="""\
 The whole list is taken, as in 0.19.4. A `warmup_max_lr` that is given counts as before, one number for all groups or a
-list. Not repaired: `WarmupCosineLR` of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0
-for the first step.""",
+list. Not repaired: a subclass with a `_format_param` of its own, and `WarmupCosineLR` of 0.18.9 and earlier, which sets
+the learning rate of the first group alone to 0 for the first step.""",
     changes_numbers="""\
 DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch each has its
 own, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again.""",
@@ -35,8 +51,9 @@ own, as its optimizer was given. A run that was tuned with it should have all gr
                 Rewrite(
                     target="deepspeed.runtime.lr_schedules:WarmupLR.__init__",
                     pattern="[group['lr'] for group in self.optimizer.param_groups][0]",
-                    replacement="[group['lr'] for group in self.optimizer.param_groups]",
+                    replacement="$OF_GROUPS(self, [group['lr'] for group in self.optimizer.param_groups])",
                     alongside=('self.max_lrs = self._format_param(self.optimizer, warmup_max_lr, "max_lr")',),
+                    uses={"OF_GROUPS": f"{__name__}:{of_groups.__name__}"},
                 ),
             ),
         ),

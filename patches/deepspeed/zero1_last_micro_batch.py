@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _EPILOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_epilogue"
 _UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
+
+
+def comes_first(engine: Any) -> bool:
+    """Whether what reduces an engine's gradients is DeepSpeed's own: a user's may add the last micro-batch itself."""
+    reduces = engine.allreduce_gradients
+    of = getattr(getattr(reduces, "__func__", reduces), "__globals__", {})
+    # known: where it was written, whatever it is called
+    return str(of.get("__name__", "")).startswith("deepspeed.")
+
+
+_USES = {"COMES_FIRST": f"{__name__}:{comes_first.__name__}"}
 
 PATCH = Patch(
     name="deepspeed-zero1-last-micro-batch",
@@ -27,7 +40,8 @@ this configuration (`FP16_UnfusedOptimizer`, whose loss scale keeps it from trai
 changes nothing.""",
     repair="""\
 The epilogue of `BF16_Optimizer` runs before the gradients are reduced, as in 0.19.0. Other optimizers' runs where it
-did, and so does `exit_backward()`.""",
+did, and so does `exit_backward()`. An engine whose `allreduce_gradients` is not DeepSpeed's own is left as released: it
+may add the last micro-batch itself.""",
     changes_numbers="""\
 Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation took the last micro-batch of each step
 from one rank in place of the mean over all. With the patch gradients are less noisy and their norms lower: of one
@@ -43,16 +57,22 @@ looked at again; checkpoints are as good as what they were trained on, and can b
                     pattern="self._start_timers(self.engine_timers.backward_reduce_timers)",
                     replacement=(
                         "self._start_timers(self.engine_timers.backward_reduce_timers); "
-                        "isinstance(self.optimizer, BF16_Optimizer) and self.optimizer.backward_epilogue()"
+                        "isinstance(self.optimizer, BF16_Optimizer) and $COMES_FIRST(self) "
+                        "and self.optimizer.backward_epilogue()"
                     ),
                     alongside=("self.allreduce_gradients()",),
                     unless=(_UPSTREAM,),
+                    uses=_USES,
                 ),
                 Rewrite(
                     target=_EPILOGUE,
                     pattern="self.optimizer.backward_epilogue()",
-                    replacement="isinstance(self.optimizer, BF16_Optimizer) or self.optimizer.backward_epilogue()",
+                    replacement=(
+                        "isinstance(self.optimizer, BF16_Optimizer) and $COMES_FIRST(self) "
+                        "or self.optimizer.backward_epilogue()"
+                    ),
                     unless=(_UPSTREAM,),
+                    uses=_USES,
                 ),
             ),
         ),

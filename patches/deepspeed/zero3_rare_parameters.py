@@ -64,7 +64,8 @@ def complete(optimizer: Any, buffers: Mapping[int, Any], accelerator: Any) -> No
     params = (param for group in optimizer.fp16_groups for param in group if param.ds_id in buffers)
     missing = [p for p in params if (p.ds_id not in last if now == 0 else last.get(p.ds_id, now) != now)]
     ever = _ever.get(optimizer, set())
-    rlhf_patches.decided(_NAME, any(param.ds_id in ever for param in missing))
+    # Of a parameter that was frozen since, upstream takes zeros itself, where the optimizer is not offloaded.
+    rlhf_patches.decided(_NAME, any(p.ds_id in ever and (offload or p.requires_grad) for p in missing))
     stream = optimizer.reduce_and_partition_stream
     if stream is not None and not getattr(accelerator, "resolves_data_dependency", bool)():
         stream.wait_stream(accelerator.current_stream())  # where the last step has read them

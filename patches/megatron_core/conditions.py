@@ -74,11 +74,27 @@ def experts_of_a_rank(self: Any, is_expert: bool, config: Any) -> bool | None:
 
 
 def parts_of_a_sequence(config: Any) -> float | bool | None:
-    """Of a step: how many times the weight that was set auxiliary losses have; None without gradients."""
+    """Of a step: how many times the weight that was set auxiliary losses have.
+
+    None without gradients, and where Megatron's own router computes none: a user's may.
+    """
     ranks = config.context_parallel_size
     if ranks == 1 or not getattr(config, "num_moe_experts", None) or config.calculate_per_token_loss:
         return False
-    return float(1 / ranks) if _has_gradients() else None
+    return float(1 / ranks) if _has_gradients() and _has_auxiliary_losses(config) else None
+
+
+def _has_auxiliary_losses(config: Any) -> bool:
+    """Whether a coefficient is set of a loss that the router computes. Since 0.15 there may be several kinds of it."""
+    kinds, weights = (
+        each if isinstance(each, (list, tuple)) else [each]
+        for each in (
+            getattr(config, "moe_router_load_balancing_type", None),
+            getattr(config, "moe_aux_loss_coeff", None),
+        )
+    )
+    balancing = any(str(kind).endswith("aux_loss") for kind in kinds) and any(weights)
+    return bool(balancing or getattr(config, "moe_z_loss_coeff", None))
 
 
 def tokens_of_a_rank(self: Any) -> bool | None:

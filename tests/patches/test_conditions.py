@@ -20,7 +20,6 @@ TOKENS = {"calculate_per_token_loss": True, "moe_z_loss_coeff": 1e-3, "moe_route
 HALF = {"moe_router_enable_expert_bias": True, "bf16": True, "fp16": False}
 WINDOW = {"loss_type": "dapo", "model_accepts_loss_kwargs": False, "compute_loss_func": None, "accelerator": Has()}
 GKD = {"average_tokens_across_devices": True, "use_liger_kernel": False}
-MODES = {"policy": Has(inference_mode=False), "reference": Has(inference_mode=True)}
 FOUR = Has(gradient_accumulation_steps=4)
 
 
@@ -34,6 +33,8 @@ def of_module(name):
 
 LINEAR = of_module("megatron.core.extensions.transformer_engine")
 LIGER = {"use_liger_kernel": True}
+WARMUP = of_module("deepspeed.runtime.lr_schedules")
+BALANCED = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1e-2}
 
 
 def online(steps, kind="NO", by_accelerate=1):
@@ -80,9 +81,6 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("deepspeed.conditions:drops_by_logits", [True, "position"], False),
         ("deepspeed.conditions:drops_by_logits", [False, "probs"], False),
         ("deepspeed.conditions:drops_by_logits", [True, "probs"], True),
-        ("deepspeed.conditions:has_an_empty_group", [None], None),
-        ("deepspeed.conditions:has_an_empty_group", [Has(param_groups=[{"params": [1]}])], False),
-        ("deepspeed.conditions:has_an_empty_group", [Has(param_groups=[{"params": [1]}, {"params": []}])], True),
         (
             "trl.conditions:part_of_a_generation",
             [Has(**GRPO, args=Has(gradient_accumulation_steps=2, steps_per_generation=4))],
@@ -166,12 +164,12 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("megatron_core.conditions:experts_of_a_rank", [LINEAR, False, Has(**GPU)], False),
         (
             "megatron_core.conditions:parts_of_a_sequence",
-            [Has(context_parallel_size=4, num_moe_experts=8, calculate_per_token_loss=False)],
+            [Has(context_parallel_size=4, num_moe_experts=8, calculate_per_token_loss=False, **BALANCED)],
             0.25,
         ),
         (
             "megatron_core.conditions:parts_of_a_sequence",
-            [Has(context_parallel_size=4, num_moe_experts=8, calculate_per_token_loss=True)],
+            [Has(context_parallel_size=4, num_moe_experts=8, calculate_per_token_loss=True, **BALANCED)],
             False,
         ),
         ("megatron_core.conditions:parts_of_a_sequence", [Has(context_parallel_size=4, num_moe_experts=None)], False),
@@ -257,13 +255,10 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("trl.conditions:on_a_server", [Has(use_vllm=True, vllm_mode="server")], True),
         ("trl.conditions:on_a_server", [Has(use_vllm=True, vllm_mode="colocate")], False),
         ("trl.conditions:on_a_server", [Has(use_vllm=False, vllm_mode="server")], False),
-        ("peft.conditions:beside_another", [Has(peft_config=MODES), "reference"], True),
-        ("peft.conditions:beside_another", [Has(peft_config={name: MODES["policy"] for name in "ab"}), "a"], None),
-        ("peft.conditions:beside_another", [Has(peft_config={"policy": Has(inference_mode=False)}), "policy"], False),
-        ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-4}]), None], True),
-        ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-3}]), None], False),
-        ("deepspeed.conditions:rates_of_groups", [Has(param_groups=[{"lr": Has()}, {"lr": 1e-3}]), None], None),
-        ("deepspeed.conditions:rates_of_groups", [Has(), 1e-3], False),
+        ("deepspeed.conditions:rates_of_groups", [WARMUP, Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-4}]), None], True),
+        ("deepspeed.conditions:rates_of_groups", [WARMUP, Has(param_groups=[{"lr": 1e-3}, {"lr": 1e-3}]), None], False),
+        ("deepspeed.conditions:rates_of_groups", [WARMUP, Has(param_groups=[{"lr": Has()}, {"lr": 1e-3}]), None], None),
+        ("deepspeed.conditions:rates_of_groups", [WARMUP, Has(), 1e-3], False),
         ("trl.conditions:sleeps", [Has(args=Has(use_vllm=True, vllm_enable_sleep_mode=True))], None),
         ("trl.conditions:sleeps", [Has(args=Has(use_vllm=True, vllm_enable_sleep_mode=False))], False),
         ("trl.conditions:sleeps", [Has(args=Has(use_vllm=False, vllm_enable_sleep_mode=True))], False),

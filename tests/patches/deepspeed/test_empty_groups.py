@@ -199,12 +199,12 @@ def test_one_that_does_not_take_it_is_left_alone():
 
 
 def test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups():
-    """One for all of them; equal to it from either side, of its class, and what is assigned is the optimizer's."""
+    """Equal to it from either side, of its class, and what is assigned is the optimizer's."""
     mine, another = optimizer(1, 0), optimizer(1, 0)
     first, second = Scheduler(mine), Scheduler(mine)
     empty_groups.keep_for_schedulers(mine, None)
     seen = first.optimizer
-    assert seen is second.optimizer
+    assert seen == second.optimizer
     assert seen == mine
     assert mine == seen
     assert not mine != seen  # noqa: SIM202  as torch asks
@@ -217,6 +217,52 @@ def test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups():
     assert mine.step == 3
     del seen.step
     assert not hasattr(mine, "step")
+
+
+class Linear(torch.optim.lr_scheduler.LambdaLR):
+    """Of no more than what it pairs."""
+
+    def __init__(self, optimizer, rates):
+        self.optimizer, self.base_lrs = optimizer, rates
+
+
+def test_one_that_a_user_has_repaired_sees_what_is_there():
+    """By fewer learning rates, or with the empty group put back; ZeRO-3 empties the groups that are left as well."""
+    mine = optimizer(1, 0, 1)
+    repaired, other = Linear(mine, [0.1, 0.2, 0.3]), Linear(mine, [0.1, 0.2, 0.3])
+    removed = mine.param_groups[1]
+    empty_groups.keep_for_schedulers(mine, None)
+    mine.param_groups.remove(removed)
+    assert [len(one.optimizer.param_groups) for one in (repaired, other)] == [3, 3]
+    repaired.base_lrs = [0.1, 0.3]
+    assert repaired.optimizer.param_groups == mine.param_groups
+    assert other.optimizer.param_groups[1] is removed
+    mine.param_groups.insert(1, removed)
+    assert other.optimizer.param_groups == mine.param_groups
+    mine.param_groups.remove(removed)
+    for group in mine.param_groups:
+        group["params"] = []
+    assert other.optimizer.param_groups[1] is removed
+    assert len(copy.copy(other.optimizer).param_groups) == 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scheduler", "told"),
+    [
+        ((1, 0), lambda mine: Linear(mine, [0.1, 0.2]), [True]),
+        ((1, 1), lambda mine: Linear(mine, [0.1, 0.2]), [False]),
+        ((1, 0), lambda mine: Linear(mine, [0.1]), []),  # made afterwards, or before the group was added
+        ((1, 0), Scheduler, []),  # nobody knows how it goes by its groups
+        ((1, 0), lambda _: None, []),
+    ],
+)
+def test_what_is_said_of_a_run(monkeypatch, sizes, scheduler, told):
+    said = []
+    monkeypatch.setattr(empty_groups.rlhf_patches, "decided", lambda name, found: said.append(found))
+    mine = optimizer(*sizes)
+    made = scheduler(mine)
+    empty_groups.keep_for_schedulers(mine, None)
+    assert said == told, made
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

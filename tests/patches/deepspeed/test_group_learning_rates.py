@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from rlhf_patches.patches.deepspeed.conditions import rates_of_groups
+from rlhf_patches.patches.deepspeed.group_learning_rates import of_groups
 from tests.harness.warm import beside
 
 HELD = {
     "least reach": "test_what_was_asked_for_is_the_same",
     "hands off": "because one expression of the scheduler's own constructor is another one, which reads the optimizer",
     "whatever worked": "test_what_was_asked_for_is_the_same",
+    "Not repaired: a subclass": "test_a_subclass_that_makes_the_list_itself_gets_the_number",
     "no new wait": "because a list is taken as a whole, in place of its first item; no lock, no collective",
     "A `warmup_max_lr` that is given counts as before": "test_what_was_asked_for_is_the_same",
 }
@@ -70,3 +74,22 @@ def test_a_release_that_is_repaired_is_left_alone(run_ranks):
     for schedule, how in WRONG.items():
         for found, wanted in zip(report["after"][schedule], right(*how), strict=True):
             assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_subclass_that_makes_the_list_itself_gets_the_number():
+    """And it is not said that its run meets the bug."""
+    written = {"__name__": "deepspeed.runtime.lr_schedules"}
+    exec("class WarmupLR:\n    def _format_param(self, optimizer, value, name): ...", written)
+    released = written["WarmupLR"]
+
+    class Own(released):
+        def _format_param(self, optimizer, value, name):
+            return [value * factor for factor in (1.0, 0.1)]
+
+    class Named(released):
+        pass
+
+    rates = [1e-3, 1e-4]
+    assert [of_groups(made(), rates) for made in (released, Named, Own)] == [rates, rates, 1e-3]
+    optimizer = SimpleNamespace(param_groups=[{"lr": rate} for rate in rates])
+    assert [rates_of_groups(made(), optimizer, None) for made in (released, Named, Own)] == [True, None, None]

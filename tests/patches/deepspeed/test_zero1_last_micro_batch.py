@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rlhf_patches.patches.deepspeed.proofs import zero1_last_micro_batch_ranks
+from rlhf_patches.patches.deepspeed.zero1_last_micro_batch import comes_first
 from tests.harness.warm import beside
 
 HELD = {
@@ -13,6 +16,7 @@ HELD = {
     "whatever worked": "test_other_optimizers_are_the_same_bit_for_bit",
     "no new wait": "because the same calls are made on every rank, the collectives among them in the same order",
     "the patch is applied, and changes nothing": "test_on_0_18_4_it_changes_nothing",
+    "is left as released": "test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released",
     "Other optimizers' runs where it did": "test_other_optimizers_are_the_same_bit_for_bit",
 }
 CASES = zero1_last_micro_batch_ranks.CASES
@@ -81,3 +85,23 @@ def test_a_release_that_is_repaired_is_left_alone(run_ranks):
         assert report["status"] == "unaffected"
         assert report["after"] == report["before"]
         assert max(map(worst, report["after"].values())) < BFLOAT16
+
+
+def test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released():
+    """It may add the last micro-batch first, and would twice: as a subclass, on the class, or on the engine."""
+    written = {"__name__": "deepspeed.runtime.engine"}
+    exec("class DeepSpeedEngine:\n    def allreduce_gradients(self): ...", written)
+    released = written["DeepSpeedEngine"]
+
+    class Own(released):
+        def allreduce_gradients(self):
+            return super().allreduce_gradients()
+
+    class Other(released):
+        pass
+
+    assert [comes_first(made()) for made in (released, Other, Own)] == [True, True, False]
+    engine = released()
+    engine.allreduce_gradients = lambda: None
+    assert not comes_first(engine)
+    assert not comes_first(SimpleNamespace(allreduce_gradients=print))

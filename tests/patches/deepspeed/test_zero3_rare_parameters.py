@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from rlhf_patches.patches.deepspeed import zero3_rare_parameters
 from rlhf_patches.patches.deepspeed.proofs import zero3_rare_parameters_ranks
 from tests.harness.warm import beside
 
@@ -111,3 +115,34 @@ def test_a_gradient_that_is_set_by_hand_counts(more):
             assert way == pytest.approx([1, 1], rel=1e-4)
             assert report["after"]["set by hand"][where][0] == 0
             assert report["after"]["set by hand"][where][1:] == way
+
+
+class Optimizer(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(
+    ("offload", "trained", "told"), [(False, False, False), (False, True, True), (True, False, True)]
+)
+def test_what_is_said_where_a_parameter_is_frozen_later(monkeypatch, offload, trained, told):
+    """Without offload upstream takes zeros for it."""
+    said = []
+    monkeypatch.setattr(zero3_rare_parameters.rlhf_patches, "decided", lambda name, found: said.append(found))
+    used, unused = (SimpleNamespace(ds_id=at, requires_grad=True) for at in (0, 1))
+    optimizer = Optimizer(
+        micro_step_id=0,
+        offload_optimizer=offload,
+        fp16_groups=[[used, unused]],
+        reduce_and_partition_stream=None,
+        get_param_id=lambda param: param.ds_id,
+        grad_position={1: (0, 0, 2)},
+        fp32_partitioned_groups_flat=[SimpleNamespace(grad=torch.ones(2))],
+    )
+    accelerator, buffers = SimpleNamespace(stream=torch.cuda.stream), {at: torch.ones(2) for at in (0, 1)}
+    zero3_rare_parameters.reduced(optimizer, [used, unused])
+    zero3_rare_parameters.begun(optimizer)
+    unused.requires_grad = trained
+    zero3_rare_parameters.reduced(optimizer, [used])
+    zero3_rare_parameters.complete(optimizer, buffers, accelerator)
+    assert said == [told]
+    assert buffers[1].tolist() == [0.0, 0.0]

@@ -286,7 +286,8 @@ def test_a_pass_without_a_loss_is_not_said_to_meet_the_bug():
     """The reference's log-probabilities, and an evaluation: no auxiliary loss is computed."""
     sizes = {"tensor_model_parallel_size": 2, "context_parallel_size": 1, "num_moe_experts": 4}
     per_token = SimpleNamespace(**sizes, calculate_per_token_loss=True, moe_z_loss_coeff=1e-3)
-    context = SimpleNamespace(**{**sizes, "context_parallel_size": 2}, calculate_per_token_loss=False)
+    of_parts = {**sizes, "context_parallel_size": 2, "calculate_per_token_loss": False}
+    context = SimpleNamespace(**of_parts, moe_z_loss_coeff=1e-3)
     for told in (tokens_of_a_rank, z_loss_of_a_rank):
         assert told(SimpleNamespace(config=per_token, training=True)) is True
         assert told(SimpleNamespace(config=per_token, training=False)) is None
@@ -295,3 +296,22 @@ def test_a_pass_without_a_loss_is_not_said_to_meet_the_bug():
     assert parts_of_a_sequence(context) == 0.5
     with torch.no_grad():
         assert parts_of_a_sequence(context) is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "weights", "z_loss", "told"),
+    [
+        ("aux_loss", 0.01, None, 0.5),
+        (["seq_aux_loss", "global_aux_loss"], [0.0, 0.01], None, 0.5),
+        ("none", 0.0, 1e-3, 0.5),
+        ("aux_loss", 0.0, None, None),
+        (["aux_loss", "seq_aux_loss"], [0.0, 0.0], None, None),
+        ("sinkhorn", 0.01, None, None),
+        ("none", 0.01, 0.0, None),
+    ],
+)
+def test_a_mixture_without_auxiliary_losses_is_not_said_to_meet_the_bug(kinds, weights, z_loss, told):
+    """As with an expert bias alone: the coefficient's default is 0."""
+    sizes = {"context_parallel_size": 2, "num_moe_experts": 4, "calculate_per_token_loss": False}
+    losses = {"moe_router_load_balancing_type": kinds, "moe_aux_loss_coeff": weights, "moe_z_loss_coeff": z_loss}
+    assert parts_of_a_sequence(SimpleNamespace(**sizes, **losses)) == told
