@@ -7,15 +7,24 @@ from typing import Any
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
-def of_all_ranks(dispatcher: Any, num_batches: int) -> int:
+def of_all_ranks(dispatcher: Any, batches: Any, num_batches: int) -> int:
     """How many of the sampler's batches went into ``num_batches`` steps, of which each takes one for every rank.
 
-    With ``split_batches``, and under tensor parallelism, a step takes one.
+    With ``split_batches``, and under tensor parallelism, a step takes one. Where none would be left it is as released:
+    accelerate cannot dispatch nothing.
+
+    Args:
+        dispatcher: a ``DataLoaderDispatcher``.
+        batches: its sampler of batches.
+        num_batches: the steps that are left out.
     """
     if dispatcher.split_batches or getattr(dispatcher, "submesh_tp", None) is not None:
         return num_batches
-    ranks: int = dispatcher.state.num_processes
-    return num_batches * ranks
+    taken: int = num_batches * dispatcher.state.num_processes
+    try:
+        return taken if taken < len(batches) else num_batches
+    except Exception:  # a sampler without a length
+        return taken
 
 
 PATCH = Patch(
@@ -33,7 +42,11 @@ right.""",
 `skip_first_batches` leaves out K batches of the sampler. A step of `DataLoaderDispatcher` takes one for each rank.""",
     repair="""\
 K batches for each rank are left out where the loader dispatches whole batches. With `split_batches`, under tensor
-parallelism, where all ranks get the same batch, for iterable data sets and for every other loader it is as it was.""",
+parallelism, where all ranks get the same batch, for iterable data sets and for every other loader it is as it was; and
+so it is where all batches of an epoch are left out, since a dispatcher without a batch raises.
+
+Who gives `skip_first_batches` that many batches for each rank himself has to give it the number of steps with the
+patch.""",
     references=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/data_loader.py",),
     variants=(
         Variant(
@@ -42,7 +55,8 @@ parallelism, where all ranks get the same batch, for iterable data sets and for 
                 Rewrite(
                     "accelerate.data_loader:skip_first_batches",
                     "SkipBatchSampler(batch_sampler, skip_batches=num_batches)",
-                    "SkipBatchSampler(batch_sampler, skip_batches=$OF_ALL_RANKS(dataloader, num_batches) "
+                    "SkipBatchSampler(batch_sampler, "
+                    "skip_batches=$OF_ALL_RANKS(dataloader, batch_sampler, num_batches) "
                     "if isinstance(dataloader, DataLoaderDispatcher) else num_batches)",
                     uses={"OF_ALL_RANKS": f"{__name__}:{of_all_ranks.__name__}"},
                 ),

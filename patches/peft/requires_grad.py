@@ -14,10 +14,11 @@ import rlhf_patches
 
 
 class Remembered:
-    """``requires_grad`` of parameters, as it is when this is made."""
+    """``requires_grad`` of parameters, as it is when this is made; of those behind what FSDP shows in their place."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
-        self._before = [(parameter, parameter.requires_grad) for parameter in parameters]
+        flat: dict[int, dict[int, Any]] = {}
+        self._before = [(one, one.requires_grad) for one in (_behind(each, flat) for each in parameters)]
 
     def restore(self) -> bool:
         """Of those that can be switched: FSDP shows views in place of parameters at times, which cannot.
@@ -31,19 +32,37 @@ class Remembered:
         return bool(switched)
 
 
+def _behind(tensor: Any, flat: dict[int, dict[int, Any]]) -> Any:
+    """The parameter in whose place FSDP (the first) shows a view of its flat one, which knows it; else the tensor.
+
+    Args:
+        tensor: what is registered as a parameter.
+        flat: of each flat parameter that has been met, by its id: parameters by the ids of their views.
+    """
+    whole = tensor._base
+    parameters, places = (getattr(whole, name, None) for name in ("_params", "_param_infos"))
+    if parameters is None or places is None:
+        return tensor
+    if id(whole) not in flat:
+        shown = (place[1]._parameters.get(place[0]) for place in places)
+        flat[id(whole)] = {id(view): one for view, one in zip(shown, parameters, strict=True)}
+    return flat[id(whole)].get(id(tensor), tensor)
+
+
 def of_the_others(wrapped: Callable[..., Any], tuner: Any, args: Any, kwargs: Any) -> Any:
     """Around ``BaseTuner.inject_adapter``: what was there before stays as trainable as it was."""
     model, adapter = args[:2]
     if adapter in tuner.active_adapters:
         # The first adapter, which freezes the base model; or the only one of a tuner of its own, which replaces the
         # active ones (`inject_adapter_in_model`).
+        rlhf_patches.decided("peft-adapter-freeze", False)
         return wrapped(*args, **kwargs)
     own = _of_adapter(model, adapter)
     before = Remembered(parameter for parameter in model.parameters() if id(parameter) not in own)
     try:
         return wrapped(*args, **kwargs)
     finally:
-        before.restore()
+        rlhf_patches.decided("peft-adapter-freeze", before.restore())
 
 
 def _of_adapter(model: torch.nn.Module, adapter: str) -> set[int]:

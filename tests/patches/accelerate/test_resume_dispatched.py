@@ -18,6 +18,7 @@ HELD = {
     "hands off": "because it reads three attributes of the loader and returns a number",
     "whatever worked": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
     "no new wait": "because it is a product of two numbers that every rank has; no lock, no collective",
+    "a dispatcher without a batch raises": "test_where_nothing_would_be_left_it_is_as_released",
     "it was": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
 }
 WORKER = "rlhf_patches.patches.accelerate.proofs.resume_order_ranks"
@@ -78,7 +79,14 @@ def test_what_was_right_is_the_same(resumed):
 
 def test_how_many_batches_a_step_takes():
     state = SimpleNamespace(num_processes=3)
-    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state), 2) == 6
-    assert of_all_ranks(SimpleNamespace(split_batches=True, state=state), 2) == 2
-    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state, submesh_tp=None), 2) == 6
-    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state, submesh_tp=object()), 2) == 2
+    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state), range(9), 2) == 6
+    assert of_all_ranks(SimpleNamespace(split_batches=True, state=state), range(9), 2) == 2
+    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state, submesh_tp=None), range(9), 2) == 6
+    assert of_all_ranks(SimpleNamespace(split_batches=False, state=state, submesh_tp=object()), range(9), 2) == 2
+
+
+def test_where_nothing_would_be_left_it_is_as_released():
+    """An epoch that was whole: accelerate raises where it has nothing to dispatch."""
+    loader = SimpleNamespace(split_batches=False, state=SimpleNamespace(num_processes=2))
+    assert [of_all_ranks(loader, range(5), steps) for steps in (0, 1, 2, 3)] == [0, 2, 4, 3]
+    assert of_all_ranks(loader, iter(range(5)), 3) == 6, "without a length"

@@ -6,8 +6,12 @@ the definition of LoRA, and what 0.21, where it is repaired, does with the same 
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from rlhf_patches.patches.peft import requires_grad
 from tests.harness.warm import peft
 
 HELD = {
@@ -111,3 +115,18 @@ def test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained(found, c
 def test_the_release_that_repaired_it_does_the_same(found, newest):
     for call in ("LoRA", "with a head", "other layers", "IA3", "added onto frozen", "switched"):
         assert found["after"][call] == newest["before"][call], call
+
+
+@pytest.mark.parametrize(
+    ("adapter", "freezes", "told", "trainable"),
+    [("second", True, True, True), ("second", False, False, True), ("first", True, False, False)],
+)
+def test_what_is_said_is_what_was_repaired(monkeypatch, adapter, freezes, told, trainable):
+    """Nothing where the new adapter becomes the active one (`inject_adapter_in_model`): that is as released."""
+    said = []
+    monkeypatch.setattr(requires_grad.rlhf_patches, "decided", lambda name, found: said.append((name, found)))
+    model = torch.nn.Linear(1, 1)
+    tuner = SimpleNamespace(active_adapters=["first"])
+    requires_grad.of_the_others(lambda *_: model.requires_grad_(not freezes), tuner, (model, adapter), {})
+    assert said == [("peft-adapter-freeze", told)]
+    assert model.weight.requires_grad is trainable

@@ -80,3 +80,18 @@ def test_the_model_and_its_optimizer_are_untouched(found):
     for model, said in found["before"]["touched"].items():
         assert all(".requires_grad has changed: False before" in line for line in said.splitlines()), model
     assert set(found["after"]["touched"].values()) == {None}
+
+
+def test_what_fsdp_shows_views_of_stays_frozen(run_ranks):
+    """Between the policy's forward and backward pass, where the parameters are back when the context is left."""
+    for report in run_ranks("tests.patches.peft.disable_adapter_restore_fsdp_ranks", levels=peft(None)):
+        assert report["status"] == "applied"
+        assert report["reached"]["held"]
+        for case, found in report["after"].items():
+            assert found["as before"], case
+            assert found["norm"] == pytest.approx(found["wanted"], rel=1e-5)
+        for state in ("before", "reverted"):
+            for case in ("by layers", "as one"):
+                assert not report[state][case]["as before"]
+                assert report[state][case]["norm"] > 1.1 * report[state][case]["wanted"]
+        assert report["after"]["nothing frozen"] == report["before"]["nothing frozen"]
