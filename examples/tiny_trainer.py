@@ -1,4 +1,6 @@
-"""A training script as people have it, on a CPU within seconds: GPT-2, T5 or BERT, tiny, with gradient accumulation.
+"""A training script as people have it, on a CPU within seconds: a tiny model, with gradient accumulation.
+
+GPT-2, T5, BERT with classes; or gpt-oss, with batches that are one row of documents each (padding-free).
 
 rlhf-patches rehearse --without -- python examples/tiny_trainer.py gpt2
 """
@@ -26,6 +28,11 @@ def model(kind: str) -> Any:
         sizes = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "decoder_start_token_id": 0}
         return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=VOCABULARY, **sizes))
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if kind == "gpt-oss":
+        sizes |= {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+        config = transformers.GptOssConfig(vocab_size=VOCABULARY, layer_types=["full_attention"] * 2, **sizes)
+        config.pad_token_id = config.eos_token_id = None
+        return transformers.GptOssForCausalLM(config)
     config = transformers.BertConfig(vocab_size=VOCABULARY, num_labels=3, **sizes)
     return transformers.BertForSequenceClassification(config)
 
@@ -37,7 +44,10 @@ def examples(kind: str) -> list[dict[str, Any]]:
         generator = torch.Generator().manual_seed(index)
         count = int(torch.randint(4, 12, (1,), generator=generator))
         tokens = torch.randint(3, VOCABULARY, (count,), generator=generator)
-        made.append({"input_ids": tokens, "labels": index % 3 if kind == "bert" else tokens})
+        if kind == "gpt-oss":
+            made.append({"input_ids": tokens.tolist()})
+        else:
+            made.append({"input_ids": tokens, "labels": index % 3 if kind == "bert" else tokens})
     return made
 
 
@@ -57,7 +67,7 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("gpt2", "t5", "bert"))
+    parser.add_argument("kind", choices=("gpt2", "t5", "bert", "gpt-oss"))
     kind = parser.parse_args().kind
     with tempfile.TemporaryDirectory() as folder:
         args = transformers.TrainingArguments(
@@ -71,7 +81,8 @@ def main() -> None:
             disable_tqdm=True,
             ddp_backend="gloo" if "RANK" in os.environ else None,
         )
-        trainer = transformers.Trainer(model(kind), args, train_dataset=examples(kind), data_collator=collate)
+        collator = transformers.DataCollatorWithFlattening() if kind == "gpt-oss" else collate
+        trainer = transformers.Trainer(model(kind), args, train_dataset=examples(kind), data_collator=collator)
         trainer.train()
         print("weights", float(sum(each.double().abs().sum() for each in trainer.model.parameters())).hex())
 
