@@ -102,7 +102,7 @@ class Zero(Whole):
         kind = type(self.steps_in_backward.optimizer)
         if self.steps_in_backward.fp16_enabled():
             return "DeepSpeed's engine scales the loss (fp16)"
-        if any(getattr(each, "_z3_leaf", False) for each in self.inner.modules()):
+        if self._stage == 3 and any(getattr(each, "_z3_leaf", False) for each in self.inner.modules()):
             return "ZeRO-3 counts the parameters of a mixture's experts in backward passes of its own (z3_leaf)"
         if kind.__module__.startswith("deepspeed.") and kind.__name__ not in _KNOWN:
             return f"where DeepSpeed's {kind.__name__} sums gradients is not known"
