@@ -37,6 +37,7 @@ def rates_of_groups(self: Any, optimizer: Any, warmup_max_lr: Any) -> bool | Non
     """
     if warmup_max_lr is not None:
         return False
+    # known: only a class that is defined there has such a name; what derives from it elsewhere is a user's.
     if not type(self).__module__.startswith("deepspeed."):
         return None
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -15,6 +15,7 @@ HELD = {
     "least reach": "test_what_was_asked_for_is_the_same",
     "hands off": "because one expression of the scheduler's own constructor is another one, which reads the optimizer",
     "whatever worked": "test_what_was_asked_for_is_the_same",
+    "known": "test_a_subclass_that_makes_the_list_itself_gets_the_number",
     "Not repaired: a subclass": "test_a_subclass_that_makes_the_list_itself_gets_the_number",
     "no new wait": "because a list is taken as a whole, in place of its first item; no lock, no collective",
     "A `warmup_max_lr` that is given counts as before": "test_what_was_asked_for_is_the_same",
