@@ -18,6 +18,7 @@ from .relation import Relation, Verdict
 
 ROWS, DOCUMENTS = "rows one by one", "documents one by one"
 _OF_TOKENS = ("input_ids", "labels", "attention_mask", "position_ids")
+_LOSSES = "transformers.loss."
 _MEANS = ("transformers.trainer", "trl.trainer.sft_trainer")
 _MOST = 8
 """Of a micro-batch's rows, or of a row's documents; the others are left out of it."""
@@ -106,16 +107,20 @@ def unknown(trainer: Any, model: torch.nn.Module) -> str:
     module = str(getattr(function, "__globals__", {}).get("__name__"))
     if module not in _MEANS or getattr(trainer, "compute_loss_func", None) is not None:
         return f"whether {type(trainer).__name__}'s loss is a mean over rows is not known"
-    # FSDP2 makes a class of a model's.
-    kind = next(each for each in type(model).__mro__ if not each.__name__.startswith("FSDP"))
-    if kind.__module__.startswith("peft."):
-        kind = type(model.get_base_model())  # type: ignore[operator]
-    if not kind.__module__.startswith("transformers."):
-        return f"whether {kind.__name__}'s loss is a mean over rows is not known"
+    base = model.get_base_model() if _kind(model).__module__.startswith("peft.") else model
+    loss = getattr(base, "loss_function", None)  # a model may be given another one
+    of_loss = str(getattr(loss, "__module__", None))
+    if not (_kind(base).__module__.startswith("transformers.") and (loss is None or of_loss.startswith(_LOSSES))):
+        return f"whether {_kind(base).__name__}'s loss is a mean over rows is not known"
     for name, each in model.named_modules():
         if each.training and isinstance(each, torch.nn.modules.batchnorm._BatchNorm):
             return f"{name} normalises over rows"
     return ""
+
+
+def _kind(model: torch.nn.Module) -> type:
+    """A model's class, of which FSDP2 makes another one."""
+    return next(each for each in type(model).__mro__ if not each.__name__.startswith("FSDP"))
 
 
 def judge(name: str, found: Mine, noise: float) -> Relation:

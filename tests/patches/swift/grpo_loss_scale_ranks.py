@@ -119,10 +119,10 @@ def undivided() -> type:
     return type("Own", (family().trainer_class,), {"training_step": training_step})
 
 
-def make_trainer(model: Any, loss_type: str, sft: Any, made: type) -> Any:
+def make_trainer(model: Any, loss_type: str, sft: Any, made: type | None = None) -> Any:
     from accelerate import Accelerator
 
-    trainer: Any = object.__new__(made)
+    trainer: Any = object.__new__(made or family().trainer_class)
 
     trainer.accelerator = Accelerator(cpu=True)
     trainer.model = trainer.model_wrapped = model
@@ -201,7 +201,7 @@ def step(loss_type: str, chord: bool, own: type | None = None) -> dict[str, floa
         {"input_ids": batch["sft"], "labels": batch["sft"].masked_fill(first_is_prompt, -100)}
         for batch in batches[rank]
     )
-    trainer = make_trainer(model, loss_type, rows if chord else None, own or family().trainer_class)
+    trainer = make_trainer(model, loss_type, rows if chord else None, own)
     loss = torch.stack([trainer.training_step(model, inputs_of(batch, tokens), None) for batch in batches[rank]]).sum()
     weight = model.model.layers[0].mlp.up_proj.weight
     gradient, weight.grad = weight.grad, None

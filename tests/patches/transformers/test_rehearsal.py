@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
+import transformers
 
 import rlhf_patches
 from rlhf_patches.rehearsal import pieces, sketches, window
@@ -216,7 +218,7 @@ COUNTED = "the count has each row's first label, too, which nothing predicts"
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("variant", ("as it is", *WAYS, "sdpa", "rows by themselves", "two of three"))
+@pytest.mark.parametrize("variant", ["as it is", *WAYS, "sdpa", "rows by themselves", "two of three"])
 @pytest.mark.parametrize("release", RELEASES)
 def test_no_right_run_is_called_wrong(run_ranks, release, variant):
     """46 trainers, eight ways, three releases: no relation deviates where the patches are on."""
@@ -305,6 +307,33 @@ def test_what_cannot_be_cut_says_why(inputs, why):
     made = pieces.cut(inputs)
     assert bool(made.pieces) == (why is None)
     assert (why or "") in made.why
+
+
+class Trainer:
+    """transformers' own loss, and none of a user's."""
+
+    compute_loss = transformers.Trainer.compute_loss
+
+
+def test_a_loss_of_one_s_own_is_not_known_to_be_a_mean():
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    model = transformers.LlamaForCausalLM(config)
+    assert pieces.unknown(Trainer(), model) == ""
+    released, model.loss_function = model.loss_function, lambda logits, labels, **_: logits.sum()
+    assert "LlamaForCausalLM's loss is a mean over rows is not known" in pieces.unknown(Trainer(), model)
+    model.loss_function = released
+    own = type("Own", (transformers.LlamaForCausalLM,), {"__module__": "mine"})
+    assert "Own's loss" in pieces.unknown(Trainer(), own(config))
+    model.normal = torch.nn.BatchNorm1d(2)
+    assert pieces.unknown(Trainer(), model.train()) == "normal normalises over rows"
+    assert pieces.unknown(Trainer(), model.eval()) == ""
+    trainer = Trainer()
+    trainer.compute_loss_func = torch.sum
+    assert "Trainer's loss is" in pieces.unknown(trainer, model)
+    with_adapter = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+    assert pieces.unknown(Trainer(), with_adapter) == ""
 
 
 def test_without_dropout_modules_keep_their_numbers():
