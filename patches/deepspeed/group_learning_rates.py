@@ -6,6 +6,8 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+from ..trl import released
+
 
 def of_groups(scheduler: Any, rates: list[Any]) -> Any:
     """What ``warmup_max_lr`` is where none is given: each group's, and the first one's as released for a subclass that
@@ -15,9 +17,8 @@ def of_groups(scheduler: Any, rates: list[Any]) -> Any:
         scheduler: a ``WarmupLR``.
         rates: of its optimizer's groups.
     """
-    made_by = getattr(type(scheduler)._format_param, "__globals__", {}).get("__name__", "")
     # known: DeepSpeed's own function takes a list
-    return rates if made_by.startswith("deepspeed.") else rates[0]
+    return rates if released.written_in(type(scheduler)._format_param).startswith("deepspeed.") else rates[0]
 
 
 PATCH = Patch(

@@ -6,16 +6,16 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+from ..trl import released
+
 _EPILOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_epilogue"
 _UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
 
 
 def comes_first(engine: Any) -> bool:
     """Whether what reduces an engine's gradients is DeepSpeed's own: a user's may add the last micro-batch itself."""
-    reduces = engine.allreduce_gradients
-    of = getattr(getattr(reduces, "__func__", reduces), "__globals__", {})
     # known: where it was written, whatever it is called
-    return str(of.get("__name__", "")).startswith("deepspeed.")
+    return released.written_in(engine.allreduce_gradients).startswith("deepspeed.")
 
 
 _USES = {"COMES_FIRST": f"{__name__}:{comes_first.__name__}"}

@@ -7,6 +7,8 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+from ..trl import released
+
 _MODULE = "slime.rollout.fully_async_rollout"
 _ROOM = "self.output_queue.qsize() < max_concurrent"
 
@@ -18,7 +20,7 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
     """
     finished = worker.get_completed_groups
     # known: slime's own, by what no decorator copies
-    if getattr(getattr(finished, "__func__", None), "__globals__", {}).get("__name__") != _MODULE:
+    if released.written_in(finished) != _MODULE:
         found: list[tuple[int, list[Any]]] = finished()
         return found
     taken: list[tuple[int, list[Any]]] = []

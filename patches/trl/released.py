@@ -25,14 +25,20 @@ def others(owner: Any, *names: str, packages: tuple[str, ...] = _RELEASED) -> st
 
 
 def is_released(function: Any, packages: tuple[str, ...] = _RELEASED) -> bool:
-    """Whether a function's code, or an object's class, is of these packages: told by what no decorator copies."""
-    if isinstance(function, MethodType):
-        function = function.__func__
-    kind = type(function)
-    module = function.__globals__.get("__name__") if isinstance(function, FunctionType) else kind.__module__
+    """Whether a function's code, or an object's class, is of these packages."""
+    module = written_in(function)
     if module == "rlhf_patches.rehearsal.trainer":  # it stands before the trainer's own, for one window
         return is_released(function.__wrapped__, packages)
-    return str(module).partition(".")[0] in packages
+    return module.partition(".")[0] in packages
+
+
+def written_in(function: Any) -> str:
+    """The module of a function's or method's code, or of another object's class: told by what no decorator copies."""
+    if isinstance(function, MethodType):
+        function = function.__func__
+    if isinstance(function, FunctionType):
+        return str(function.__globals__.get("__name__"))
+    return str(type(function).__module__)
 
 
 def left(trainer: Any, patch: str, other: str) -> None:

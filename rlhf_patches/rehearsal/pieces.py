@@ -5,14 +5,14 @@ By itself each has the gradient that it has among the others, where no row, padd
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import ranks, window
+from . import ranks, states, window
 from .ranks import Mine
 from .relation import Relation, Verdict
 
@@ -125,7 +125,8 @@ def _kind(model: torch.nn.Module) -> type:
 
 def judge(name: str, found: Mine, noise: float) -> Relation:
     """Hold the gradient of all the pieces at once, ``found.used``, against their own."""
-    judged = window.judge(found.used, found.own, laws(found), noise)
+    laws = {law.replace("micro-batch", "piece"): weights for law, weights in ranks.laws([found]).items()}
+    judged = window.judge(found.used, found.own, laws, noise)
     measured = f"{judged.deviation:.0e}" if judged.law else f"{judged.deviation:.2g}"
     if judged.law:
         return Relation(name, Verdict.HOLDS, measured, f"{judged.law} (noise {noise:.0e})")
@@ -135,25 +136,12 @@ def judge(name: str, found: Mine, noise: float) -> Relation:
     return Relation(name, Verdict.DEVIATES, measured, f"of the gradient: {what}")
 
 
-def laws(found: Mine) -> dict[str, list[float]]:
-    """The weights that are right for pieces of one micro-batch."""
-    return {name.replace("micro-batch", "piece"): weights for name, weights in ranks.laws([found]).items()}
-
-
-@contextlib.contextmanager
-def without_dropout(model: torch.nn.Module) -> Iterator[None]:
+def without_dropout(model: torch.nn.Module) -> AbstractContextManager[bool]:
     """Meanwhile nothing of a model drops: by the numbers that modules keep, of which each begins where it was."""
-    kept = []
+    found = []
     for module in model.modules():
         own = vars(module)
-        names = [name for name, value in own.items() if name.endswith("dropout") and isinstance(value, float)]
+        found += [(own, name) for name, value in own.items() if name.endswith("dropout") and isinstance(value, float)]
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            names.append("p")
-        kept += [(own, name, own[name]) for name in names]
-    try:
-        for own, name, _ in kept:
-            own[name] = 0.0
-        yield
-    finally:
-        for own, name, value in kept:
-            own[name] = value
+            found.append((own, "p"))
+    return states.zeroed(found)

@@ -49,6 +49,11 @@ def gathered(mine: Mine) -> list[Mine]:
     return [each for each in found if each is not None]
 
 
+def problem(of_ranks: list[Mine]) -> str:
+    """The first one's; empty where there is none."""
+    return next((each.problem for each in of_ranks if each.problem), "")
+
+
 def laws(of_ranks: list[Mine]) -> dict[str, list[float]]:
     """The weights that are right, by what they are called; a window's gradient is the mean over ranks."""
     numbers = [len(each.own) for each in of_ranks]

@@ -54,13 +54,17 @@ class Whole:
     def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
         """This rank's gradient of a loss, of each parameter."""
         try:
-            return list(torch.autograd.grad(loss(), self.leaves(), allow_unused=True))
+            return self._by_autograd(loss)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
         with self.aside():  # re-entrant checkpointing knows backward() alone
             loss().backward()
             return [each.grad for each in self.parameters]
+
+    def _by_autograd(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+        made = loss()  # first: FSDP2's leaves are there once it was computed
+        return list(torch.autograd.grad(made, self.leaves(), allow_unused=True))
 
     def leaves(self) -> Sequence[torch.Tensor]:
         """What the model computes with."""
@@ -124,7 +128,7 @@ class Zero(Whole):
                 yield each.grad
 
     def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
-        return list(torch.autograd.grad(loss(), self.leaves(), allow_unused=True))
+        return self._by_autograd(loss)  # backward() would reduce
 
 
 class FullyShard(Whole):
@@ -153,8 +157,7 @@ class FullyShard(Whole):
 
     def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
         with self.aside():  # what is not used may get zeros
-            made = loss()
-            found = list(torch.autograd.grad(made, self.leaves(), allow_unused=True))
+            found = self._by_autograd(loss)
         self.after_forward()
         return found
 
@@ -182,12 +185,13 @@ def of(trainer: Any, model: Any) -> tuple[Whole, str]:
     """How a trainer's gradients are had, and why they cannot be; the model as ``training_step`` gets it."""
     kind = str(getattr(trainer.accelerator.distributed_type, "value", ""))
     if kind == "DEEPSPEED":
-        return (found := Zero(model)), found.cannot()
-    if kind == "FSDP" and getattr(trainer.accelerator, "is_fsdp2", False):
-        return (found_2 := FullyShard(model)), found_2.cannot()
-    whole = Whole(model)
-    if kind in ("FSDP", "MEGATRON_LM", "TP"):
-        return whole, f"the gradients are in shards ({kind})"
-    if trainer.args.n_gpu > 1:
-        return whole, "several GPUs in one process (torch.nn.DataParallel)"
-    return whole, whole.cannot()
+        found: Whole = Zero(model)
+    elif kind == "FSDP" and getattr(trainer.accelerator, "is_fsdp2", False):
+        found = FullyShard(model)
+    else:
+        found = Whole(model)
+        if kind in ("FSDP", "MEGATRON_LM", "TP"):
+            return found, f"the gradients are in shards ({kind})"
+        if trainer.args.n_gpu > 1:
+            return found, "several GPUs in one process (torch.nn.DataParallel)"
+    return found, found.cannot()

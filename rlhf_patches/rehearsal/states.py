@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,23 @@ class Counters:
         for module, name, value in self._kept:
             if vars(module).get(name) is not value:
                 vars(module)[name] = value
+
+
+@contextlib.contextmanager
+def zeroed(numbers: Sequence[tuple[dict[str, Any], str]]) -> Iterator[bool]:
+    """Meanwhile these attributes are 0; whether any was another number.
+
+    Args:
+        numbers: objects' attributes, and the name of one of them.
+    """
+    kept = [(own, name, own[name]) for own, name in numbers]
+    try:
+        for own, name in numbers:
+            own[name] = 0.0
+        yield any(value for _, _, value in kept)
+    finally:
+        for own, name, value in kept:
+            own[name] = value
 
 
 def _keep(value: Any) -> tuple[Any, Any] | None:

@@ -372,9 +372,8 @@ class Rehearsal:
         first = self._steps[0]
         made = self._attempt(lambda: self._made([first, first]))
         of_all = ranks.gathered(made if isinstance(made, ranks.Mine) else ranks.Mine(used=made))
-        problem = next((each.problem for each in of_all if each.problem), "")
-        if problem:
-            return not_held(COPIES, problem)
+        if why := ranks.problem(of_all):
+            return not_held(COPIES, why)
         firsts = [each.only(0) for each in of_ranks]
         laws = ranks.laws(firsts) if len(firsts) > 1 else {"its own gradient": [1.0]}
         return self._judged(COPIES, firsts, made, laws)
@@ -429,18 +428,10 @@ class Rehearsal:
             without = [self._sketch(self._own(call)) for call in calls]
         return torch.stack(own) - torch.stack(without)
 
-    @contextlib.contextmanager
-    def _without_routers_loss(self) -> Iterator[bool]:
+    def _without_routers_loss(self) -> contextlib.AbstractContextManager[bool]:
         """Meanwhile there is none; whether there was one."""
-        owners = [self._trainer, *self._inner.modules()]
-        found = [(vars(each), name, vars(each)[name]) for each in owners for name in _OF_ROUTERS if name in vars(each)]
-        try:
-            for attributes, name, _ in found:
-                attributes[name] = 0.0
-            yield any(value for _, _, value in found)
-        finally:
-            for attributes, name, value in found:
-                attributes[name] = value
+        owners = [vars(each) for each in (self._trainer, *self._inner.modules())]
+        return states.zeroed([(own, name) for own in owners for name in _OF_ROUTERS if name in own])
 
     # -- a micro-batch in pieces
 
@@ -450,10 +441,10 @@ class Rehearsal:
         why = cut.why or pieces.unknown(self._trainer, self._inner)
         asked = ranks.gathered(ranks.Mine(used=torch.tensor(float(len(cut.pieces))), problem=why))
         most = max(int(each.used) for each in asked)
-        if why := next((each.problem for each in asked if each.problem), ""):
+        if why := ranks.problem(asked):
             return not_held(cut.name, why)
         of_ranks = ranks.gathered(self._attempt(lambda: self._of_pieces(call, cut, most)))
-        if why := next((each.problem for each in of_ranks if each.problem), ""):
+        if why := ranks.problem(of_ranks):
             return not_held(cut.name, why)
         found = [pieces.judge(cut.name, each, self._noise) for each in of_ranks]
         return next((each for each in found if each.verdict is Verdict.DEVIATES), found[0])

@@ -62,11 +62,8 @@ def judge(
     size = float(used.norm()) or 1.0
     fit = torch.linalg.lstsq(own.T, used[:, None], driver="gelsd").solution[:, 0]
     left = float((used - fit @ own).norm()) / size
-    should_be = {name: torch.tensor(weights, dtype=own.dtype) @ own for name, weights in laws.items()}
-    mean = torch.zeros_like(used) if evenly is None else evenly.mean(0)
-    if evenly is not None:
-        apart = {name: torch.tensor(weights, dtype=own.dtype) @ evenly for name, weights in laws.items()}
-        should_be = {name: whole - apart[name] + mean for name, whole in should_be.items()}
+    by_a_law, mean = (own, torch.zeros_like(used)) if evenly is None else (own - evenly, evenly.mean(0))
+    should_be = {name: torch.tensor(weights, dtype=own.dtype) @ by_a_law + mean for name, weights in laws.items()}
     by_law = {name: float((used - right).norm()) / size for name, right in should_be.items()}
     best = min(by_law, key=lambda name: by_law[name])
     weights = tuple(float(weight) for weight in fit)
@@ -83,7 +80,7 @@ def judge(
     if evenly is None or factor is not None:
         return found
     for name, right in should_be.items():
-        times = 1 + float((used - right) @ mean) / (float(mean @ mean) or 1.0)
-        if float((used - right - (times - 1) * mean).norm()) / size <= limit(noise):
-            return replace(found, nearest=name, of_the_even=times)
+        more = float((used - right) @ mean) / (float(mean @ mean) or 1.0)
+        if float((used - right - more * mean).norm()) / size <= limit(noise):
+            return replace(found, nearest=name, of_the_even=1 + more)
     return found

@@ -33,9 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sdpa": {"attention": "sdpa"},
     "rows by themselves": {"micro_batch": 1, "accumulation": 8},
     **{kind: {"sharding": kind} for kind in ("zero1", *sharded.KINDS)},
-    "offload": {"deepspeed": {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}},
     "float32 sums": {"deepspeed": {"data_types": {"grad_accum_dtype": "fp32"}}},
-    "in pieces": {"deepspeed": {"zero_optimization": {"contiguous_gradients": False}}},
     "packing": {"packing": True},
     "padding-free": {"padding_free": True},
     "two of three": {"micro_batch": 3, "accumulation": 2, "rows": 12},
@@ -52,7 +50,8 @@ def build(name: str, use: Callable[[Any], None], **settings: Any) -> None:
     """Have a trainer of the hunt built, and use it; ``deepspeed`` are more settings of its configuration."""
     more = settings.pop("deepspeed", {})
     chosen = trainers.every()[name]
-    given = {key: value for key, value in (SETTINGS | settings).items() if key in takes(name)}
+    taken = takes(name)
+    given = {key: value for key, value in (SETTINGS | settings).items() if key in taken}
 
     def once(trainer: Any) -> Any:
         use(trainer)

@@ -143,11 +143,12 @@ def test_a_run_in_shards_that_goes_on_is_the_run_without_it(run_ranks, variant):
         assert going_on == by_itself
 
 
+@pytest.mark.parametrize("variant", ["padding-free", pytest.param("packing", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("patches", runs.PATCHES)
-def test_documents_that_reach_each_other_are_found(run_ranks, patches):
+def test_documents_that_reach_each_other_are_found(run_ranks, patches, variant):
     """gpt-oss, which a patch repairs, and Mamba, which none does; Llama is right."""
     names = [f"trl/sft{model}" for model in ("", "-gpt_oss", "-mamba", "-recurrent_gemma", "-gpt2")]
-    (found,) = run_ranks(WORKER, patches, *names, "--variant", "padding-free", levels=TRL, ranks=1)
+    (found,) = run_ranks(WORKER, patches, *names, "--variant", variant, levels=TRL, ranks=1)
     wrong = {"trl/sft-mamba"} | ({"trl/sft-gpt_oss"} if patches == "off" else set())
     for name in names:
         row = found[name][DOCUMENTS]
