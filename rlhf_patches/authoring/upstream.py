@@ -20,7 +20,7 @@ from ..definitions.patch import Guard
 from ..guards import sources, versions
 from ..guards.sources import FunctionNode, NotFound, Source, Unreadable
 from ..guards.versions import Verdict
-from ..offline import archive, download
+from ..offline import archive, download, members
 from ..offline.archive import Release
 
 
@@ -57,7 +57,7 @@ class Upstream(NamedTuple):
         """
         try:
             return sources.read_module(module) if self.release is None else self.release.source(module)
-        except (Unreadable, archive.ReleaseError) as error:
+        except (Unreadable, members.ReleaseError) as error:
             raise UpstreamError(str(error)) from error
 
     def function(self, target: str) -> tuple[Source, FunctionNode]:
@@ -128,7 +128,7 @@ def open_upstream(release: str | None) -> Upstream:
     """
     try:
         return Upstream(None if release is None else archive.open_release(download.found(release)))
-    except (archive.ReleaseError, download.DownloadError) as error:
+    except (members.ReleaseError, download.DownloadError) as error:
         raise UpstreamError(str(error)) from error
 
 

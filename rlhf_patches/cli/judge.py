@@ -13,7 +13,7 @@ from .. import autoload, hook_files, settings
 from .._version import __version__
 from ..definitions import registry
 from ..definitions.status import PatchReport, Report, Status, printable
-from ..offline import archive, confined, download, evaluate
+from ..offline import confined, download, evaluate, members
 from . import output
 from .command_line import Commands, add_output
 
@@ -92,7 +92,7 @@ def _check(options: argparse.Namespace) -> int:
     for source in options.source:
         try:
             checked = confined.check(download.found(source, cache), registered, failures)
-        except (download.DownloadError, archive.ReleaseError) as error:
+        except (download.DownloadError, members.ReleaseError) as error:
             output.complain(str(error))
             unreadable = True
             continue

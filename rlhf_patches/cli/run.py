@@ -126,11 +126,11 @@ def _writable(path: str) -> str:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from ..runs import report_summary
+    from ..runs import report_reader
 
     try:
-        summary = report_summary.summarise(options.file)
-    except report_summary.ReportFileError as error:
+        summary = report_reader.summarise(options.file)
+    except report_reader.ReportFileError as error:
         raise UsageError(str(error)) from error
     if options.json:
         print(json.dumps(summary.to_dict(), indent=2))

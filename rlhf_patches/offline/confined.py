@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status
 from . import archive, evaluate
-from .archive import Release, ReleaseError
+from .archive import Release
+from .members import ReleaseError
 
 CPU_SECONDS = 10
 """A release of a framework takes 0.2, torch's wheel 0.7; on a slow machine five times that."""

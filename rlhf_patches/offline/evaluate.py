@@ -18,7 +18,8 @@ from ..guards import choices, decision, implementations, known, shapes, sources
 from ..guards.choices import Choice, Decision, Found
 from ..guards.decision import Held
 from ..guards.sources import NotFound, Source, Unreadable
-from .archive import Release, ReleaseError
+from .archive import Release
+from .members import ReleaseError
 
 SEARCHED = "; each process searches its text, which is of no known release"
 

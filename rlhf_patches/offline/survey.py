@@ -21,9 +21,10 @@ from ..definitions.registry import Registered
 from ..definitions.status import Status
 from ..guards import sources
 from . import confined, download, evaluate, facts
-from .archive import Release, ReleaseError
+from .archive import Release
 from .facts import Code
 from .index import Index, IndexProblem, Published
+from .members import ReleaseError
 
 _MOST_HOLES = 5  # releases that a suggested range leaves out one by one
 

@@ -20,7 +20,7 @@ from ..guards import choices, decision, rewriting, shapes, sources
 from ..guards.choices import Decision, Found
 from ..guards.sources import Source
 from ..guards.versions import Verdict
-from ..offline import archive, download, evaluate
+from ..offline import archive, download, evaluate, members
 
 INSTALLED = "installed"
 UNKNOWN = "unknown"
@@ -164,7 +164,7 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
     Raises:
         NoCase: the framework is not installed, or the release has none of the patch's modules.
         AssertionError: the patch cannot be for it, though the version says so.
-        archive.ReleaseError, download.DownloadError: it cannot be had, or not be read.
+        members.ReleaseError, download.DownloadError: it cannot be had, or not be read.
     """
     look: Callable[[Variant], Found] = choices.look
     read = sources.read_module
@@ -172,7 +172,7 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
         opened = archive.open_release(download.found(release))
         if not evaluate.is_patched(opened, [Registered(patch, "a test")]):
             packages = ", ".join(dict.fromkeys(module.partition(".")[0] for module in patch.modules))
-            raise archive.ReleaseError(f"{opened.label} has no {packages}, so it tells nothing of {patch}")
+            raise members.ReleaseError(f"{opened.label} has no {packages}, so it tells nothing of {patch}")
         look, read = functools.partial(evaluate.look, opened), opened.source
     choice = choices.choose([look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):

@@ -11,7 +11,7 @@ import pytest
 
 from ..definitions import ranges
 from ..definitions.patch import NEWER, OLDER, Advice, KnownBug
-from ..offline import archive, download
+from ..offline import download, members
 from . import checks, in_process, rules
 from .cases import INSTALLED, Case, NoCase, case_of
 
@@ -134,7 +134,7 @@ class PatchContract:
             return case_of(self.patch, release)
         except NoCase as error:
             pytest.skip(str(error))
-        except (archive.ReleaseError, download.DownloadError) as error:
+        except (members.ReleaseError, download.DownloadError) as error:
             pytest.fail(f"{type(self).__name__}.releases names {release!r}: {error} (in {Path.cwd()})", pytrace=False)
 
     def _with_the_bug(self, release: str) -> Case:
@@ -150,7 +150,7 @@ class PatchContract:
                 if case_of(self.patch, release).affected != case.affected:
                     what_to_do = f"this test looks at {'what is installed' if release == INSTALLED else release}"
                     break
-            except (NoCase, AssertionError, archive.ReleaseError, download.DownloadError):
+            except (NoCase, AssertionError, members.ReleaseError, download.DownloadError):
                 continue
         else:
             what_to_do += f", in {type(self).__name__}.releases"

@@ -13,7 +13,7 @@ import pytest
 
 from rlhf_patches.definitions import registry
 from rlhf_patches.offline import confined
-from rlhf_patches.offline.archive import ReleaseError
+from rlhf_patches.offline.members import ReleaseError
 
 
 def test_the_process_leaves_nothing_behind(slime_wheel, tmp_path, monkeypatch):

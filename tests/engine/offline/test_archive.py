@@ -18,8 +18,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Status, Variant
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.guards.sources import NotFound, Unreadable
 from rlhf_patches.guards.versions import Verdict
-from rlhf_patches.offline import archive, evaluate
-from rlhf_patches.offline.archive import ReleaseError, open_release
+from rlhf_patches.offline import archive, evaluate, members
+from rlhf_patches.offline.archive import open_release
+from rlhf_patches.offline.members import ReleaseError
 from tests.harness.archives import (
     END,
     FILES,
@@ -501,7 +502,7 @@ def test_duplicates(tmp_path):
 
 @WHEEL_AND_SDIST
 def test_too_many_members_of_any_kind(tmp_path, make, monkeypatch):
-    monkeypatch.setattr(archive, "MAX_MEMBERS", 20)
+    monkeypatch.setattr(members, "MAX_MEMBERS", 20)
     assert result(make(tmp_path, {**FILES, **{f"slime/{n}.txt": "" for n in range(10)}})) is not None
     refused(make(tmp_path, {**FILES, **{f"slime/{n}.txt": "" for n in range(20)}}), "more than 20 members")
     folders = [header(f"slime-1.5/{n}", 0, tarfile.DIRTYPE) for n in range(20)]
@@ -510,11 +511,11 @@ def test_too_many_members_of_any_kind(tmp_path, make, monkeypatch):
 
 @WHEEL_AND_SDIST
 def test_files_of_stated_size(tmp_path, make, monkeypatch):
-    monkeypatch.setattr(archive, "MAX_FILE", 2**20)
+    monkeypatch.setattr(members, "MAX_FILE", 2**20)
     assert result(make(tmp_path, {**FILES, "slime/x.py": "#" * 2**20})) is not None
     assert result(make(tmp_path, {**FILES, "slime/x.bin": bytes(2**22)})) is not None
     unread(make(tmp_path, {**FILES, "slime/x.py": "#" * (2**20 + 1)}), "slime.x", "has 1.0 MiB, more than the 1 MiB")
-    monkeypatch.setattr(archive, "MAX_TEXT", 2**21)
+    monkeypatch.setattr(members, "MAX_TEXT", 2**21)
     refused(make(tmp_path, {**FILES, **{f"slime/{n}.py": "#" * 2**20 for n in range(2)}}), "more than 2 MiB of source")
 
 
@@ -552,7 +553,7 @@ def test_a_real_bomb_in_a_wheel(tmp_path):
     assert len(data) < 2**18
     little_memory(path, "slime.bomb", "has 100.0 MiB", check=unread)
     entry = data.rindex(b"PK\1\2")
-    for lie in (10, archive.MAX_FILE):
+    for lie in (10, members.MAX_FILE):
         data[entry + 24 : entry + 28] = struct.pack("<I", lie)
         path.write_bytes(data)
         little_memory(path, "damaged")
@@ -600,7 +601,7 @@ def test_a_wheel_for_a_zip_of_the_future(tmp_path):
 
 
 def test_a_bomb_in_an_sdist(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "MAX_UNPACKED", 14 * 2**20)
+    monkeypatch.setattr(members, "MAX_UNPACKED", 14 * 2**20)
     small = [member(f"slime-1.5/{n}.bin", bytes(2 * 2**20)) for n in range(6)]
     assert result(make_tar(tmp_path, WHOLE, *small, END)) is not None
     bomb = make_tar(tmp_path, WHOLE, *small, member("slime-1.5/9.bin", bytes(4 * 2**20)), END)

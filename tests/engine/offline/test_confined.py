@@ -22,8 +22,9 @@ from rlhf_patches import Rewrite, Status, cli
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.guards import rewriting, shapes, sources
-from rlhf_patches.offline import archive, confined, evaluate
-from rlhf_patches.offline.archive import ReleaseError, open_release
+from rlhf_patches.offline import archive, confined, evaluate, members
+from rlhf_patches.offline.archive import open_release
+from rlhf_patches.offline.members import ReleaseError
 from tests.harness import toy_slime
 from tests.harness.archives import (
     END,
@@ -234,11 +235,11 @@ def zip_directory(entries, stated):
 @pytest.mark.parametrize("stated", [0, 1, 21])
 def test_a_zip_is_not_opened_to_find_out_that_it_is_too_large(tmp_path, monkeypatch, stated):
     """zipfile takes half a minute for a million entries, whatever number is stated."""
-    monkeypatch.setattr(archive, "MAX_MEMBERS", 20)
+    monkeypatch.setattr(members, "MAX_MEMBERS", 20)
     monkeypatch.setattr(zipfile, "ZipInfo", None)
     (tmp_path / "x.whl").write_bytes(zip_directory(21, stated))
     refused(tmp_path / "x.whl", "more than 20 members")
-    monkeypatch.setattr(archive, "MAX_DIRECTORY", 900)
+    monkeypatch.setattr(members, "MAX_DIRECTORY", 900)
     refused(tmp_path / "x.whl", "a directory of 0 MiB: too large")
 
 
@@ -272,7 +273,7 @@ def test_a_gzip_of_several_streams(tmp_path):
 
 def test_many_keys_in_extended_headers(tmp_path, monkeypatch):
     """30 s for a thousand headers of 4,000 keys: each is small enough."""
-    monkeypatch.setattr(archive, "MAX_RECORDS", 100)
+    monkeypatch.setattr(members, "MAX_RECORDS", 100)
     keys = b"".join(record(b"k%d" % key, b"") for key in range(30))
     blocks = [extended(keys) + member(f"slime-1.5/{number}") for number in range(4)]
     assert open_release(str(make_tar(tmp_path, WHOLE, *blocks[:3], END))).claims
@@ -297,7 +298,7 @@ def test_folders_that_lead_out_of_an_archive(tmp_path, name):
 
 
 def test_many_long_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "MAX_NAMES", 1000)
+    monkeypatch.setattr(members, "MAX_NAMES", 1000)
     names = [f"slime/{'x' * 90}{number}.txt" for number in range(10)]
     assert open_release(str(make_wheel(tmp_path, {**FILES, **dict.fromkeys(names[:8], "")}))).claims
     refused(make_wheel(tmp_path, {**FILES, **dict.fromkeys(names, "")}), "names of more than 1000 characters")

@@ -16,7 +16,7 @@ import pytest
 from rlhf_patches import PatchReport, Report, Status
 from rlhf_patches.cli import run as run_command
 from rlhf_patches.definitions.registry import PluginFailure
-from rlhf_patches.runs import report_file, report_summary
+from rlhf_patches.runs import report_file, report_reader
 from tests.harness.report_lines import PROBLEM, read
 
 # ------------------------------------------------------------------------------------------ the file
@@ -180,7 +180,7 @@ def test_a_torn_line_does_not_swallow_the_next(file, line, said):
     line.update()
     _, ours = file.read_bytes().splitlines()
     assert json.loads(ours)["patches"][0]["reason"] == "second"
-    summary = report_summary.summarise([str(file)])
+    summary = report_reader.summarise([str(file)])
     assert (len(summary.processes), len(summary.unreadable)) == (1, 1)
 
 

@@ -11,7 +11,7 @@ import resource
 import pytest
 
 from rlhf_patches import cli
-from rlhf_patches.runs import report_summary
+from rlhf_patches.runs import report_reader, report_summary
 
 
 def line(pid, status="applied", *, host="node-a", reason="dist 1.0 is affected", version="1.0", world=None, **more):
@@ -513,14 +513,14 @@ def test_limits_on_what_a_run_can_say(report, monkeypatch):
     rows = [{**line(0)["patches"][0], "name": f"bug-{n}", "status": "refused", "reason": str(n)} for n in range(50)]
     assert report([line(pid, patches=rows) for pid in range(9)])[0] == 1
     with monkeypatch.context() as patched:
-        patched.setattr(report_summary, "_MOST_ENTRIES", 400)
+        patched.setattr(report_reader, "_MOST_ENTRIES", 400)
         status, out, err = report([line(pid, patches=rows) for pid in range(9)])
         assert (status, out, "is too much" in err) == (2, "", True)
         patched.undo()
-        patched.setattr(report_summary, "_MOST_DISTINCT", 100)
+        patched.setattr(report_reader, "_MOST_DISTINCT", 100)
         assert report([line(pid, patches=rows) for pid in range(9)])[0] == 2
     monkeypatch.setattr(report_summary, "_MOST_PROBLEMS", 20)
-    monkeypatch.setattr(report_summary, "_MOST_UNREADABLE", 5)
+    monkeypatch.setattr(report_reader, "_MOST_UNREADABLE", 5)
     _, _, err = report([line(0, patches=rows)], "--quiet")
     assert (err.count("\n"), err.splitlines()[-1]) == (21, "rlhf-patches: and more")
     _, _, err = report([line(0), *["torn"] * 8], "--quiet")

@@ -1,0 +1,197 @@
+"""Reading the files of RLHF_PATCHES_REPORT.
+
+They are text that others have written, perhaps on purpose: what is read is checked, made one line and short, and has
+limits, so that nothing in it costs a traceback, a terminal or much memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Union
+
+from ..definitions.listed import WATCH
+from ..definitions.registry import BUILT_IN
+from ..definitions.status import Reached, printable
+from .processes import Effect
+from .report_summary import NOT_IMPORTED, Recorded, Summary, Watched, summary
+
+# Of what is read. A real line has 8 KB, 25 patches and a few versions.
+_LARGEST_FILE = 1 << 30
+_LONGEST_LINE = 1 << 20
+_LONGEST_REASON = 2000
+_MOST_DIGITS = 20
+_MOST_FIGURES = 20  # of a watch
+_MOST_ENTRIES = 2_000_000  # patches, versions and failures, of all processes together
+_MOST_DISTINCT = 500_000  # texts
+_MOST_UNREADABLE = 100  # lines that are named
+
+_Identity = tuple[str, int, Union[str, None]]
+
+
+class ReportFileError(Exception):
+    """A file cannot be read, or is none of ours; the message says which and why."""
+
+
+def summarise(files: Sequence[str]) -> Summary:
+    """Read the files of one run.
+
+    Raises:
+        ReportFileError: a file cannot be read, is a pipe or a device, is empty, has no line of ours, or is too large.
+    """
+    processes: dict[_Identity, Recorded] = {}
+    unreadable: list[str] = []
+    more, entries = 0, 0
+    known: dict[Any, Any] = {}  # thousands of processes say the same
+    for file in files:
+        begun, ours = False, False
+        for number, line in _lines(file):
+            begun = True
+            if entries > _MOST_ENTRIES or len(known) > _MOST_DISTINCT:
+                raise ReportFileError(f"{file} is too much: expected a run of at most some 50,000 processes")
+            try:
+                identity, process = _process(_parsed(line), known)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                if len(unreadable) < _MOST_UNREADABLE:
+                    unreadable.append(f"line {number} of {printable(file)} ({len(line)} bytes)")
+                else:
+                    more += 1
+                continue
+            ours = True
+            # What comes later is what the process said last; it may have become another program since (exec).
+            processes[identity] = process
+            entries += len(process.effects) + len(process.versions) + len(process.plugin_failures)
+            entries += len(process.watched) + len(process.reached)
+        if not begun:
+            raise ReportFileError(
+                f"{file} is empty: no process of the run has imported a framework with the patches on, or it has only "
+                "begun. `rlhf-patches doctor` says whether there is a hook, and for what"
+            )
+        if not ours:
+            raise ReportFileError(f"{file} has no line that RLHF_PATCHES_REPORT could have written")
+    unreadable += [f"{more} more lines"] if more else []
+    return summary(tuple(processes.values()), tuple(unreadable))
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, and their numbers; of one that is too long, the beginning."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ReportFileError(f"cannot read {path}: it is a pipe or a device, expected a regular file")
+            if found.st_size > _LARGEST_FILE:
+                raise ReportFileError(f"cannot read {path}: it has more than {_LARGEST_FILE >> 20} MiB")
+            number = 0
+            while line := file.readline(_LONGEST_LINE + 1):
+                number += 1
+                rest = line
+                while len(rest) > _LONGEST_LINE and not rest.endswith(b"\n"):
+                    rest = file.readline(_LONGEST_LINE + 1)
+                if line.strip():
+                    yield number, line.rstrip(b"\n")
+    except OSError as error:
+        raise ReportFileError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    if len(line) > _LONGEST_LINE:
+        raise ValueError("too long")
+    found = json.loads(line, parse_int=_integer)
+    if not isinstance(found, dict):
+        raise TypeError("expected an object")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:  # they take time that is quadratic in their number
+        raise ValueError("too many digits")
+    return int(text)
+
+
+def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Recorded]:
+    """Raises one of several exceptions where the line is none of ours."""
+
+    def shared(value: Any) -> Any:
+        return known.setdefault(value, value)
+
+    versions = {shared(_text(name)): shared(_text(version)) for name, version in line.get("versions", {}).items()}
+    for name, version in (("Python", line.get("python")), ("rlhf-patches", line.get("rlhf_patches"))):
+        if version is not None:
+            versions[name] = shared(_text(version))
+    effects: dict[str, Effect] = {}
+    plugins: dict[str, str] = {}
+    watched: list[Watched] = []
+    reached: dict[str, Reached] = {}
+    for row in line["patches"]:
+        if row.get("kind") == WATCH:  # in which processes may differ, and which no run needs
+            watched += _watched(_text(row["name"]), row.get("observations", {}))
+            continue
+        name, status, plugin = _text(row["name"]), _text(row["status"]), _text(row.get("plugin", BUILT_IN))
+        what = "unreviewed" if row.get("unreviewed") and status not in NOT_IMPORTED else status
+        effects[shared(name)] = shared(Effect(what, reason=_text(row["reason"], _LONGEST_REASON)))
+        if plugin != BUILT_IN:
+            plugins[shared(name)] = shared(plugin)
+        if "reached" in row:
+            reached[shared(name)] = _reached(row["reached"])
+    failures = tuple(
+        shared(f"plugin {_text(row['plugin'])}: {_text(row['reason'], _LONGEST_REASON)}")
+        for row in line.get("plugin_failures", ())
+    )
+    pid = line["pid"]
+    if type(pid) is not int:
+        raise TypeError("pid")
+    process = Recorded(
+        host=shared(_text(line["host"])),
+        pid=pid,
+        rank=_optional(line.get("rank")),
+        world_size=_optional(line.get("world_size")),
+        started=_optional(line.get("started")),
+        ended=_optional(line.get("ended")),
+        versions=versions,
+        effects=effects,
+        plugins=plugins,
+        plugin_failures=failures,
+        watched=tuple(watched),
+        reached=reached,
+        name=_optional(line.get("name")),
+    )
+    return (process.host, process.pid, _optional(line.get("process"))), process
+
+
+def _watched(watch: str, observations: dict[str, Any]) -> Iterator[Watched]:
+    for figure, found in islice(observations.items(), _MOST_FIGURES):
+        at, told, values = _text(found["at"]), _text(found.get("told", ""), _LONGEST_REASON), found["values"]
+        if type(values) is not int:
+            raise TypeError("values")
+        worst = found["worst"]
+        yield Watched(
+            watch, _text(figure), float(worst[:_MOST_DIGITS] if isinstance(worst, str) else worst), at, values, told
+        )
+
+
+def _reached(found: dict[str, Any]) -> Reached:
+    counts = [found["calls"], found.get("asked", 0), found.get("held", 0)]
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise TypeError("reached")
+    calls, asked, held = counts
+    least, most = (_number(found.get(name)) for name in ("least", "most"))
+    return Reached(calls, asked, held, least, most, _text(found.get("measure", "")), "asked" in found)
+
+
+def _number(value: object) -> float | None:
+    return None if value is None else float(value[:_MOST_DIGITS] if isinstance(value, str) else value)  # type: ignore[arg-type]
+
+
+def _text(value: object, longest: int = 200) -> str:
+    """Text of one line, no longer than what we write ever is."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return printable(" ".join(value[:longest].split()))
+
+
+def _optional(value: object) -> str | None:
+    return None if value is None else _text(value)
