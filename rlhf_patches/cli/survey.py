@@ -17,7 +17,8 @@ from ..definitions import registry
 from ..definitions.registry import Registered
 from ..definitions.status import printable
 from ..offline import facts, survey
-from ..offline.index import PYPI, Index, IndexProblem
+from ..offline.bounded_http import IndexProblem
+from ..offline.index import PYPI, Index
 from ..offline.survey import Looked, Survey
 from . import catalogue, output
 from .command_line import INTERRUPTED, Commands, UsageError, add_output

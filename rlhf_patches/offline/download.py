@@ -19,7 +19,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from . import index
-from .index import Index, IndexProblem
+from .bounded_http import IndexProblem
+from .index import Index
 
 # A wheel is read, not installed: one for another Python, or for another kind of machine, tells as much.
 _PYTHONS = ("3.12", "3.11", "3.10", "3.9", "3.8", "3.13", "3.14")

@@ -18,11 +18,8 @@ import http.client
 import io
 import itertools
 import json
-import netrc
 import os
 import re
-import socket
-import ssl
 import tempfile
 import time
 import urllib.error
@@ -35,12 +32,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from .bounded_http import SILENT_SECONDS, IndexProblem, of_netrc, opener, without_login
+
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    pass
 
 PYPI = "https://pypi.org/simple/"
-SILENT_SECONDS = 60
-"""Until an index has to say something."""
 PAGE_SECONDS = 180
 """For a whole page, however slowly it comes; PyPI takes one second."""
 FILE_SECONDS = 3600
@@ -64,10 +61,6 @@ _ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\
 _BARE_YANKED = re.compile(r"(?<![\w-])data-yanked(?![\w-])")
 _LONGEST_LINK = 8192
 _LONGEST_REASON = 500
-
-
-class IndexProblem(RuntimeError):
-    """An index could not be asked, or a file not be fetched; the message says why and what to do."""
 
 
 class File(NamedTuple):
@@ -135,7 +128,7 @@ class Index:
 
     def __init__(self, url: str = PYPI) -> None:
         try:
-            self.label, self._login = _without_login(url)
+            self.label, self._login = without_login(url)
             self._host = urllib.parse.urlsplit(self.label).hostname
         except ValueError as error:
             raise IndexProblem(f"{_without_password(url)!r:.300} is no index's address: {error}") from error
@@ -203,16 +196,16 @@ class Index:
     def _get(self, url: str, to: io.BufferedIOBase, most: int, seconds: float) -> tuple[str, str]:
         """What is at an address, written to ``to``. Returns where it was in the end, and its type."""
         until = time.monotonic() + seconds
-        url, login = _without_login(url)
+        url, login = without_login(url)
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https"):
             raise IndexProblem(f"{url!r:.300} is no address of the web: expected http:// or https://")
         request = urllib.request.Request(url, headers={"Accept": _ACCEPTED, "User-Agent": "rlhf-patches"})
-        login = login or (self._login if parts.hostname == self._host else None) or _of_netrc(parts.hostname)
+        login = login or (self._login if parts.hostname == self._host else None) or of_netrc(parts.hostname)
         if login:  # for this host alone: a redirection does not take it along
             coded = base64.b64encode(":".join(login).encode()).decode()
             request.add_unredirected_header("Authorization", f"Basic {coded}")
-        with contextlib.closing(_opener(until).open(request, timeout=min(SILENT_SECONDS, seconds))) as answer:
+        with contextlib.closing(opener(until).open(request, timeout=min(SILENT_SECONDS, seconds))) as answer:
             size = 0
             while chunk := answer.read1(2**16):
                 size += len(chunk)
@@ -322,137 +315,6 @@ def _wrong(file: Path, hashes: Mapping[str, str]) -> str:
             for each in made.values():
                 each.update(chunk)
     return next((name for name, each in made.items() if each.hexdigest() != hashes[name]), "")
-
-
-# ------------------------------------------------------------------------------------------- HTTP
-
-
-class _Raw(io.RawIOBase):
-    """What a server sends, until a moment: a socket's own limit is for one piece, and a byte is one."""
-
-    def __init__(self, connection: socket.socket, until: float) -> None:
-        self._connection = connection
-        self._until = until
-
-    def readable(self) -> bool:
-        """As a file's."""
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """As a file's."""
-        left = self._until - time.monotonic()
-        self._connection.settimeout(max(0.001, min(SILENT_SECONDS, left)))
-        try:
-            if left > 0:
-                return self._connection.recv_into(buffer)
-        except TimeoutError:
-            pass
-        raise IndexProblem("it has not come to an end in time")
-
-    def close(self) -> None:
-        """As a file's."""
-        self._connection.close()
-        super().close()
-
-
-class _Connection:
-    """A socket as http.client uses it."""
-
-    def __init__(self, connection: socket.socket, until: float) -> None:
-        self.sendall = connection.sendall
-        self._raw = _Raw(connection, until)
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        """What is read from it."""
-        return io.BufferedReader(self._raw)
-
-    def close(self) -> None:
-        """Nothing: what is read from it closes it."""
-
-
-def _bounded(kind: type[http.client.HTTPConnection], until: float, *arguments: Any, **more: Any) -> Any:
-    class Bounded(kind):  # type: ignore[valid-type,misc]
-        sock: Any
-
-        def connect(self) -> None:
-            super().connect()
-            self.sock = _Connection(self.sock, until)
-
-    return Bounded(*arguments, **more)
-
-
-class _Unread:
-    """An answer that leads elsewhere: its own text would be read whole, and has no bound."""
-
-    def __init__(self, answer: Any) -> None:
-        self.close = answer.close
-
-    def read(self) -> bytes:
-        """Nothing."""
-        return b""
-
-
-class _Redirections(urllib.request.HTTPRedirectHandler):
-    def http_error_302(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        return super().http_error_302(req, _Unread(fp), code, msg, headers)  # type: ignore[arg-type]
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-
-class _Http(urllib.request.HTTPHandler):
-    until = 0.0
-
-    def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(functools.partial(_bounded, http.client.HTTPConnection, self.until), req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    until = 0.0
-
-    def https_open(self, req: urllib.request.Request) -> Any:
-        made = functools.partial(_bounded, http.client.HTTPSConnection, self.until)
-        return self.do_open(made, req, context=_context())
-
-
-def _opener(until: float) -> urllib.request.OpenerDirector:
-    """HTTP and nothing else: Python's own also opens files, FTP and data, to which a page could lead."""
-    found = urllib.request.OpenerDirector()
-    for each in (_Http(), _Https()):
-        each.until = until
-        found.add_handler(each)
-    for kind in (
-        urllib.request.ProxyHandler,
-        _Redirections,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPErrorProcessor,
-        urllib.request.UnknownHandler,
-    ):
-        found.add_handler(kind())
-    return found
-
-
-@functools.cache
-def _context() -> ssl.SSLContext:
-    names = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # OpenSSL looks at SSL_CERT_FILE itself
-    place = next(filter(None, map(os.environ.get, names)), None)
-    is_folder = place is not None and os.path.isdir(place)
-    return ssl.create_default_context(cafile=None if is_folder else place, capath=place if is_folder else None)
-
-
-def _of_netrc(host: str | None) -> tuple[str, str] | None:
-    try:
-        found = netrc.netrc().authenticators(host or "")
-    except (OSError, netrc.NetrcParseError, UnicodeError):
-        return None
-    return (found[0], found[2] or "") if found else None
-
-
-def _without_login(url: str) -> tuple[str, tuple[str, str] | None]:
-    parts = urllib.parse.urlsplit(url)
-    user, _, host = parts.netloc.rpartition("@")
-    name, _, password = user.partition(":")
-    login = (urllib.parse.unquote(name), urllib.parse.unquote(password)) if user else None
-    return urllib.parse.urlunsplit(parts._replace(netloc=host)), login
 
 
 def _without_password(url: str) -> str:

@@ -22,8 +22,9 @@ from ..definitions.status import Status
 from ..guards import sources
 from . import confined, download, evaluate, facts
 from .archive import Release
+from .bounded_http import IndexProblem
 from .facts import Code
-from .index import Index, IndexProblem, Published
+from .index import Index, Published
 from .members import ReleaseError
 
 _MOST_HOLES = 5  # releases that a suggested range leaves out one by one

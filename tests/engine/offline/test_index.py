@@ -12,7 +12,8 @@ import time
 import pytest
 
 from rlhf_patches.offline import index as indexes
-from rlhf_patches.offline.index import File, Index, IndexProblem
+from rlhf_patches.offline.bounded_http import IndexProblem
+from rlhf_patches.offline.index import File, Index
 
 WHEEL = "toy-1.0-py3-none-any.whl"
 
