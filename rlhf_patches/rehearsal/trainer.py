@@ -1,24 +1,23 @@
 """The first window of a ``transformers.Trainer``, or of whatever stands on it, as its own loop takes it.
 
 Each call of ``compute_loss`` is noted with the random state that it found. When the window's gradient is made, before
-it is clipped or used, each micro-batch is taken once more by itself. The window stays the run's own.
+it is clipped or used, each micro-batch is taken once more by itself (`replay`). The window stays the run's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from . import labels, parameters, pieces, ranks, sharding, sketches, states, window
+from . import labels, parameters, pieces, ranks, sharding, states, window
 from .relation import Relation, Verdict, micro_batches, not_held
+from .replay import Call, Kept, Replay, Step
 
 WINDOW = "the window's weights"
 COPIES = "copies of a micro-batch"
@@ -28,49 +27,11 @@ _SCALE = 0.7310585786300049
 """A loss times this, its gradient divided by it: the same but for rounding."""
 _SAME = 1e-6
 _SMOOTH = 0.03
-_OF_ROUTERS = ("router_aux_loss_coef", "aux_loss_coef", "router_z_loss_coef")
-"""By what models of transformers, and TRL's trainers, multiply a router's loss."""
 _FINE = 1e-5
 
 
 class Ended(SystemExit):
     """The rehearsal is over, and the program with it."""
-
-
-@dataclass
-class _Call:
-    """One call of ``compute_loss`` in the window."""
-
-    inputs: Any
-    more: dict[str, Any]
-    random: states.Random
-    buffers: states.Buffers
-    loss: float = float("nan")
-
-
-@dataclass
-class _Step:
-    """One call of ``training_step``."""
-
-    inputs: Any
-    random: states.Random
-    calls: list[_Call] = field(default_factory=list)
-
-
-class _Kept:
-    """All that a replay may change, as it is now."""
-
-    def __init__(self, trainer: Any, model: torch.nn.Module) -> None:
-        self._buffers, self._counters = states.Buffers(model), states.Counters(model)
-        self._attributes = [states.Attributes(each) for each in (trainer, trainer.state)]
-        self._random = states.Random.now()
-
-    def put_back(self) -> None:
-        self._buffers.put_back()
-        self._counters.put_back()
-        for each in self._attributes:
-            each.put_back()
-        self._random.put_back()
 
 
 class Rehearsal:
@@ -84,8 +45,7 @@ class Rehearsal:
 
     def __init__(self, trainer: Any, end: Callable[[list[Relation]], None], *, goes_on: bool = False) -> None:
         self._trainer, self._end, self._goes_on = trainer, end, goes_on
-        self._steps: list[_Step] = []
-        self._start: _Kept | None = None
+        self._steps: list[Step] = []
         self._model: Any = None
         self._records = False
         self.trained_on: labels.Trained | None = None
@@ -131,14 +91,14 @@ class Rehearsal:
     # -- what the loop calls
 
     def _in_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
-        if self._start is None:
+        if not self._steps:
             self._model = model
             self._where, self._why_not = sharding.of(self._trainer, model)
             self._inner = self._where.inner
-            self._start = _Kept(self._trainer, self._inner)
+            self._replay = Replay(self._trainer, model, self._where, self._step, self._loss)
             if (engine := self._where.steps_in_backward) is not None:
                 self._hold_back(engine)
-        self._steps.append(_Step(states.copy_of(inputs), states.Random.now()))
+        self._steps.append(Step(states.copy_of(inputs), states.Random.now()))
         self._records = True
         try:
             made = self._step(model, inputs, *more, **named)
@@ -180,7 +140,7 @@ class Rehearsal:
         if not self._records:
             return self._loss(model, inputs, *more, **named)
         given = {**dict(zip(("return_outputs", "num_items_in_batch"), more, strict=False)), **named}
-        call = _Call(states.copy_of(inputs), given, states.Random.now(), states.Buffers(self._inner))
+        call = Call(states.copy_of(inputs), given, states.Random.now(), states.Buffers(self._inner))
         self._steps[-1].calls.append(call)
         made = self._loss(model, inputs, *more, **named)
         loss = made[0] if isinstance(made, tuple) else made
@@ -212,11 +172,11 @@ class Rehearsal:
         return ""
 
     def _of_the_window(self) -> list[Relation]:
-        end = _Kept(self._trainer, self._inner)
+        end = Kept(self._trainer, self._inner)
         calls = [step.calls[0] for step in self._steps]
         try:
             told = parameters.Told(self._where.named)
-            self._used = self._sketch(told.noted(self._where.window())) / self._grad_scale()
+            self._used = self._replay.sketch(told.noted(self._where.window())) / self._replay.grad_scale()
             mine = self._attempt(lambda: self._own_of(calls))
             of_ranks = ranks.gathered(mine)
             problem = next((f"rank {rank}: {each.problem}" for rank, each in enumerate(of_ranks) if each.problem), "")
@@ -242,84 +202,24 @@ class Rehearsal:
             traceback.print_exc(file=sys.stderr)
             return ranks.Mine(problem=f"{type(error).__name__}: {error}")
 
-    def _own_of(self, calls: list[_Call]) -> ranks.Mine:
+    def _own_of(self, calls: list[Call]) -> ranks.Mine:
         """What this rank's micro-batches give by themselves."""
         # Each rank makes the same calls, whatever it finds: a loss may gather from all of them.
         problem = ""
         for place, call in enumerate(calls):
-            again = float(self._again(call, call.more).detach())
+            again = float(self._replay.again(call, call.more).detach())
             self._where.after_forward()
             if not abs(again - call.loss) <= _SAME * max(1.0, abs(call.loss)) and not problem:
                 why = f"{again:.6g} after {call.loss:.6g} for micro-batch {place}"
                 problem = f"this loss does not repeat itself from the same state ({why})"
-        own = [self._sketch(self._own(call)) for call in calls]
+        own = [self._replay.sketch(self._replay.own(call)) for call in calls]
         first = own[0]
-        other = self._sketch(self._own(calls[0], scale=_SCALE)) / _SCALE
+        other = self._replay.sketch(self._replay.own(calls[0], scale=_SCALE)) / _SCALE
         noise = float((other - first).norm()) / (float(first.norm()) or 1.0)
         counts = labels.counts_of([call.inputs for call in calls])
-        carries = [self._carries_its_total(call) for call in calls]
-        evenly = self._of_routers(calls, own)
+        carries = [self._replay.carries_its_total(call) for call in calls]
+        evenly = self._replay.of_routers(calls, own)
         return ranks.Mine(self._used, torch.stack(own), evenly, counts, noise, all(carries), problem)
-
-    def _again(self, call: _Call, more: Mapping[str, Any]) -> torch.Tensor:
-        """The loss of a call, from the state that it found."""
-        call.buffers.put_back()
-        call.random.put_back()
-        more = {name: value for name, value in more.items() if name != "return_outputs"}
-        with self._trainer.compute_loss_context_manager():
-            made = self._loss(self._inner, states.copy_of(call.inputs), **more)
-        loss = made[0] if isinstance(made, tuple) else made
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TypeError(f"compute_loss returns {type(loss).__name__}, no scalar tensor")
-        return loss.reshape(())
-
-    def _alone(self, call: _Call) -> torch.Tensor:
-        """The loss of a micro-batch by itself."""
-        with self._one_micro_batch():
-            try:
-                return self._again(call, {})
-            except TypeError:  # it divides by the number, whatever it is
-                count = labels.counts(call.inputs).get(labels.PREDICTED)
-                if count is None or "num_items_in_batch" not in call.more:
-                    raise
-                number = torch.tensor(count, device=self._trainer.args.device)
-                ranks_of = self._trainer.accelerator.num_processes if self._averages() else 1
-                return self._again(call, {"num_items_in_batch": number}) / ranks_of
-
-    def _averages(self) -> bool:
-        return bool(getattr(self._trainer.args, "average_tokens_across_devices", False))
-
-    @contextlib.contextmanager
-    def _one_micro_batch(self) -> Iterator[None]:
-        args, trainer = self._trainer.args, self._trainer
-        before = args.gradient_accumulation_steps, getattr(trainer, "current_gradient_accumulation_steps", None)
-        args.gradient_accumulation_steps = trainer.current_gradient_accumulation_steps = 1
-        try:
-            yield
-        finally:
-            args.gradient_accumulation_steps, trainer.current_gradient_accumulation_steps = before
-
-    def _own(self, call: _Call, scale: float = 1.0) -> list[torch.Tensor | None]:
-        return self._where.own(lambda: self._alone(call) * scale)
-
-    def _sketch(self, gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
-        return sketches.sketch(gradients, self._where.sizes)
-
-    def _grad_scale(self) -> float:
-        scaler = getattr(self._trainer.accelerator, "scaler", None)
-        return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
-
-    def _carries_its_total(self, call: _Call) -> bool:
-        """Whether the loss divides by a number that its micro-batch brings: of the whole window, as TRL's do."""
-        total = call.inputs.get("num_items_in_batch") if isinstance(call.inputs, Mapping) else None
-        if not isinstance(total, (int, float, torch.Tensor)):
-            return False
-        with self._one_micro_batch():
-            one = float(self._again(call, {}).detach())
-            twice = {**call.inputs, "num_items_in_batch": total * 2}
-            half = float(self._again(_Call(twice, {}, call.random, call.buffers), {}).detach())
-        self._where.after_forward()
-        return abs(half * 2 - one) <= 1e-3 * abs(one)
 
     def _judged(
         self,
@@ -370,7 +270,7 @@ class Rehearsal:
         if why := self._no_second_window():
             return not_held(COPIES, why)
         first = self._steps[0]
-        made = self._attempt(lambda: self._made([first, first]))
+        made = self._attempt(lambda: self._replay.made([first, first]))
         of_all = ranks.gathered(made if isinstance(made, ranks.Mine) else ranks.Mine(used=made))
         if why := ranks.problem(of_all):
             return not_held(COPIES, why)
@@ -390,52 +290,9 @@ class Rehearsal:
             return "the run goes on, and DistributedDataParallel would count one more window"
         return ""
 
-    def _made(self, steps: list[_Step]) -> torch.Tensor:
-        """The gradient that the trainer makes of a window."""
-        assert self._start is not None
-        trainer, accelerator, args = self._trainer, self._trainer.accelerator, self._trainer.args
-        self._start.put_back()
-        state = accelerator.gradient_state
-        before = args.gradient_accumulation_steps, accelerator.gradient_accumulation_steps, state.sync_gradients
-        args.gradient_accumulation_steps = trainer.current_gradient_accumulation_steps = len(steps)
-        if before[1] > 1:
-            accelerator.gradient_accumulation_steps = len(steps)
-        try:
-            with self._where.aside():
-                taken = len(inspect.signature(trainer.get_batch_samples).parameters)
-                batches = iter([states.copy_of(step.inputs) for step in steps])
-                samples, items = trainer.get_batch_samples(*(batches, len(steps), args.device)[:taken])
-                counted = (items,) if len(inspect.signature(self._step).parameters) > 2 else ()
-                for place, (step, sample) in enumerate(zip(steps, samples, strict=True)):
-                    last = place == len(steps) - 1
-                    state._set_sync_gradients(last)
-                    apart = contextlib.nullcontext() if last or self._model is self._inner else self._model.no_sync()
-                    step.random.put_back()
-                    with apart:
-                        self._step(self._model, sample, *counted)
-                return self._sketch(self._where.window()) / self._grad_scale()
-        finally:
-            args.gradient_accumulation_steps = before[0]
-            if before[1] > 1:
-                accelerator.gradient_accumulation_steps = before[1]
-            state._set_sync_gradients(before[2])
-
-    def _of_routers(self, calls: list[_Call], own: list[torch.Tensor]) -> torch.Tensor | None:
-        """What of the micro-batches' own gradients is their routers' loss, which is a mean whatever the tokens are."""
-        with self._without_routers_loss() as found:
-            if not found:
-                return None
-            without = [self._sketch(self._own(call)) for call in calls]
-        return torch.stack(own) - torch.stack(without)
-
-    def _without_routers_loss(self) -> contextlib.AbstractContextManager[bool]:
-        """Meanwhile there is none; whether there was one."""
-        owners = [vars(each) for each in (self._trainer, *self._inner.modules())]
-        return states.zeroed([(own, name) for own in owners for name in _OF_ROUTERS if name in own])
-
     # -- a micro-batch in pieces
 
-    def _one_by_one(self, call: _Call) -> Relation:
+    def _one_by_one(self, call: Call) -> Relation:
         """Of each rank's first micro-batch, without dropout."""
         cut = pieces.cut(call.inputs)
         why = cut.why or pieces.unknown(self._trainer, self._inner)
@@ -449,20 +306,20 @@ class Rehearsal:
         found = [pieces.judge(cut.name, each, self._noise) for each in of_ranks]
         return next((each for each in found if each.verdict is Verdict.DEVIATES), found[0])
 
-    def _of_pieces(self, call: _Call, cut: pieces.Cut, most: int) -> ranks.Mine:
+    def _of_pieces(self, call: Call, cut: pieces.Cut, most: int) -> ranks.Mine:
         """Their own gradients, and as ``used`` that of all of them at once."""
 
-        def of(inputs: Any, random: states.Random = call.random) -> _Call:
-            return _Call(inputs, {}, random, call.buffers)
+        def of(inputs: Any, random: states.Random = call.random) -> Call:
+            return Call(inputs, {}, random, call.buffers)
 
-        with pieces.without_dropout(self._inner), self._without_routers_loss():
-            own = [self._sketch(self._own(of(each))) for each in cut.pieces]
+        with pieces.without_dropout(self._inner), self._replay.without_routers_loss():
+            own = [self._replay.sketch(self._replay.own(of(each))) for each in cut.pieces]
             for _ in range(most - len(own)):  # a rank that has more may need this one's shards
-                self._own(of(cut.pieces[-1]))
-            whole = self._sketch(self._own(of(cut.whole)))
+                self._replay.own(of(cut.pieces[-1]))
+            whole = self._replay.sketch(self._replay.own(of(cut.whole)))
             losses = []
             for random in (call.random, call.random.another()):
-                losses.append(float(self._alone(of(cut.whole, random)).detach()))
+                losses.append(float(self._replay.alone(of(cut.whole, random)).detach()))
                 self._where.after_forward()
         if losses[0] != losses[1]:
             return ranks.Mine(problem="the loss draws random numbers")
@@ -476,7 +333,7 @@ class Rehearsal:
         if self._noise > _FINE:
             return not_held(SLOPE, f"the loss is too coarse (noise {self._noise:.0e})")
         call = self._steps[0].calls[0]
-        gradients = self._own(call)
+        gradients = self._replay.own(call)
         size = sum(float(each.double().pow(2).sum()) for each in gradients if each is not None) ** 0.5
         step = 1e-3 * max(abs(call.loss), 0.1) / size / size if size else 0.0
         kept = [each.detach().clone() for each in self._where.parameters]
@@ -485,7 +342,7 @@ class Rehearsal:
             with torch.no_grad():
                 for parameter, value, gradient in zip(self._where.parameters, kept, gradients, strict=True):
                     parameter.copy_(value if gradient is None else value + along * gradient)
-            return float(self._alone(call).detach().double())
+            return float(self._replay.alone(call).detach().double())
 
         try:
             rise = at(step) - at(-step)

@@ -1,0 +1,181 @@
+"""Micro-batches of a window, taken once more from the state that each of them found."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import labels, sharding, sketches, states
+
+_OF_ROUTERS = ("router_aux_loss_coef", "aux_loss_coef", "router_z_loss_coef")
+"""By what models of transformers, and TRL's trainers, multiply a router's loss."""
+
+
+@dataclass
+class Call:
+    """One call of ``compute_loss`` in the window."""
+
+    inputs: Any
+    more: dict[str, Any]
+    random: states.Random
+    buffers: states.Buffers
+    loss: float = float("nan")
+
+
+@dataclass
+class Step:
+    """One call of ``training_step``."""
+
+    inputs: Any
+    random: states.Random
+    calls: list[Call] = field(default_factory=list)
+
+
+class Kept:
+    """All that a replay may change, as it is now."""
+
+    def __init__(self, trainer: Any, model: torch.nn.Module) -> None:
+        self._buffers, self._counters = states.Buffers(model), states.Counters(model)
+        self._attributes = [states.Attributes(each) for each in (trainer, trainer.state)]
+        self._random = states.Random.now()
+
+    def put_back(self) -> None:
+        self._buffers.put_back()
+        self._counters.put_back()
+        for each in self._attributes:
+            each.put_back()
+        self._random.put_back()
+
+
+class Replay:
+    """Of one trainer.
+
+    Args:
+        trainer: a ``transformers.Trainer``.
+        model: what its loop takes, whose parameters and gradients ``where`` knows.
+        where: where these are.
+        step: its own ``training_step``.
+        loss: its own ``compute_loss``.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        model: torch.nn.Module,
+        where: sharding.Whole,
+        step: Callable[..., Any],
+        loss: Callable[..., Any],
+    ) -> None:
+        self._trainer, self._model, self._where, self._step, self._loss = trainer, model, where, step, loss
+        self._inner = where.inner
+        self._start = Kept(trainer, where.inner)
+
+    def again(self, call: Call, more: Mapping[str, Any]) -> torch.Tensor:
+        """The loss of a call, from the state that it found."""
+        call.buffers.put_back()
+        call.random.put_back()
+        more = {name: value for name, value in more.items() if name != "return_outputs"}
+        with self._trainer.compute_loss_context_manager():
+            made = self._loss(self._inner, states.copy_of(call.inputs), **more)
+        loss = made[0] if isinstance(made, tuple) else made
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise TypeError(f"compute_loss returns {type(loss).__name__}, no scalar tensor")
+        return loss.reshape(())
+
+    def alone(self, call: Call) -> torch.Tensor:
+        """The loss of a micro-batch by itself."""
+        with self._one_micro_batch():
+            try:
+                return self.again(call, {})
+            except TypeError:  # it divides by the number, whatever it is
+                count = labels.counts(call.inputs).get(labels.PREDICTED)
+                if count is None or "num_items_in_batch" not in call.more:
+                    raise
+                number = torch.tensor(count, device=self._trainer.args.device)
+                ranks_of = self._trainer.accelerator.num_processes if self._averages() else 1
+                return self.again(call, {"num_items_in_batch": number}) / ranks_of
+
+    def _averages(self) -> bool:
+        return bool(getattr(self._trainer.args, "average_tokens_across_devices", False))
+
+    @contextlib.contextmanager
+    def _one_micro_batch(self) -> Iterator[None]:
+        args, trainer = self._trainer.args, self._trainer
+        before = args.gradient_accumulation_steps, getattr(trainer, "current_gradient_accumulation_steps", None)
+        args.gradient_accumulation_steps = trainer.current_gradient_accumulation_steps = 1
+        try:
+            yield
+        finally:
+            args.gradient_accumulation_steps, trainer.current_gradient_accumulation_steps = before
+
+    def own(self, call: Call, scale: float = 1.0) -> list[torch.Tensor | None]:
+        """The gradients of a micro-batch by itself, its loss times ``scale``."""
+        return self._where.own(lambda: self.alone(call) * scale)
+
+    def sketch(self, gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
+        """Gradients as a few numbers, the same on each rank."""
+        return sketches.sketch(gradients, self._where.sizes)
+
+    def grad_scale(self) -> float:
+        """By what the scaler of float16 has multiplied the gradients; 1 without one."""
+        scaler = getattr(self._trainer.accelerator, "scaler", None)
+        return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+
+    def carries_its_total(self, call: Call) -> bool:
+        """Whether the loss divides by a number that its micro-batch brings: of the whole window, as TRL's do."""
+        total = call.inputs.get("num_items_in_batch") if isinstance(call.inputs, Mapping) else None
+        if not isinstance(total, (int, float, torch.Tensor)):
+            return False
+        with self._one_micro_batch():
+            one = float(self.again(call, {}).detach())
+            twice = {**call.inputs, "num_items_in_batch": total * 2}
+            half = float(self.again(Call(twice, {}, call.random, call.buffers), {}).detach())
+        self._where.after_forward()
+        return abs(half * 2 - one) <= 1e-3 * abs(one)
+
+    def of_routers(self, calls: list[Call], own: list[torch.Tensor]) -> torch.Tensor | None:
+        """What of the micro-batches' own gradients is their routers' loss, which is a mean whatever the tokens are."""
+        with self.without_routers_loss() as found:
+            if not found:
+                return None
+            without = [self.sketch(self.own(call)) for call in calls]
+        return torch.stack(own) - torch.stack(without)
+
+    def without_routers_loss(self) -> contextlib.AbstractContextManager[bool]:
+        """Meanwhile there is none; whether there was one."""
+        owners = [vars(each) for each in (self._trainer, *self._inner.modules())]
+        return states.zeroed([(own, name) for own in owners for name in _OF_ROUTERS if name in own])
+
+    def made(self, steps: list[Step]) -> torch.Tensor:
+        """The gradient that the trainer makes of a window."""
+        trainer, accelerator, args = self._trainer, self._trainer.accelerator, self._trainer.args
+        self._start.put_back()
+        state = accelerator.gradient_state
+        before = args.gradient_accumulation_steps, accelerator.gradient_accumulation_steps, state.sync_gradients
+        args.gradient_accumulation_steps = trainer.current_gradient_accumulation_steps = len(steps)
+        if before[1] > 1:
+            accelerator.gradient_accumulation_steps = len(steps)
+        try:
+            with self._where.aside():
+                taken = len(inspect.signature(trainer.get_batch_samples).parameters)
+                batches = iter([states.copy_of(step.inputs) for step in steps])
+                samples, items = trainer.get_batch_samples(*(batches, len(steps), args.device)[:taken])
+                counted = (items,) if len(inspect.signature(self._step).parameters) > 2 else ()
+                for place, (step, sample) in enumerate(zip(steps, samples, strict=True)):
+                    last = place == len(steps) - 1
+                    state._set_sync_gradients(last)
+                    apart = contextlib.nullcontext() if last or self._model is self._inner else self._model.no_sync()
+                    step.random.put_back()
+                    with apart:
+                        self._step(self._model, sample, *counted)
+                return self.sketch(self._where.window()) / self.grad_scale()
+        finally:
+            args.gradient_accumulation_steps = before[0]
+            if before[1] > 1:
+                accelerator.gradient_accumulation_steps = before[1]
+            state._set_sync_gradients(before[2])
