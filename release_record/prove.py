@@ -17,8 +17,8 @@ import texts
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.patch import MODULE, Variant
 from rlhf_patches.guards import known, rewriting, slices, sources
+from rlhf_patches.guards.places import Source
 from rlhf_patches.guards.rewriting import Unrecognised
-from rlhf_patches.guards.sources import Source
 
 
 def main() -> int:

@@ -15,9 +15,9 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Union
 
 from rlhf_patches.definitions.patch import MODULE, Change, KnownBug, Rewrite, Shape, Variant, Wrap
-from rlhf_patches.guards import known, rewriting, shapes, slices, sources
+from rlhf_patches.guards import known, rewriting, shapes, sources
+from rlhf_patches.guards.places import FunctionNode, NotFound, Place, Slice, Source, Unreadable
 from rlhf_patches.guards.rewriting import Edit, Undefined, Unrecognised
-from rlhf_patches.guards.sources import NotFound, Place, Source, Unreadable
 from rlhf_patches.offline import facts
 from rlhf_patches.offline.archive import Release
 
@@ -299,11 +299,11 @@ def _holds(source: Source, place: Place, together: Iterable[dict[str, Any] | Why
     return True
 
 
-def slice_of(module: ast.Module, node: sources.FunctionNode, qualname: str, names: Iterable[str]) -> slices.Slice:
+def slice_of(module: ast.Module, node: FunctionNode, qualname: str, names: Iterable[str]) -> Slice:
     """The slice of a function of a module, or of a class in it, in which these names occur, or will after an edit."""
     last, classes = node.end_lineno or node.lineno, tuple(qualname.split(".")[:-1])
     imported, future = _imported(module)
-    return slices.Slice(last, classes, tuple(sorted({*names} & imported)), tuple(sorted(future)))
+    return Slice(last, classes, tuple(sorted({*names} & imported)), tuple(sorted(future)))
 
 
 def _imported(module: ast.Module) -> tuple[set[str], set[str]]:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Union
 from ..definitions.listed import DefinitionError
 from ..definitions.patch import Rewrite
 from ..guards import rewriting, shapes, sources
+from ..guards.places import FunctionNode, Source
 from ..guards.rewriting import NoEffect, Undefined, Unrecognised
-from ..guards.sources import FunctionNode, Source
 
 _MOST_LINES = 12
 """Of a pattern: a larger one fits no second release."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..definitions.patch import Rewrite
 from ..guards import sources
-from ..guards.sources import FunctionNode, NotFound, Source, Unreadable
+from ..guards.places import FunctionNode, NotFound, Source, Unreadable
 from . import draft
 from .draft import Inexpressible
 from .upstream import Upstream

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..definitions.patch import HARMS, Change, Replace, Rewrite, Wrap
 from ..guards import implementations, sources
-from ..guards.sources import FunctionNode
+from ..guards.places import FunctionNode
 from .definition import comment, indented, literal
 from .upstream import Owner
 

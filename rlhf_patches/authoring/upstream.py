@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from ..definitions.patch import Guard
 from ..guards import sources, versions
-from ..guards.sources import FunctionNode, NotFound, Source, Unreadable
+from ..guards.places import FunctionNode, NotFound, Source, Unreadable
 from ..guards.versions import Verdict
 from ..offline import archive, download, members
 from ..offline.archive import Release

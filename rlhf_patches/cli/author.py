@@ -9,7 +9,7 @@ from ..authoring import definition, upstream
 from ..definitions.patch import Rewrite
 from ..definitions.status import printable
 from ..guards import rewriting, shapes, sources
-from ..guards.sources import Source
+from ..guards.places import Source
 from . import output
 from .command_line import Commands, UsageError
 

@@ -13,8 +13,8 @@ from ..definitions import registry
 from ..definitions.patch import Change, Replace, Rewrite, Wrap, check_name
 from ..definitions.status import printable
 from ..guards import decision, rewriting, sources
+from ..guards.places import FunctionNode, Source
 from ..guards.rewriting import Unrecognised
-from ..guards.sources import FunctionNode, Source
 from ..offline import inputs
 from . import author, output
 from .command_line import Commands, UsageError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..definitions.status import Status
 from . import sources, versions
-from .sources import NotFound
+from .places import NotFound
 from .versions import UNREVIEWED, Finding, Verdict
 
 if TYPE_CHECKING:

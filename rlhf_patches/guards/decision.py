@@ -18,9 +18,9 @@ from ..import_system import no_signal
 from . import choices, known, shapes
 from .choices import Choice, Decision
 from .implementations import Unusable
+from .places import Source, Unreadable
 from .rewriting import Edit, NoEffect, Undefined, Unrecognised
 from .shapes import Recognised
-from .sources import Source, Unreadable
 from .versions import Finding, Verdict
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..definitions.patch import Rewrite, Shape, Wrap
 from . import sources
+from .places import FunctionNode, NotFound, Unreadable
 from .shapes import Recognised
-from .sources import FunctionNode, NotFound, Unreadable
 
 _Call = tuple[tuple[str, ...], dict[str, str]]
 

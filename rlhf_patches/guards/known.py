@@ -12,29 +12,17 @@ import hashlib
 import json
 import pkgutil
 import re
-from collections.abc import Sequence
 from typing import Any, Union
 
 from ..definitions.patch import Change, Rewrite, Shape, Wrap
 from . import sources
+from .places import Known, Place, Slice, Source
 from .rewriting import Edit, why_not, with_edits
-from .slices import Slice
-from .sources import Place, Source
 
 _DIGITS = 12
 
 Found = tuple[Place, tuple[Edit, ...], Union[str, None]]
 """Where a change's target is, the edits, and the fingerprint; the latter two as those of `shapes.Recognised`."""
-
-
-class Known:
-    """What is known of one text: its future statements, its imports, and by qualified name the functions, or why not.
-
-    Of a function: its first line, the digest of its text, and the facts of its text.
-    """
-
-    def __init__(self, future: Sequence[str], imported: Sequence[str], functions: dict[str, Any]) -> None:
-        self.future, self.imported, self.functions = tuple(future), frozenset(imported), functions
 
 
 def look_up(source: Source) -> Source:

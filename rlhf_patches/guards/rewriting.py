@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..definitions.listed import DefinitionError
 from ..import_system import no_signal
 from . import entry, slices, sources
-from .sources import Place, Source
+from .places import FunctionNode, Place, Source
 
 if TYPE_CHECKING:
     from ast_grep_py import Rule, SgNode
@@ -147,7 +147,7 @@ def _doubt(pattern: str | None) -> str:
     return f"; the pattern {wrong}" if wrong else ""
 
 
-def matches(source: Source, node: sources.FunctionNode, pattern: str, inside: str | None = None) -> list[SgNode]:
+def matches(source: Source, node: FunctionNode, pattern: str, inside: str | None = None) -> list[SgNode]:
     """Each place where a pattern occurs in a function.
 
     Raises:
@@ -182,7 +182,7 @@ def check_ast_grep() -> None:
         raise ImportError(_without_ast_grep)
 
 
-def _function_node(source: Source, node: sources.FunctionNode | Place) -> SgNode:
+def _function_node(source: Source, node: FunctionNode | Place) -> SgNode:
     check_ast_grep()
     for candidate in sources.remembered(("nodes", source.text), lambda: _by_line(source.text)).get(node.lineno, ()):
         name = candidate.field("name")

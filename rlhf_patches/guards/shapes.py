@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ..definitions.patch import Change, Replace, Rewrite, Shape, Variant, Wrap
 from . import known, rewriting, sources
+from .places import NotFound, Place, Source
 from .rewriting import Edit, NoEffect, Unrecognised
-from .sources import NotFound, Place, Source
 
 
 class Recognised(NamedTuple):
@@ -44,7 +44,7 @@ def recognise(change: Change, source: Source) -> Recognised:
 
     Raises:
         Unrecognised: the function is not there, or not as expected.
-        sources.Unreadable: the text does not parse.
+        Unreadable: the text does not parse.
     """
     found = known.find(change, source)
     if found is None:

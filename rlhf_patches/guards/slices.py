@@ -9,26 +9,8 @@ standard library by a test; who relies on it compares with the code that runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from .sources import Place
-
-
-class Slice(NamedTuple):
-    """What a function's slice is made of, beside its first line, which its `Place` has.
-
-    Attributes:
-        last_line: the function's.
-        classes: the names of the classes around it, outermost first.
-        imported: names in it that the module imports; and ``super``, if the module mentions it.
-        future: what the module imports from ``__future__``.
-    """
-
-    last_line: int
-    classes: tuple[str, ...]
-    imported: tuple[str, ...]
-    future: tuple[str, ...]
+from .places import Place
 
 
 def cut(lines: Sequence[str], place: Place) -> list[str]:

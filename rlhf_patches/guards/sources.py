@@ -16,59 +16,12 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
+from typing import Any, TypeVar
 
 from ..import_system import no_signal
-from .slices import Slice
-
-if TYPE_CHECKING:
-    from .known import Known
-
-FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+from .places import FunctionNode, NotFound, Place, Source, Unreadable
 
 _Made = TypeVar("_Made")
-
-
-class Unreadable(Exception):
-    """The source of a module cannot be had; the message says why."""
-
-
-class NotFound(Exception):
-    """A module or function does not exist; the message names it."""
-
-
-class Place(NamedTuple):
-    """Where a function is in a text and how it is called, without its syntax tree.
-
-    Attributes:
-        name: its own name.
-        lineno: the line of its ``def``.
-        first_line: the line that its code object states: its first decorator's, if it has any.
-        column: of its ``def``, in bytes.
-        is_async: whether it is an ``async def``.
-        parameters: name, `inspect.Parameter.kind` as a number, and whether there is a default.
-        slice: what is compiled in place of the whole text, where it is known to give the same code; else None.
-    """
-
-    name: str
-    lineno: int
-    first_line: int
-    column: int
-    is_async: bool
-    parameters: tuple[tuple[str, int, bool], ...]
-    slice: Slice | None = None
-
-
-class Source(NamedTuple):
-    """The text of a module, as Python itself would decode it (universal newlines, no byte order mark).
-
-    ``known`` is what `known.look_up` has found of it.
-    """
-
-    module: str
-    filename: str
-    text: str
-    known: Known | None = None
 
 
 # --------------------------------------------------------------------------------------- finding files

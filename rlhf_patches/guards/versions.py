@@ -20,6 +20,7 @@ from ..definitions import ranges
 from ..definitions.listed import ListedGuard, range_of, ranges_of
 from ..import_system import no_signal
 from . import sources
+from .places import NotFound
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -94,7 +95,7 @@ def with_beside(guard: Guard | ListedGuard, finding: Finding) -> Finding:
         return finding
     try:
         origin = sources.locate(guard.beside.package).origin
-    except sources.NotFound:
+    except NotFound:
         return beside(guard, finding, None)
     return beside(guard, finding, judge_file(_as_guard(guard.beside), origin))
 

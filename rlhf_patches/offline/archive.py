@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 from ..definitions.patch import Guard
 from ..guards import versions
-from ..guards.sources import NotFound, Source, Unreadable
+from ..guards.places import NotFound, Source, Unreadable
 from ..guards.versions import MAX_METADATA, Finding, Verdict
 from . import members, tarballs, zips
 from .members import Files, ReleaseError, too_large

@@ -12,9 +12,9 @@ from ..definitions.patch import Patch, Rewrite, Shape, Wrap, put_to_use
 from ..definitions.status import printable
 from ..guards import choices, decision, rewriting, shapes, sources
 from ..guards.choices import Decision
+from ..guards.places import NotFound, Source, Unreadable
 from ..guards.rewriting import Unrecognised
 from ..guards.shapes import Recognised
-from ..guards.sources import NotFound, Source, Unreadable
 
 
 class NotAFile(Exception):

@@ -17,7 +17,7 @@ from ..definitions.status import PatchReport, Report, Status, patch_report
 from ..guards import choices, decision, implementations, known, shapes, sources
 from ..guards.choices import Choice, Decision, Found
 from ..guards.decision import Held
-from ..guards.sources import NotFound, Source, Unreadable
+from ..guards.places import NotFound, Source, Unreadable
 from .archive import Release
 from .members import ReleaseError
 

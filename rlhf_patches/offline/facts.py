@@ -13,8 +13,8 @@ from packaging.specifiers import SpecifierSet
 
 from ..definitions.patch import KnownBug, Replace, Shape, Variant, Wrap
 from ..guards import decision, known, shapes, sources, versions
+from ..guards.places import NotFound, Source, Unreadable
 from ..guards.rewriting import Unrecognised
-from ..guards.sources import NotFound, Source, Unreadable
 from ..guards.versions import Verdict
 from .archive import Release
 

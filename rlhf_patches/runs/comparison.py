@@ -20,7 +20,7 @@ from ..definitions.patch import KnownBug
 from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
 from ..guards import sources
-from ..guards.sources import NotFound, Unreadable
+from ..guards.places import NotFound, Unreadable
 from ..import_system import no_signal
 from ..ranks import ranks_text
 from .processes import Effect, Process, grouped

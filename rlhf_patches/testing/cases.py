@@ -18,7 +18,7 @@ from ..definitions.registry import Registered
 from ..definitions.status import PatchReport, Status
 from ..guards import choices, decision, rewriting, shapes, sources
 from ..guards.choices import Decision, Found
-from ..guards.sources import Source
+from ..guards.places import FunctionNode, Source
 from ..guards.versions import Verdict
 from ..offline import archive, download, evaluate, members
 
@@ -121,7 +121,7 @@ def _without_statement(text: str, node: ast.stmt) -> str:
     return "\n".join([*lines[:first], f"{lines[first][: node.col_offset]}pass", *lines[last:]])
 
 
-def _with_a_statement(text: str, node: sources.FunctionNode) -> str:
+def _with_a_statement(text: str, node: FunctionNode) -> str:
     # After the docstring, which no guard looks at.
     first = node.body[ast.get_docstring(node) is not None :][0]
     lines = text.split("\n")  # as Python counts them: splitlines() would end one at a form feed
@@ -134,7 +134,7 @@ def _with_a_statement(text: str, node: sources.FunctionNode) -> str:
     return "\n".join(lines)
 
 
-def _with_a_parameter(text: str, node: sources.FunctionNode) -> str:
+def _with_a_parameter(text: str, node: FunctionNode) -> str:
     lines = text.split("\n")
     before, after = lines[: node.lineno - 1], "\n".join(lines[node.lineno - 1 :])
     return "\n".join([*before, re.sub(rf"(def\s+{node.name}\s*(\[.*?\])?\()", r"\1edited, ", after, count=1)])

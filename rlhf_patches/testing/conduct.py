@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..definitions.patch import KnownBug, Wrap
 from ..guards import sources
-from ..guards.sources import FunctionNode
+from ..guards.places import FunctionNode
 from . import reach
 from .reach import Module
 

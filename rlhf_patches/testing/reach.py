@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ..definitions.patch import KnownBug, Patch
 from ..guards import sources
-from ..guards.sources import FunctionNode, NotFound, Source, Unreadable
+from ..guards.places import FunctionNode, NotFound, Source, Unreadable
 
 _BUILT_IN = "rlhf_patches.patches"
 

@@ -14,7 +14,7 @@ import pytest
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.patch import Patch
 from rlhf_patches.guards import sources
-from rlhf_patches.guards.sources import NotFound
+from rlhf_patches.guards.places import NotFound
 from rlhf_patches.patches.catalogue import LISTED
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ import texts
 
 from rlhf_patches.definitions import registry
 from rlhf_patches.guards import known, shapes, sources
+from rlhf_patches.guards.places import Source
 from rlhf_patches.guards.shapes import Recognised
-from rlhf_patches.guards.sources import Source
 from tests.patches.test_contract import CASES, UNKNOWN, Case, each_of, one_for_each_variant, stands_in
 
 ROOT = str(Path(__file__).parents[2])

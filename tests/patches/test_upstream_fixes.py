@@ -17,7 +17,7 @@ import pytest
 from rlhf_patches import Rewrite, cli
 from rlhf_patches.definitions import registry
 from rlhf_patches.guards import rewriting, shapes, sources
-from rlhf_patches.guards.sources import Source
+from rlhf_patches.guards.places import Source
 from tests.harness import side_by_side
 
 FIXES = {

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rlhf_patches.guards.sources import Unreadable
+from rlhf_patches.guards.places import Unreadable
 from rlhf_patches.offline.archive import open_release
 from tests.harness.archives import (
     BAD_HEADERS,

@@ -8,7 +8,7 @@ import texts
 
 from rlhf_patches.definitions.patch import Rewrite, Shape
 from rlhf_patches.guards import known
-from rlhf_patches.guards.sources import Source
+from rlhf_patches.guards.places import Source
 
 PATCHES = record.built_in()
 RECORDS = record.load_all()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlhf_patches.authoring import draft
 from rlhf_patches.authoring.draft import Inexpressible
 from rlhf_patches.guards import rewriting, shapes, sources
-from rlhf_patches.guards.sources import Source
+from rlhf_patches.guards.places import Source
 
 HEAD = "import math\nLIMIT = 3\n"
 

@@ -12,7 +12,8 @@ from packaging.version import Version
 
 import rlhf_patches
 from rlhf_patches import Advice, DefinitionError, Guard, Patch, Replace, Rewrite, Shape, Variant, Wrap, fingerprint
-from rlhf_patches.guards.sources import NotFound, Source, Unreadable, find_function, signature_of
+from rlhf_patches.guards.places import NotFound, Source, Unreadable
+from rlhf_patches.guards.sources import find_function, signature_of
 from tests.harness.texts import FUNCTION
 
 ABOUT = {

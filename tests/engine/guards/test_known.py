@@ -18,7 +18,7 @@ import texts
 
 from rlhf_patches import Patch, Replace, Rewrite, Status, Wrap, fingerprint
 from rlhf_patches.guards import known, rewriting, shapes, slices, sources
-from rlhf_patches.guards.sources import Source
+from rlhf_patches.guards.places import Place, Source
 
 SOURCE = """\
 import os
@@ -315,7 +315,7 @@ def test_where_a_slice_gives_other_code_the_whole_module_counts(framework, appli
     ship(facts_of(framework, patch).to_bytes())
     real = slices.cut
 
-    def cut(lines: list[str], place: sources.Place) -> list[str]:
+    def cut(lines: list[str], place: Place) -> list[str]:
         return [line.replace("return a", "return 1 * a") for line in real(lines, place)]
 
     monkeypatch.setattr(slices, "cut", cut)

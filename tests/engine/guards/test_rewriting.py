@@ -13,8 +13,9 @@ import pytest
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
 from rlhf_patches.guards import sources
+from rlhf_patches.guards.places import Source
 from rlhf_patches.guards.rewriting import edited, find_edits
-from rlhf_patches.guards.sources import Source, find_function, fingerprint, place_of
+from rlhf_patches.guards.sources import find_function, fingerprint, place_of
 from tests.harness.texts import TRACED
 
 

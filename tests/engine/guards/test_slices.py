@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "release_record"))
 import texts
 
 from rlhf_patches.guards import known, rewriting, sources
+from rlhf_patches.guards.places import Place, Source, Unreadable
 from rlhf_patches.guards.rewriting import Edit, Unrecognised
-from rlhf_patches.guards.sources import Place, Source
 from tests.harness.effort import SHARE
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -70,7 +70,7 @@ def test_the_standard_librarys_functions():
         try:
             source = Source(path.stem, str(path), path.read_text(encoding="utf-8"))
             sources.parse(source)
-        except (UnicodeError, sources.Unreadable):
+        except (UnicodeError, Unreadable):
             continue
         count, some = differing(source)
         compared += count

@@ -16,7 +16,7 @@ import pytest
 
 from rlhf_patches import Guard, Patch, Rewrite, Status, Variant
 from rlhf_patches.definitions.registry import Registered
-from rlhf_patches.guards.sources import NotFound, Unreadable
+from rlhf_patches.guards.places import NotFound, Unreadable
 from rlhf_patches.guards.versions import Verdict
 from rlhf_patches.offline import archive, evaluate, members
 from rlhf_patches.offline.archive import open_release

@@ -11,8 +11,8 @@ import pytest
 
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.definitions.status import Status
+from rlhf_patches.guards.places import Source
 from rlhf_patches.guards.rewriting import Edit, Unrecognised, check_lines
-from rlhf_patches.guards.sources import Source
 from rlhf_patches.offline import download
 from rlhf_patches.offline.archive import open_release
 from rlhf_patches.offline.download import DownloadError, fetch, parse

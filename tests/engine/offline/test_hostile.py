@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rlhf_patches import cli
 from rlhf_patches.authoring import definition, fix
-from rlhf_patches.guards.sources import NotFound, Source
+from rlhf_patches.guards.places import NotFound, Source
 from rlhf_patches.offline import index, tracebacks
 from tests.harness.effort import SHARE
 from tests.harness.random_tests import COMMON, EXPLORE
