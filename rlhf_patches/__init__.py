@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from . import ray, watching
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
+    from .definitions.errors import DefinitionError
     from .definitions.hookspecs import hookimpl
-    from .definitions.listed import DefinitionError, Listed, ListedBeside, ListedVariant
+    from .definitions.listed import Listed, ListedBeside, ListedVariant
     from .definitions.patch import (
         Advice,
         Beside,
@@ -82,7 +83,7 @@ __all__ = [
 _HOME = {
     "__version__": "_version",
     "hookimpl": "definitions.hookspecs",
-    "DefinitionError": "definitions.listed",
+    "DefinitionError": "definitions.errors",
     "Listed": "definitions.listed",
     "ListedBeside": "definitions.listed",
     "ListedVariant": "definitions.listed",

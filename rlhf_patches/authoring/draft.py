@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Union
 
-from ..definitions.listed import DefinitionError
+from ..definitions.errors import DefinitionError
 from ..definitions.patch import Rewrite
 from ..guards import rewriting, shapes, sources
 from ..guards.places import FunctionNode, Source

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from .. import settings
 from .._version import __version__
-from ..definitions.listed import DefinitionError
+from ..definitions.errors import DefinitionError
 from . import output
 from .command_line import INTERRUPTED, Commands, UsageError
 

@@ -9,15 +9,13 @@ import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from .errors import DefinitionError
+
 if TYPE_CHECKING:
     from .patch import Advice, Beside, Guard, Patch, Variant, Watch
 
 PATCH, ADVICE, WATCH = "patch", "advice", "watch"
 """The kinds: a known bug that is repaired, one that is told, and a look at a run that knows its signs."""
-
-
-class DefinitionError(ValueError):
-    """A patch is described wrongly; the message says which field, what was expected and what to write."""
 
 
 class ListedBeside(NamedTuple):
@@ -112,11 +110,10 @@ class Listed(NamedTuple):
         Raises:
             DefinitionError: what is there is another one, or none.
         """
-        from .patch import Advice, Patch, Watch
-
         module, _, name = self.path.partition(":")
-        found = getattr(importlib.import_module(module), name)
-        if not isinstance(found, (Patch, Advice, Watch)) or found.listed(self.path) != self:
+        found: Patch | Advice | Watch = getattr(importlib.import_module(module), name)
+        # Not by its class: what defines that stands on this module.
+        if not hasattr(type(found), "listed") or found.listed(self.path) != self:
             raise DefinitionError(f"{self.path} is not the patch that is listed as {self}; write the list anew")
         return found
 

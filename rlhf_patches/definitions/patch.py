@@ -17,19 +17,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union
 
 from . import ranges
-from .listed import (
-    ADVICE,
-    PATCH,
-    WATCH,
-    DefinitionError,
-    Listed,
-    ListedBeside,
-    ListedVariant,
-    modules_of,
-    range_of,
-    ranges_of,
-    told,
-)
+from .errors import DefinitionError
+from .listed import ADVICE, PATCH, WATCH, Listed, ListedBeside, ListedVariant, modules_of, range_of, ranges_of, told
 
 if TYPE_CHECKING:
     from packaging.version import Version

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from .listed import DefinitionError
+from .errors import DefinitionError
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..definitions.listed import DefinitionError
+from ..definitions.errors import DefinitionError
 from ..import_system import no_signal
 from . import entry, slices, sources
 from .places import FunctionNode, Place, Source

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..definitions import registry
-from ..definitions.listed import PATCH, DefinitionError
+from ..definitions.errors import DefinitionError
+from ..definitions.listed import PATCH
 from ..definitions.patch import KnownBug
 from .proof import Proof
 

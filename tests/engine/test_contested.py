@@ -9,7 +9,7 @@ import pytest
 from rlhf_patches import Rewrite, SettingsError, Status, settings
 from rlhf_patches.cli import catalogue
 from rlhf_patches.definitions import pages, registry
-from rlhf_patches.definitions.patch import DefinitionError
+from rlhf_patches.definitions.errors import DefinitionError
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.engine.engine import engine as the_engine
 from rlhf_patches.ray import runtime_env

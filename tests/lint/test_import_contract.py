@@ -42,7 +42,9 @@ def test_the_contracts_are_kept(installed):
 WRONG = {
     "settings.py": "from . import ranks",
     "definitions/patch.py": "from ..guards import sources",
+    "definitions/errors.py": "from . import listed",
     "guards/versions.py": "from ..runs import comparison",
+    "guards/places.py": "def late():\n    from .known import find",
     "engine/engine.py": "def late():\n    from ..offline import evaluate",
     "offline/evaluate.py": "from ..engine import functions",
     "authoring/upstream.py": "from ..runs import comparison",
@@ -59,7 +61,9 @@ WRONG = {
 SAID = [
     "rlhf_patches.settings -> rlhf_patches.ranks",
     "rlhf_patches.definitions.patch -> rlhf_patches.guards.sources",
+    "No cycles are allowed in rlhf_patches.definitions.",
     "rlhf_patches.guards.versions -> rlhf_patches.runs.comparison",
+    "No cycles are allowed in rlhf_patches.guards.",
     "rlhf_patches.engine.engine -> rlhf_patches.offline.evaluate",
     "rlhf_patches.offline.evaluate -> rlhf_patches.engine.functions",
     "rlhf_patches.authoring.upstream -> rlhf_patches.runs.comparison",
