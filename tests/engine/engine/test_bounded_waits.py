@@ -7,13 +7,13 @@ import threading
 import pytest
 
 from rlhf_patches import Rewrite, Status
-from rlhf_patches.engine import engine as module_of_it
+from rlhf_patches.engine import locks
 from rlhf_patches.runs import report_file
 
 
 @pytest.fixture
 def patches(framework, monkeypatch):
-    monkeypatch.setattr(module_of_it, "PATIENCE", 0.2)
+    monkeypatch.setattr(locks, "TIMEOUT", 0.2)
     for name in ("m", "n", "o"):
         framework.write(name, "def f(a, b):\n    return a - b\n")
     names = [framework.path(f"{name}:f") for name in ("m", "n", "o")]

@@ -554,6 +554,6 @@ def test_every_lock_is_renewed_after_a_fork():
     texts = {file.name: file.read_text() for file in files if "Lock()" in file.read_text()}
     with_their_own_tests = {"site_hook.py", "reference_pass.py"}
     assert texts.keys() - with_their_own_tests == {
-        *("engine.py", "report_file.py", "counters.py", "deadline.py"),
+        *("state.py", "report_file.py", "counters.py", "deadline.py"),
     }
     assert all("os.register_at_fork(after_in_child=" in texts[name] for name in texts.keys() - with_their_own_tests)

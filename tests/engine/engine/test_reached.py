@@ -212,7 +212,7 @@ def test_the_repair_alone_may_tell(framework, engine):
 
 def test_a_handler_that_raises_does_not_end_a_run_that_meets_a_bug(make, monkeypatch):
     made, module, patch = make(condition="uneven")
-    monkeypatch.setattr("rlhf_patches.engine.engine.acted", lambda row: 1 / 0)
+    monkeypatch.setattr("rlhf_patches.engine.turn.acted", lambda row: 1 / 0)
     module.step([1])
     decided(patch.name, 4.0)
     assert "in 1 " in str(reached(made, patch))

@@ -1,0 +1,30 @@
+"""Locks between threads that are not waited for without end."""
+
+from __future__ import annotations
+
+from _thread import RLock
+
+TIMEOUT = 60.0
+"""Seconds for which one thread waits for another; each holds a lock for milliseconds, or while plugins are imported."""
+
+
+class LockTimeout(RuntimeError):
+    """Another thread has held a lock for so long that it will hold it for good."""
+
+
+class Lock(RLock):  # type: ignore[misc]
+    """A lock of threads that is not waited for without end: a framework's import is behind it, and may be a rank's."""
+
+    what = "changing functions"
+    patience: float | None = None
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        if not self.acquire(timeout=TIMEOUT if self.patience is None else self.patience):
+            self.patience = 0.0  # nobody waits a second time
+            raise LockTimeout(f"another thread has been {self.what} for {TIMEOUT:.0f} s")
+        self.patience = None
+        return True
+
+
+class LoadingLock(Lock):  # type: ignore[misc]
+    what = "loading the patches"

@@ -1,0 +1,46 @@
+"""The modules that patches are for: which are imported, and where their text lies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..guards import sources
+from ..guards.places import Source, Unreadable
+from . import import_hooks
+
+if TYPE_CHECKING:
+    from ..definitions.listed import ListedVariant
+    from ..definitions.patch import Variant
+
+
+def has_begun(variant: Variant | ListedVariant, ready: Mapping[str, ModuleType]) -> bool:
+    """Whether enough of a variant's modules are imported for it to be applied, or to begin with."""
+    return (any if variant.independent else all)(name in ready for name in variant.modules)
+
+
+def is_ready(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and import_hooks.is_ready(module)
+
+
+def source_of(ready: Mapping[str, ModuleType], name: str) -> Source:
+    from ..guards import known
+
+    spec = sources.spec_of(ready[name]) if name in ready else sources.locate(name)
+    if spec is None:
+        raise Unreadable(f"module {name} has no __spec__, so its source file is unknown")
+    return known.look_up(sources.read(spec))
+
+
+def origin_of(module: ModuleType) -> str | None:
+    return getattr(sources.spec_of(module), "origin", None) or sources.namespace_of(module).get("__file__")
+
+
+def is_main(spec: ModuleSpec) -> bool:
+    """Whether a module's file is the one that was started, as ``python file.py`` or ``python -m module``."""
+    main = sources.namespace_of(sys.modules.get("__main__")).get("__file__")
+    return main is not None and spec.origin is not None and sources.real_path(main) == sources.real_path(spec.origin)

@@ -1,0 +1,199 @@
+"""One patch's turn: whether it is its time, and what becomes of it. Every outcome is a status with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..definitions.listed import WATCH, Listed
+from ..definitions.status import Status
+from ..guards import choices, rewriting, sources
+from ..guards.choices import Choice, Decision
+from ..guards.versions import Finding, Verdict
+from ..import_system import no_signal
+from . import import_hooks
+from .entries import Entry, NoLedger, Outcome, row
+from .locks import LockTimeout
+from .log import acted, logger, speaks
+from .modules import has_begun, is_main, origin_of, source_of
+from .state import State
+
+if TYPE_CHECKING:
+    from ..definitions.patch import Condition, KnownBug
+    from .ledger import Ledger
+
+
+class NotReady(Exception):
+    """Something has to be imported first, which is not done under the lock."""
+
+    def __init__(self, load: Callable[[], object]) -> None:
+        super().__init__(load)
+        self.load = load
+
+
+class Turn(State):
+    """What the engine does with one patch at a time."""
+
+    def _attempt(self, entry: Entry, announced: ModuleType | None) -> None:
+        """Apply a patch if it is its time; every outcome ends in a status with a reason."""
+        load: Callable[[], object] | None = None
+        while True:
+            try:
+                if load is not None:
+                    load()
+                with self._lock:
+                    if entry.requested:
+                        entry.outcome = self._outcome(entry, announced)
+                    return
+            except NotReady as error:
+                load = error.load
+            except no_signal(Exception, SystemExit) as error:  # the promise: no exception from a framework's import
+                logger().debug("patch %s failed", entry.patch.name, exc_info=True)
+                # A lock that cannot be had is not waited for again: what is written is one value.
+                with self._lock if not isinstance(error, LockTimeout) else contextlib.nullcontext():
+                    if entry.requested:
+                        entry.outcome = Outcome(Status.FAILED, f"{type(error).__name__}: {error}; nothing was changed")
+                return
+
+    def _load_what_changes(self) -> None:
+        """Import what recognises code and changes it: milliseconds that a process without any of it saves."""
+        from ..guards import decision, implementations  # noqa: F401 - for `_outcome` and `_put_on`
+        from .ledger import Ledger
+
+        with self._lock:
+            if isinstance(self._ledger, NoLedger):
+                self._ledger = Ledger(self._bites)
+
+    def _bites(self, name: str) -> None:
+        """Called within training, when the condition of a patch has held for the first time; must not raise.
+
+        Of a patch that changes results and has no condition, when its code runs for the first time.
+        """
+        entry = (self._entries or {}).get(name)
+        if entry is not None and speaks():
+            acted(row(entry, reached=self._ledger.reached(name)))
+        self.on_change()
+
+    def _outcome(self, entry: Entry, announced: ModuleType | None) -> Outcome:
+        patch = entry.patch
+        off = self._settings().switched_off(patch.name)
+        if off:
+            return self._switch_off(patch.name, off)
+        unasked = None if entry.named else self._settings().unasked(patch.name, patch.contested)
+        if unasked:
+            return self._unasked(entry, unasked)
+        if announced is None:
+            self._look_again(entry)
+            status = entry.outcome.status
+            if status is Status.APPLIED or (status is Status.OBSERVED and self._settings().observe):
+                return entry.outcome
+        if entry.outcome.status is Status.OBSERVED and not self._settings().observe:
+            self._ledger.remove(patch.name)
+        if isinstance(patch, Listed):
+            absence = choices.absence(patch)  # asked first: anything else imports what parses ranges
+            if absence is not None:
+                return self._said(patch, absence)
+        ready: dict[str, ModuleType] = {}
+        for name in patch.modules:
+            module = sys.modules.get(name)
+            if module is not None and (module is announced or import_hooks.is_ready(module)):
+                ready[name] = module
+        origins = {name: origin_of(module) for name, module in ready.items()}
+        choice = choices.choose([choices.look(variant, origins) for variant in patch.variants])
+        if isinstance(choice, Decision):
+            entry.version = choice.version
+            return self._said(patch, choice)
+        entry.version = choice.finding.version
+        if choice.finding.verdict is Verdict.OUTSIDE:
+            choice = choice._replace(variants=tuple(v for v in choice.variants if ready.keys() >= {*v.modules}))
+        elif not any(has_begun(variant, ready) for variant in choice.variants):
+            return self._before_import(choice, ready)
+        if not choice.variants:
+            return self._said(patch, choices.unaffected(choice.finding))
+        if isinstance(patch, Listed):
+            raise NotReady(functools.partial(self._define, entry))
+        if isinstance(self._ledger, NoLedger):
+            raise NotReady(self._load_what_changes)
+        from ..guards import decision
+
+        read = functools.partial(source_of, ready)
+        if not rewriting.ast_grep_is_known() and decision.has_to_search(choice, read):
+            raise NotReady(rewriting.load_ast_grep)
+        found = decision.decide(choice, read)
+        if found.variant is None:
+            return self._said(patch, found)
+        if not has_begun(found.variant, ready):
+            return self._before_import(choice._replace(variants=(found.variant,)), ready)
+        return self._put_on(patch, choice.finding, found, ready, self._ledger)
+
+    def _unasked(self, entry: Entry, why: str) -> Outcome:
+        """What becomes of a patch that is contested upstream and was not asked for."""
+        patch = entry.patch
+        off = self._switch_off(patch.name, why)
+        found = choices.absence(patch) if isinstance(patch, Listed) else None
+        if found is None:
+            found = choices.unasked(choices.choose([choices.look(variant) for variant in patch.variants]), why)
+        entry.version = found.version
+        return off if found.status is Status.DISABLED or off.status is Status.FAILED else self._said(patch, found)
+
+    def _put_on(
+        self, patch: KnownBug, finding: Finding, found: Decision, ready: dict[str, ModuleType], ledger: Ledger
+    ) -> Outcome:
+        """Apply the changes of a variant in the modules that are imported."""
+        from ..definitions.patch import put_to_use
+        from ..guards import decision, implementations
+
+        assert found.variant is not None
+        here = [item for item in found.recognised if item.source.module in ready]
+        try:
+            observes = self._settings().observe and patch.kind != WATCH and not ledger.is_on(patch.name)
+            used = () if observes else put_to_use(item.change for item in here)
+            conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
+            changes_results = getattr(patch, "changes_numbers", None) is not None
+            targets = {item.change.target for item in here}
+            told = [each.tells for each in conditions if each.tells and each.target in targets]
+            missing = [path for path in (*used, *told) if path not in self._resolved]
+            if missing:
+                raise NotReady(functools.partial(self._resolve_all, missing))
+            if not observes:
+                implementations.check_usable(here, lambda path: implementations.of_object(self._implementation(path)))
+            watches = patch.kind == WATCH
+            plan = ledger.plan(
+                patch.name, here, ready, self._implementation, watches, observes, conditions, changes_results
+            )
+            compiled = ledger.commit(plan)
+        except decision.REFUSALS as error:
+            return self._said(patch, decision.refusal(finding, error))
+        reason = found.reason
+        waits = tuple((name,) for name in found.variant.modules if name not in ready)
+        if waits:
+            reason += f"; waiting for the import of {', '.join(name for (name,) in waits)}, to be patched too"
+        if observes:
+            reason += "; left as released and counted: RLHF_PATCHES_OBSERVE"
+            return Outcome(Status.OBSERVED, reason, waits=waits)
+        if compiled:
+            reason += f". Warning: torch.compile has already compiled {', '.join(compiled)}; call torch._dynamo.reset()"
+        return Outcome(Status.APPLIED, reason, waits=waits)
+
+    def _said(self, patch: KnownBug | Listed, found: Decision) -> Outcome:
+        """A decision against applying, and what that leaves."""
+        stays = ""
+        if found.status.is_problem:
+            carried = self._ledger.carrying(patch.name)
+            stays = "; functions that were patched before stay patched" if carried else "; nothing was changed"
+        return Outcome(found.status, found.reason + stays, found.unreviewed)
+
+    def _before_import(self, choice: Choice, ready: Mapping[str, ModuleType]) -> Outcome:
+        """Pending, unless it is clear already that the import will not help."""
+        groups = [[name for name in variant.modules if name not in ready] for variant in choice.variants]
+        for name in dict.fromkeys(name for group in groups for name in group):
+            if is_main(sources.locate(name)):
+                reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
+                return Outcome(Status.REFUSED, reason)
+        waiting = " or ".join(dict.fromkeys(", ".join(group) for group in groups))
+        reason = f"{choice.finding.reason}; waiting for the import of {waiting}"
+        return Outcome(Status.PENDING, reason, waits=tuple(variant.modules for variant in choice.variants))
