@@ -7,14 +7,11 @@ from typing import Any
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
-def own_part(output: Any) -> Any:
-    """Of the layer's output, ``[tokens, batch, hidden]``, this rank's tokens; backward gathers all ranks' gradients.
-
-    Source: ``megatron.core.tensor_parallel``.
-    """
-    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
-
-    return scatter_to_sequence_parallel_region(output)
+def scaled_back(tensor: Any, factor: float) -> Any:
+    """The tensor itself; what goes back through it is multiplied by a factor."""
+    if tensor.requires_grad:
+        tensor.register_hook(lambda gradient: gradient * factor)
+    return tensor
 
 
 _V3 = "swift.megatron.model.gpt.qwen3_next:Qwen3NextGatedDeltaNet.forward"
@@ -33,12 +30,26 @@ def _gathered(target: str) -> Rewrite:
     )
 
 
-def _scattered(target: str) -> Rewrite:
+# Where the output is the mean of the ranks', whose dropouts may differ, so is what goes back: LoRA's in a mixture's
+# experts draw as many numbers as a rank has tokens there, and ranks go on with other ones.
+_SIZE = "args.tensor_model_parallel_size"
+
+
+def _scaled(target: str, pattern: str, replacement: str) -> Rewrite:
     return Rewrite(
         target=target,
-        pattern="reduce_scatter_to_sequence_parallel_region(res) / args.tensor_model_parallel_size",
-        replacement="$OWN_PART(res)",
-        uses={"OWN_PART": f"{__name__}:{own_part.__name__}"},
+        pattern=pattern,
+        replacement=replacement,
+        uses={"SCALED_BACK": f"{__name__}:{scaled_back.__name__}"},
+    )
+
+
+def _averaged(target: str) -> tuple[Rewrite, ...]:
+    """The layer has the whole gradient of its output, and the ranks' mean goes back."""
+    gather, scatter = "gather_from_sequence_parallel_region", "reduce_scatter_to_sequence_parallel_region"
+    return (
+        _scaled(target, f"{gather}(hidden_states)", f"$SCALED_BACK({gather}(hidden_states), 1 / {_SIZE})"),
+        _scaled(target, f"{scatter}(res) / {_SIZE}", f"{scatter}($SCALED_BACK(res, {_SIZE})) / {_SIZE}"),
     )
 
 
@@ -59,9 +70,10 @@ Backward of the gathering adds up what the ranks have, which is the same on each
 layers before. 3.12.4 divides the output's gradient by TP to make up for it. Then what goes back is right, but the
 layer's own weights have 1 / TP of their gradient on each rank, and nothing adds those up.""",
     repair="""\
-Backward of the gathering takes this rank's piece, and the output is a piece of what the rank has computed. All
-gradients are then those of one rank. The output is bit for bit what it was, where TP is a power of two and all ranks
-have computed the same. From 3.12.4 on it was the mean of what they have, of dropouts that differ between them as well.
+To 3.12.3 backward of the gathering takes this rank's piece. From 3.12.4 on the layer has the whole gradient of its
+output, and what goes back is the mean of what the ranks have, as the output is. All gradients are then those of one
+rank. The output is bit for bit what it was; from 3.12.4 on so is what goes back, where TP is a power of two, also with
+dropouts that differ between the ranks (LoRA's, behind a mixture).
 Without sequence parallelism, and with TP of 1, nothing changes.
 
 Left alone: `SWIFT_USE_MCORE_GDN=1`, megatron-core's own layer (`megatron-core-gdn-norm-gradient`), and ms-swift 4.1 and
@@ -76,10 +88,10 @@ with TP of 1. A learning rate, or a clipping, that was tuned with it should be l
     ),
     variants=(
         Variant(Guard("ms-swift", ">=3.9.0,<3.12.4"), (_gathered(_V3),)),
-        Variant(Guard("ms-swift", ">=3.12.4,<4.0.0"), (_gathered(_V3), _scattered(_V3))),
+        Variant(Guard("ms-swift", ">=3.12.4,<4.0.0"), _averaged(_V3)),
         Variant(
             Guard("ms-swift", ">=4.0.0,<4.1.0"),
-            tuple(rewrite(target) for target in _V4 for rewrite in (_gathered, _scattered)),
+            tuple(rewrite for target in _V4 for rewrite in _averaged(target)),
             independent=True,
         ),
     ),

@@ -53,6 +53,53 @@ def numbers() -> list[torch.Tensor]:
     return [torch.randn(TOKENS, ROWS, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(2)]
 
 
+class Masked(torch.nn.Module):
+    """A projection with the dropout of a rank: what LoRA's is behind a mixture, whose ranks have drawn apart."""
+
+    def __init__(self, projection: torch.nn.Module, rank: int) -> None:
+        super().__init__()
+        self.projection, self.rank = projection, rank
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(given.shape, generator=torch.Generator().manual_seed(20 + self.rank), dtype=torch.float64)
+        found: torch.Tensor = self.projection(given * (drawn > 0.2).to(given) / 0.8)
+        return found
+
+
+def exact_with_masks(ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean of the ranks' outputs, each with its own mask, and the gradient of the hidden states."""
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+    given, weights = numbers()
+    given.requires_grad_()
+    outputs = []
+    for rank in range(ranks):
+        layer = Qwen3NextGatedDeltaNet(config(SimpleNamespace()), 0).double()
+        fill(layer)
+        layer.in_proj_qkvz = Masked(layer.in_proj_qkvz, rank)
+        outputs.append(layer(given.transpose(0, 1)).transpose(0, 1))
+    mean = torch.stack(outputs).mean(0)
+    (mean * weights).sum().backward()
+    assert given.grad is not None
+    return mean.detach(), given.grad
+
+
+def with_masks(arguments: SimpleNamespace, own: slice, rank: int, ranks: int) -> dict[str, Any]:
+    """How far this rank's output and gradient of the states are off, and their bits."""
+    layer = class_of_release()(config(arguments), None, 0).float()
+    fill(layer)
+    layer.in_proj_qkvz = Masked(layer.in_proj_qkvz, rank)
+    given, weights = (one[own].float() for one in numbers())
+    given.requires_grad_()
+    output, _ = layer(given)
+    (output * weights).sum().backward()
+    off = [
+        ((found.double() - right[own]).norm() / right[own].norm()).item()
+        for found, right in zip((output.detach(), given.grad), exact_with_masks(ranks), strict=True)
+    ]
+    return {"off": off, "bits": output.flatten().tolist() + given.grad.flatten().tolist()}
+
+
 def exact() -> dict[str, torch.Tensor]:
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -85,7 +132,8 @@ def observe(sequence_parallel: bool) -> dict[str, Any]:
         found = given.grad if name == "states" else dict(layer.named_parameters())[name].grad
         of = of[own] if name == "states" else of
         off[name] = ((found.double() - of).norm() / of.norm()).item()
-    return {"off": off, "output": output.flatten().tolist(), "bits": given.grad.flatten().tolist()}
+    report = {"off": off, "output": output.flatten().tolist(), "bits": given.grad.flatten().tolist()}
+    return {**report, "masks": with_masks(arguments, own, rank, ranks)} if sequence_parallel else report
 
 
 def main() -> None:

@@ -49,11 +49,14 @@ def test_what_goes_back(start, release):
 
 
 def test_the_layers_own_weights(start):
-    """4.0.4: half of their gradient on two ranks. What goes back is right."""
+    """4.0.4: half of their gradient on two ranks. What goes back is right, bit for bit, with dropouts that differ too."""
     for report in start("swift-4.0", 2, "SP"):
         off = report["before"]["off"]
         assert off.pop("states") <= ROUNDING
         assert all(one == pytest.approx(0.5, abs=ROUNDING) for one in off.values())
+        assert report["after"]["bits"] == report["before"]["bits"]
+        assert max(report["before"]["masks"]["off"]) <= ROUNDING
+        assert report["after"]["masks"] == report["before"]["masks"]
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=exhaustive)])
