@@ -49,7 +49,7 @@ def test_what_goes_back(start, release):
 
 
 def test_the_layers_own_weights(start):
-    """4.0.4: half of their gradient on two ranks. What goes back is right, bit for bit, with dropouts that differ too."""
+    """4.0.4: half of their gradient on two ranks. What goes back is right, also with dropouts that differ."""
     for report in start("swift-4.0", 2, "SP"):
         off = report["before"]["off"]
         assert off.pop("states") <= ROUNDING
