@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import record
 from record import Entry, Record
 
-from rlhf_patches.definitions.patch import Advice, KnownBug, Watch
+from rlhf_patches.definitions.bug import KnownBug
+from rlhf_patches.definitions.patch import Advice, Watch
 from rlhf_patches.offline.facts import DEFECT, DIFFERENT, NO_MODULE
 
 _HEAD = """\

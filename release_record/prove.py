@@ -15,7 +15,8 @@ from pathlib import Path
 import texts
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import MODULE, Variant
+from rlhf_patches.definitions.checks import MODULE
+from rlhf_patches.definitions.variant import Variant
 from rlhf_patches.guards import known, rewriting, slices, sources
 from rlhf_patches.guards.places import Source
 from rlhf_patches.guards.rewriting import Unrecognised

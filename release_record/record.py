@@ -23,8 +23,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from rlhf_patches.definitions import registry
+from rlhf_patches.definitions.bug import KnownBug
+from rlhf_patches.definitions.changes import Change
+from rlhf_patches.definitions.guard import Beside
 from rlhf_patches.definitions.listed import WATCH
-from rlhf_patches.definitions.patch import Beside, Change, KnownBug, Variant
+from rlhf_patches.definitions.variant import Variant
 from rlhf_patches.offline import facts
 from rlhf_patches.offline.facts import DIFFERENT, NO_MODULE, UNREADABLE, Code
 

@@ -11,7 +11,7 @@ from typing import Any
 import record
 from record import Entry, Record
 
-from rlhf_patches.definitions.patch import KnownBug
+from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.offline.facts import NO_MODULE
 
 PATH = Path(__file__).parents[1] / "rlhf_patches" / "offline" / "releases.json"

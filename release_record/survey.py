@@ -31,7 +31,7 @@ from record import Entry, Record
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlhf_patches.definitions.patch import KnownBug
+from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.guards import sources
 from rlhf_patches.offline import archive, facts, index
 from rlhf_patches.offline.facts import Code

@@ -14,7 +14,10 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Union
 
-from rlhf_patches.definitions.patch import MODULE, Change, KnownBug, Rewrite, Shape, Variant, Wrap
+from rlhf_patches.definitions.bug import KnownBug
+from rlhf_patches.definitions.changes import Change, Rewrite, Shape, Wrap
+from rlhf_patches.definitions.checks import MODULE
+from rlhf_patches.definitions.variant import Variant
 from rlhf_patches.guards import known, rewriting, shapes, sources
 from rlhf_patches.guards.places import FunctionNode, NotFound, Place, Slice, Source, Unreadable
 from rlhf_patches.guards.rewriting import Edit, Undefined, Unrecognised

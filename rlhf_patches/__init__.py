@@ -18,24 +18,15 @@ if TYPE_CHECKING:
     from . import ray, watching
     from ._version import __version__
     from .api import apply, fingerprint, in_force, matched, report, revert
+    from .definitions.bug import Signature
+    from .definitions.changes import Replace, Rewrite, Shape, Wrap
     from .definitions.errors import DefinitionError
+    from .definitions.guard import Beside, Guard
     from .definitions.hookspecs import hookimpl
     from .definitions.listed import Listed, ListedBeside, ListedVariant
-    from .definitions.patch import (
-        Advice,
-        Beside,
-        Condition,
-        Guard,
-        Patch,
-        Replace,
-        Rewrite,
-        Shape,
-        Signature,
-        Variant,
-        Watch,
-        Wrap,
-    )
+    from .definitions.patch import Advice, Condition, Patch, Watch
     from .definitions.status import PatchError, PatchReport, Report, Status
+    from .definitions.variant import Variant
     from .engine.reached import decided
     from .rehearsal.start import rehearse
     from .runs.comparison import VerifyError
@@ -98,23 +89,12 @@ _HOME = {
     "rehearse": "rehearsal.start",
     "verify": "runs.process_group",
     "watching": "watching",
-    **dict.fromkeys(
-        (
-            "Advice",
-            "Beside",
-            "Condition",
-            "Guard",
-            "Patch",
-            "Replace",
-            "Rewrite",
-            "Shape",
-            "Signature",
-            "Variant",
-            "Watch",
-            "Wrap",
-        ),
-        "definitions.patch",
-    ),
+    "Beside": "definitions.guard",
+    "Guard": "definitions.guard",
+    "Signature": "definitions.bug",
+    "Variant": "definitions.variant",
+    **dict.fromkeys(("Replace", "Rewrite", "Shape", "Wrap"), "definitions.changes"),
+    **dict.fromkeys(("Advice", "Condition", "Patch", "Watch"), "definitions.patch"),
     **dict.fromkeys(("apply", "fingerprint", "in_force", "matched", "report", "revert"), "api"),
 }
 

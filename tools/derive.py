@@ -20,8 +20,8 @@ from pathlib import Path
 
 from rlhf_patches import autoload, site_hook
 from rlhf_patches.definitions import pages
+from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.definitions.listed import Listed, ListedVariant
-from rlhf_patches.definitions.patch import KnownBug
 from rlhf_patches.proving import found
 
 ROOT = Path(__file__).parents[1]

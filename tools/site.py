@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlhf_patches._version import __version__
 from rlhf_patches.definitions import pages
-from rlhf_patches.definitions.patch import KnownBug
+from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.patches import plugin
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from ..definitions.patch import Change, Rewrite
+from ..definitions.changes import Change, Rewrite
 from ..definitions.status import printable
 
 _STEP = "    "

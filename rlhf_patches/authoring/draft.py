@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Union
 
+from ..definitions.changes import Rewrite
 from ..definitions.errors import DefinitionError
-from ..definitions.patch import Rewrite
 from ..guards import rewriting, shapes, sources
 from ..guards.places import FunctionNode, Source
 from ..guards.rewriting import NoEffect, Undefined, Unrecognised

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..definitions.patch import Rewrite
+from ..definitions.changes import Rewrite
 from ..guards import sources
 from ..guards.places import FunctionNode, NotFound, Source, Unreadable
 from . import draft

@@ -11,7 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..definitions.patch import HARMS, Change, Replace, Rewrite, Wrap
+from ..definitions.bug import HARMS
+from ..definitions.changes import Change, Replace, Rewrite, Wrap
 from ..guards import implementations, sources
 from ..guards.places import FunctionNode
 from .definition import comment, indented, literal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..definitions import registry
-from ..definitions.patch import KnownBug
+from ..definitions.bug import KnownBug
 
 
 class RangeError(Exception):

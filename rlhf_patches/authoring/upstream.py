@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from ..definitions.patch import Guard
+from ..definitions.guard import Guard
 from ..guards import sources, versions
 from ..guards.places import FunctionNode, NotFound, Source, Unreadable
 from ..guards.versions import Verdict

@@ -6,7 +6,7 @@ import argparse
 import difflib
 
 from ..authoring import definition, upstream
-from ..definitions.patch import Rewrite
+from ..definitions.changes import Rewrite
 from ..definitions.status import printable
 from ..guards import rewriting, shapes, sources
 from ..guards.places import Source

@@ -10,7 +10,8 @@ from ..authoring.fix import Fix
 from ..authoring.plugin import Plugin
 from ..authoring.upstream import Owner, Upstream
 from ..definitions import registry
-from ..definitions.patch import Change, Replace, Rewrite, Wrap, check_name
+from ..definitions.changes import Change, Replace, Rewrite, Wrap
+from ..definitions.checks import check_name
 from ..definitions.status import printable
 from ..guards import decision, rewriting, sources
 from ..guards.places import FunctionNode, Source

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pluggy
 
+from .bug import KnownBug
 from .listed import Listed
-from .patch import KnownBug
 
 PROJECT = "rlhf_patches"
 

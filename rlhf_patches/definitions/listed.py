@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from .errors import DefinitionError
 
 if TYPE_CHECKING:
-    from .patch import Advice, Beside, Guard, Patch, Variant, Watch
+    from .guard import Beside, Guard
+    from .patch import Advice, Patch, Watch
+    from .variant import Variant
 
 PATCH, ADVICE, WATCH = "patch", "advice", "watch"
 """The kinds: a known bug that is repaired, one that is told, and a look at a run that knows its signs."""

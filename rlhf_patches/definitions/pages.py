@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from .patch import HARMS, Advice, Change, Guard, KnownBug, Patch, Rewrite, Shape, Watch, Wrap
+from .bug import HARMS, KnownBug
+from .changes import Change, Rewrite, Shape, Wrap
+from .guard import Guard
+from .patch import Advice, Patch, Watch
 from .registry import BUILT_IN
 
 _WIDTH = 120

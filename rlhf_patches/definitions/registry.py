@@ -21,7 +21,7 @@ from .listed import Listed
 if TYPE_CHECKING:
     import importlib.metadata
 
-    from .patch import KnownBug
+    from .bug import KnownBug
 
 BUILT_IN = "rlhf-patches"
 _CALLS_ITSELF = "{} (calls itself {})"
@@ -322,7 +322,7 @@ def _called_at(function: Any) -> str:
 
 
 def _returned(hook: Callable[[], Any], complain: Callable[[str], None]) -> Iterator[KnownBug | Listed]:
-    from .patch import KnownBug
+    from .bug import KnownBug
 
     expected = "expected a list of patches: `return [PATCH]`"
     found = hook()

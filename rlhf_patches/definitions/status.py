@@ -14,7 +14,7 @@ from .listed import ADVICE, PATCH, WATCH, Listed
 from .registry import PluginFailure, credit
 
 if TYPE_CHECKING:
-    from .patch import KnownBug
+    from .bug import KnownBug
 
 WIDTH = 130
 """Characters of a line, where no terminal says otherwise: logs."""

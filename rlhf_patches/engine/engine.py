@@ -31,7 +31,7 @@ from .log import announce
 from .turn import Turn
 
 if TYPE_CHECKING:
-    from ..definitions.patch import KnownBug
+    from ..definitions.bug import KnownBug
 
 Names = Iterable[str] | str | None
 
@@ -160,7 +160,7 @@ class Engine(Turn):
         if found is not None:
             return found
         patch = self._define(self._known(name, "matched"))
-        from ..definitions.patch import Replace, Wrap  # which the patch has imported
+        from ..definitions.changes import Replace, Wrap  # which the patch has imported
 
         changes = [change for variant in patch.variants for change in variant.changes]
         targets = [change.target for change in changes if isinstance(change, (Replace, Wrap)) and change.fingerprints]

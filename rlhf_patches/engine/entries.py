@@ -11,7 +11,7 @@ from ..definitions.status import PatchReport, Reached, Status, observed_text, pa
 from ..import_system import no_signal
 
 if TYPE_CHECKING:
-    from ..definitions.patch import KnownBug
+    from ..definitions.bug import KnownBug
     from .patched import Patched
 
 

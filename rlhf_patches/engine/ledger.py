@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ..definitions.patch import Condition, Replace, Rewrite, Wrap
+from ..definitions.changes import Replace, Rewrite, Wrap
+from ..definitions.patch import Condition
 from ..definitions.status import Reached
 from ..guards import decision, rewriting, shapes
 from ..guards.decision import Conflict

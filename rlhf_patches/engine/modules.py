@@ -14,7 +14,7 @@ from . import import_hooks
 
 if TYPE_CHECKING:
     from ..definitions.listed import ListedVariant
-    from ..definitions.patch import Variant
+    from ..definitions.variant import Variant
 
 
 def has_begun(variant: Variant | ListedVariant, ready: Mapping[str, ModuleType]) -> bool:

@@ -21,7 +21,7 @@ from .locks import LoadingLock, Lock
 from .modules import is_ready
 
 if TYPE_CHECKING:
-    from ..definitions.patch import KnownBug
+    from ..definitions.bug import KnownBug
     from .ledger import Ledger
 
 

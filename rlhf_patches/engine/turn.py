@@ -23,7 +23,8 @@ from .modules import has_begun, is_main, origin_of, source_of
 from .state import State
 
 if TYPE_CHECKING:
-    from ..definitions.patch import Condition, KnownBug
+    from ..definitions.bug import KnownBug
+    from ..definitions.patch import Condition
     from .ledger import Ledger
 
 
@@ -144,7 +145,7 @@ class Turn(State):
         self, patch: KnownBug, finding: Finding, found: Decision, ready: dict[str, ModuleType], ledger: Ledger
     ) -> Outcome:
         """Apply the changes of a variant in the modules that are imported."""
-        from ..definitions.patch import put_to_use
+        from ..definitions.changes import put_to_use
         from ..guards import decision, implementations
 
         assert found.variant is not None

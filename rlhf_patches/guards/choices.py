@@ -17,7 +17,7 @@ from .versions import UNREVIEWED, Finding, Verdict
 
 if TYPE_CHECKING:
     from ..definitions.listed import Listed, ListedVariant
-    from ..definitions.patch import Variant
+    from ..definitions.variant import Variant
     from .shapes import Recognised
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 
+from ..definitions.changes import Rewrite, Shape
 from ..definitions.listed import ListedVariant
-from ..definitions.patch import Rewrite, Shape, Variant
 from ..definitions.status import Status
+from ..definitions.variant import Variant
 from ..import_system import no_signal
 from . import choices, known, shapes
 from .choices import Choice, Decision

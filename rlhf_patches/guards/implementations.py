@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
-from ..definitions.patch import Rewrite, Shape, Wrap
+from ..definitions.changes import Rewrite, Shape, Wrap
 from . import sources
 from .places import FunctionNode, NotFound, Unreadable
 from .shapes import Recognised

@@ -14,7 +14,7 @@ import pkgutil
 import re
 from typing import Any, Union
 
-from ..definitions.patch import Change, Rewrite, Shape, Wrap
+from ..definitions.changes import Change, Rewrite, Shape, Wrap
 from . import sources
 from .places import Known, Place, Slice, Source
 from .rewriting import Edit, why_not, with_edits

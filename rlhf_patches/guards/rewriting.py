@@ -27,7 +27,7 @@ from .places import FunctionNode, Place, Source
 if TYPE_CHECKING:
     from ast_grep_py import Rule, SgNode
 
-    from ..definitions.patch import Rewrite, Shape
+    from ..definitions.changes import Rewrite, Shape
 
 _ast_grep: Any = None
 _without_ast_grep: str | None = None

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import NamedTuple
 
-from ..definitions.patch import Change, Replace, Rewrite, Shape, Variant, Wrap
+from ..definitions.changes import Change, Replace, Rewrite, Shape, Wrap
+from ..definitions.variant import Variant
 from . import known, rewriting, sources
 from .places import NotFound, Place, Source
 from .rewriting import Edit, NoEffect, Unrecognised

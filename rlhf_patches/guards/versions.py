@@ -25,8 +25,8 @@ from .places import NotFound
 if TYPE_CHECKING:
     import importlib.metadata
 
+    from ..definitions.guard import Beside, Guard
     from ..definitions.listed import ListedBeside
-    from ..definitions.patch import Beside, Guard
 
 _Metadata = Union["installed.Metadata", "importlib.metadata.Distribution"]
 

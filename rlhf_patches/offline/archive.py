@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
-from ..definitions.patch import Guard
+from ..definitions.guard import Guard
 from ..guards import versions
 from ..guards.places import NotFound, Source, Unreadable
 from ..guards.versions import MAX_METADATA, Finding, Verdict

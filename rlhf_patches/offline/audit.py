@@ -19,8 +19,10 @@ from packaging.version import Version
 
 from .. import installed
 from ..definitions import pages, ranges, registry
+from ..definitions.bug import KnownBug
+from ..definitions.guard import Beside, Guard
 from ..definitions.listed import told
-from ..definitions.patch import Beside, Guard, KnownBug, Patch
+from ..definitions.patch import Patch
 from ..definitions.registry import Registered
 from ..definitions.status import plural
 from ..guards import versions

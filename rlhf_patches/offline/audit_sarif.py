@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 from .._version import __version__
 from ..definitions import pages
-from ..definitions.patch import Advice, KnownBug
+from ..definitions.bug import KnownBug
+from ..definitions.patch import Advice
 from ..definitions.status import printable
 from .audit import Audited, Bug, Findings
 

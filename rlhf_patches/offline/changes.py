@@ -8,7 +8,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..definitions.patch import Patch, Rewrite, Shape, Wrap, put_to_use
+from ..definitions.changes import Rewrite, Shape, Wrap, put_to_use
+from ..definitions.patch import Patch
 from ..definitions.status import printable
 from ..guards import choices, decision, rewriting, shapes, sources
 from ..guards.choices import Decision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..definitions.patch import KnownBug, Signature
+from ..definitions.bug import KnownBug, Signature
 from ..definitions.registry import Registered
 from . import hangs
 from .hangs import Frame, Stack, Standing, Timeout

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from .. import settings
+from ..definitions.bug import KnownBug
 from ..definitions.listed import WATCH
-from ..definitions.patch import KnownBug, Variant
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status, patch_report
+from ..definitions.variant import Variant
 from ..guards import choices, decision, implementations, known, shapes, sources
 from ..guards.choices import Choice, Decision, Found
 from ..guards.decision import Held

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
-from ..definitions.patch import KnownBug, Replace, Shape, Variant, Wrap
+from ..definitions.bug import KnownBug
+from ..definitions.changes import Replace, Shape, Wrap
+from ..definitions.variant import Variant
 from ..guards import decision, known, shapes, sources, versions
 from ..guards.places import NotFound, Source, Unreadable
 from ..guards.rewriting import Unrecognised

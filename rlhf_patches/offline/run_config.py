@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..definitions.patch import KnownBug
+from ..definitions.bug import KnownBug
 from . import inputs, run_yaml
 from .inputs import InputError
 from .run_yaml import RunConfigError

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..definitions.patch import KnownBug
+from ..definitions.bug import KnownBug
 from ..definitions.registry import Registered
 from ..definitions.status import Status
 from ..guards import sources

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..definitions import registry
+from ..definitions.bug import KnownBug
 from ..definitions.errors import DefinitionError
 from ..definitions.listed import PATCH
-from ..definitions.patch import KnownBug
 from .proof import Proof
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from .. import settings
 from .._version import __version__
+from ..definitions.bug import KnownBug
 from ..definitions.listed import PATCH, Listed
-from ..definitions.patch import KnownBug
 from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
 from ..guards import sources

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..definitions.patch import KnownBug, Rewrite, Shape, Variant
+from ..definitions.bug import KnownBug
+from ..definitions.changes import Rewrite, Shape
 from ..definitions.registry import Registered
 from ..definitions.status import PatchReport, Status
+from ..definitions.variant import Variant
 from ..guards import choices, decision, rewriting, shapes, sources
 from ..guards.choices import Decision, Found
 from ..guards.places import FunctionNode, Source

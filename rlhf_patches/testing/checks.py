@@ -10,7 +10,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..definitions.patch import OLDER, Advice, Guard, KnownBug
+from ..definitions.bug import KnownBug
+from ..definitions.guard import OLDER, Guard
+from ..definitions.patch import Advice
 from ..definitions.status import PatchReport, Status
 from ..offline import facts
 from . import conduct, rules

@@ -12,7 +12,8 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ..definitions.patch import KnownBug, Wrap
+from ..definitions.bug import KnownBug
+from ..definitions.changes import Wrap
 from ..guards import sources
 from ..guards.places import FunctionNode
 from . import reach

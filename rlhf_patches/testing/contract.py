@@ -10,7 +10,9 @@ from typing import ClassVar, NoReturn
 import pytest
 
 from ..definitions import ranges
-from ..definitions.patch import NEWER, OLDER, Advice, KnownBug
+from ..definitions.bug import KnownBug
+from ..definitions.guard import NEWER, OLDER
+from ..definitions.patch import Advice
 from ..offline import download, members
 from . import checks, in_process, rules
 from .cases import INSTALLED, Case, NoCase, case_of

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..definitions.patch import KnownBug, Patch, Variant
+from ..definitions.bug import KnownBug
+from ..definitions.patch import Patch
 from ..definitions.status import PatchReport, Status
+from ..definitions.variant import Variant
 from ..engine import functions
 from ..engine.engine import engine
 from ..guards import choices, decision, sources

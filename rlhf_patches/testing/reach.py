@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..definitions.patch import KnownBug, Patch
+from ..definitions.bug import KnownBug
+from ..definitions.patch import Patch
 from ..guards import sources
 from ..guards.places import FunctionNode, NotFound, Source, Unreadable
 

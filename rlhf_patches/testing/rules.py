@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..definitions.patch import KnownBug
+from ..definitions.bug import KnownBug
 from . import conduct
 
 RULES = {

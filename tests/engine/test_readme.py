@@ -12,7 +12,7 @@ from pathlib import Path
 
 import packaging
 
-from rlhf_patches.definitions.patch import HARMS
+from rlhf_patches.definitions.bug import HARMS
 from rlhf_patches.patches import plugin
 
 ROOT = Path(__file__).parents[2]

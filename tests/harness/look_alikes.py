@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import KnownBug, Variant
+from rlhf_patches.definitions.bug import KnownBug
+from rlhf_patches.definitions.variant import Variant
 from rlhf_patches.guards import sources
 from rlhf_patches.offline import facts
 from rlhf_patches.testing import cases

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from rlhf_patches import Advice, Guard, Patch, Shape, Variant, Watch, Wrap
-from rlhf_patches.definitions.patch import Change, KnownBug
+from rlhf_patches.definitions.bug import KnownBug
+from rlhf_patches.definitions.changes import Change
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.engine import log
 from rlhf_patches.engine.engine import Engine

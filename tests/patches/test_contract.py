@@ -22,7 +22,10 @@ import pytest
 import tomllib
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import NEWER, OLDER, Guard, KnownBug, Patch, Variant
+from rlhf_patches.definitions.bug import KnownBug
+from rlhf_patches.definitions.guard import NEWER, OLDER, Guard
+from rlhf_patches.definitions.patch import Patch
+from rlhf_patches.definitions.variant import Variant
 from rlhf_patches.guards import sources, versions
 from rlhf_patches.testing import cases, checks
 from rlhf_patches.testing.cases import UNKNOWN

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rlhf_patches.definitions.patch import HARMS
+from rlhf_patches.definitions.bug import HARMS
 from rlhf_patches.testing import rules
 from tests.harness.nested_pytest import alone
 

@@ -129,7 +129,12 @@ def test_a_command_is_loaded_without_the_others():
 
 
 LATER = {
+    "rlhf_patches.definitions.bug",
+    "rlhf_patches.definitions.changes",
+    "rlhf_patches.definitions.checks",
+    "rlhf_patches.definitions.guard",
     "rlhf_patches.definitions.patch",
+    "rlhf_patches.definitions.variant",
     "rlhf_patches.engine.ledger",
     "rlhf_patches.guards.decision",
     "difflib",

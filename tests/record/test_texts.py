@@ -6,7 +6,7 @@ import pytest
 import record
 import texts
 
-from rlhf_patches.definitions.patch import Rewrite, Shape
+from rlhf_patches.definitions.changes import Rewrite, Shape
 from rlhf_patches.guards import known
 from rlhf_patches.guards.places import Source
 

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from rlhf_patches.definitions import pages
-from rlhf_patches.definitions.patch import HARMS, Advice, Patch, Watch
+from rlhf_patches.definitions.bug import HARMS
+from rlhf_patches.definitions.patch import Advice, Patch, Watch
 from rlhf_patches.patches import plugin
 
 BUILT_IN = {patch.name: patch for patch in plugin.rlhf_patches()}

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_patches import DefinitionError, Replace, Rewrite, Status, Wrap
 from rlhf_patches.definitions import pages
-from rlhf_patches.definitions.patch import NEWER
+from rlhf_patches.definitions.guard import NEWER
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.guards.sources import fingerprint
 from rlhf_patches.offline import evaluate

@@ -17,7 +17,7 @@ import pytest
 
 from rlhf_patches import Guard, Rewrite, cli
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import HARMS
+from rlhf_patches.definitions.bug import HARMS
 from rlhf_patches.offline import audit, pin_files
 
 LOCKS = Path(__file__).parent / "locks"

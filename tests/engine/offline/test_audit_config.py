@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_patches import DefinitionError, cli
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import Shape
+from rlhf_patches.definitions.changes import Shape
 from rlhf_patches.offline.run_config import RunConfig
 from rlhf_patches.offline.run_yaml import RunConfigError
 

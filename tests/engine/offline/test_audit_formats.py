@@ -18,7 +18,8 @@ from packaging.version import Version
 
 from rlhf_patches import cli
 from rlhf_patches.definitions import registry
-from rlhf_patches.definitions.patch import HARMS, Shape
+from rlhf_patches.definitions.bug import HARMS
+from rlhf_patches.definitions.changes import Shape
 from rlhf_patches.offline import audit, audit_osv, audit_sarif
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,120 @@
+"""The version guard: the releases that have a defect, and what has to be beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import ranges
+from .checks import check_types, names_fields, shown
+from .errors import DefinitionError
+from .listed import ListedBeside, range_of, told
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+_PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+OLDER, NEWER = "0.0.0.0.1.dev0", "99999"
+"""Versions before and after every release."""
+
+
+@functools.cache
+def _around(base: str) -> tuple[Version, ...]:
+    """A version, and those right before and after it."""
+    from packaging.version import Version
+
+    found = []
+    for text in (base, f"{base}.0.0.0.1", f"{base}.post1", f"{base}.dev1"):
+        with contextlib.suppress(ValueError):  # 1.0.post1.post1
+            found.append(Version(text))
+    return tuple(found)
+
+
+@names_fields
+@dataclass(frozen=True)
+class Beside:
+    """Another distribution, and the versions of it beside which the guarded one has the defect: releases that do not
+    work together. The code of the guarded one tells nothing of it.
+
+    Attributes:
+        distribution: its name on PyPI, such as ``transformers``.
+        versions: as those of a `Guard`.
+        package: what is imported of it, to tell whether the metadata belong to it; if empty, its name in Python.
+    """
+
+    distribution: str
+    versions: str
+    package: str = ""
+
+    def __post_init__(self) -> None:
+        check_types(self, "Beside.")
+        if not self.distribution:
+            raise DefinitionError("Beside.distribution is empty: expected the other package's name on PyPI")
+        if not self.versions.strip():
+            raise DefinitionError("Beside.versions is empty: expected those beside which the defect shows, '>=5.1' say")
+        ranges.check(self.versions, "Beside")
+        if not self.package:
+            object.__setattr__(self, "package", self.distribution.lower().replace("-", "_"))
+        if not _PACKAGE.fullmatch(self.package):
+            raise DefinitionError(f"Beside.package is {shown(self.package)}: expected what is imported, 'trl' say")
+
+    def __str__(self) -> str:
+        return told(self)
+
+    def listed(self) -> ListedBeside:
+        """Its part of the variant's entry in a list."""
+        return ListedBeside(self.distribution, self.versions, self.package)
+
+
+@names_fields
+@dataclass(frozen=True)
+class Guard:
+    """The version guard; the shape guard is part of each change, and both must hold.
+
+    Attributes:
+        distribution: the framework's name on PyPI, such as ``megatron-core``.
+        versions: a PEP 440 specifier of the releases that have the defect, such as ``>=0.9.0,<0.17``; pre-releases
+            count. An empty one means every version.
+        may_be_missing: why such a release may come without the patched modules (a part of the framework that only some
+            copies have); the patch is then absent. Without this text it is refused.
+        beside: another distribution, of which such a version has to be there too; None where it does not matter.
+    """
+
+    distribution: str
+    versions: str
+    may_be_missing: str | None = None
+    beside: Beside | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self, "Guard.")
+        if not isinstance(self.beside, (Beside, type(None))):
+            raise DefinitionError(f"Guard.beside is {shown(self.beside)}: expected a Beside, or None")
+        if self.beside is not None and self.beside.distribution == self.distribution:
+            raise DefinitionError(f"Guard.beside is {self.distribution} too: expected another distribution")
+        if not self.distribution:
+            raise DefinitionError("Guard.distribution is empty: expected the framework's name on PyPI")
+        ranges.check(self.versions)
+        if self.may_be_missing is not None and not self.may_be_missing.strip():
+            raise DefinitionError("Guard.may_be_missing is empty: expected the reason, or None")
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {range_of(self)}".rstrip()
+
+    def shares_a_version_with(self, other: Guard) -> str | None:
+        """A version that is in both ranges; None where there is none.
+
+        Membership changes at the versions that the ranges name only, so those, and one right after each, tell all.
+        """
+        if ranges.plainly_apart(self.versions, other.versions):
+            return None
+        both = [ranges.parsed(guard.versions) for guard in (self, other)]
+        named = {pin.version.removesuffix(".*") for each in both for pin in each}
+        for base in [*sorted(named), OLDER, NEWER]:
+            for candidate in _around(base):
+                if all(each.contains(candidate, prereleases=True) for each in both):
+                    return str(candidate)
+        return None
