@@ -10,6 +10,8 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
+from ..trl import released
+
 logger = logging.getLogger("rlhf_patches")
 
 
@@ -28,9 +30,13 @@ def bound(args: Any, function: Callable[..., Any]) -> tuple[float, ...]:
 
 
 def _takes_a_bound(function: Callable[..., Any]) -> bool:
+    """What a decorator of the user's copies from the function within is not what the decorator takes."""
+    # In the globals of what was decorated there is another module's name, whatever attributes it has copied.
+    while released.written_in(function).startswith("torch.") and hasattr(function, "_torchdynamo_orig_callable"):
+        function = function._torchdynamo_orig_callable
     try:
-        # known: slime's own, torch.compile around it, has the name in the fifth place
-        parameters = list(inspect.signature(function).parameters.values())
+        # known: slime's own, within torch.compile's wrapper, has the name in the fifth place
+        parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except (TypeError, ValueError):
         return False
     fifth = parameters[4] if len(parameters) > 4 else None
@@ -71,9 +77,9 @@ max(min(r A, clip(r, 1 - eps, 1 + eps_high) A), c A), equation 5 of arXiv 1912.0
 Without the option nothing changes. A c of 1 or less, which slime's function refuses with an error, is ignored as
 released, with a warning.
 
-Left alone: a `compute_policy_loss` of your own in slime's place, without an `eps_clip_c`; the FSDP backend of 0.2.0 to
-0.2.2, which has the same call. main has been repaired since, and calls itself 0.3.1 all the same: there the patch is
-refused, because the code is not that of 0.3.1, and is not needed.""",
+Left alone: a `compute_policy_loss` of your own in slime's place, or around it, without an `eps_clip_c`; the FSDP
+backend of 0.2.0 to 0.2.2, which has the same call. main has been repaired since, and calls itself 0.3.1 all the same:
+there the patch is refused, because the code is not that of 0.3.1, and is not needed.""",
     references=(
         "https://github.com/THUDM/slime/pull/2247",
         "https://arxiv.org/abs/1912.09729",

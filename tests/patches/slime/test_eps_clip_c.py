@@ -108,6 +108,24 @@ def test_main_has_it_already(run):
 def released(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None): ...
 
 
+def decorated(function):
+    """By somebody who has met the bug: it has the attributes of what is within, and gives it the bound."""
+
+    @functools.wraps(function)
+    def four(ppo_kl, advantages, eps_clip, eps_clip_high):
+        return function(ppo_kl, advantages, eps_clip, eps_clip_high, 3.0)
+
+    return four
+
+
+def decorated_by_name(function):
+    @functools.wraps(function)
+    def any_number(*given, **named):
+        return function(*given, eps_clip_c=3.0, **named)
+
+    return any_number
+
+
 def test_a_bound_that_slime_refuses_is_ignored_as_released(caplog):
     """In words, once; arguments without the option have none."""
     assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.5), released) == (1.5,)
@@ -123,7 +141,13 @@ def test_a_bound_that_slime_refuses_is_ignored_as_released(caplog):
 @pytest.mark.parametrize(
     ("function", "takes"),
     [
+        (released, True),
         (torch.compile(released, dynamic=True), True),
+        (torch.compile(torch.compile(released)), True),
+        (decorated(torch.compile(released)), False),
+        (decorated(released), False),
+        (torch.compile(decorated(released)), False),
+        (decorated_by_name(torch.compile(released)), False),
         (functools.partial(released, eps_clip_c=3.0), False),
         (lambda kl, advantages, low, high: None, False),
         (lambda kl, advantages, low, high, scale: None, False),
