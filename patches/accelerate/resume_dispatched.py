@@ -20,9 +20,12 @@ def of_all_ranks(dispatcher: Any, batches: Any, num_batches: int) -> int:
     """
     if dispatcher.split_batches or getattr(dispatcher, "submesh_tp", None) is not None:
         return num_batches
-    taken: int = num_batches * dispatcher.state.num_processes
+    ranks: int = dispatcher.state.num_processes
+    taken = num_batches * ranks
+    # Of what is left after the last whole step nothing is dispatched with `drop_last`.
+    needed = ranks if getattr(dispatcher, "_drop_last", False) else 1
     try:
-        return taken if taken < len(batches) else num_batches
+        return taken if taken + needed <= len(batches) else num_batches
     except Exception:  # a sampler without a length
         return taken
 

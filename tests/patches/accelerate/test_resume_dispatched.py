@@ -90,3 +90,6 @@ def test_where_nothing_would_be_left_it_is_as_released():
     loader = SimpleNamespace(split_batches=False, state=SimpleNamespace(num_processes=2))
     assert [of_all_ranks(loader, range(5), steps) for steps in (0, 1, 2, 3)] == [0, 2, 4, 3]
     assert of_all_ranks(loader, iter(range(5)), 3) == 6, "without a length"
+    loader._drop_last = True
+    assert [of_all_ranks(loader, range(5), steps) for steps in (0, 1, 2)] == [0, 2, 2], "a remainder is not dispatched"
+    assert [of_all_ranks(loader, range(6), steps) for steps in (1, 2, 3)] == [2, 4, 3]
