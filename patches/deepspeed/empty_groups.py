@@ -119,7 +119,9 @@ def _pairs_wrongly(scheduler: Any, removed: list[tuple[int, dict[str, Any]]], ba
     """
     from torch.optim import lr_scheduler
 
-    if getattr(type(scheduler), "get_lr", None) is not lr_scheduler.LambdaLR.get_lr:
+    torchs = lr_scheduler.LambdaLR
+    # One that steps in a way of its own may have met the bug.
+    if any(getattr(type(scheduler), name, None) is not getattr(torchs, name) for name in ("get_lr", "step")):
         return False
     if hasattr(base, "_update_lr"):  # torch 2.10 and later, which refuse two lengths
         return True

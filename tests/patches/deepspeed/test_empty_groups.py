@@ -226,6 +226,14 @@ class Linear(torch.optim.lr_scheduler.LambdaLR):
         self.optimizer, self.base_lrs = optimizer, rates
 
 
+class Repaired(Linear):
+    """Of somebody who has met the bug."""
+
+    def step(self, epoch=None):
+        self.base_lrs = self.base_lrs[: len(self.optimizer.param_groups)]
+        super().step(epoch)
+
+
 def test_one_that_a_user_has_repaired_sees_what_is_there():
     """By fewer learning rates, or with the empty group put back; ZeRO-3 empties the groups that are left as well."""
     mine = optimizer(1, 0, 1)
@@ -251,6 +259,7 @@ def test_one_that_a_user_has_repaired_sees_what_is_there():
     [
         ((1, 0), lambda mine: Linear(mine, [0.1, 0.2]), [True]),
         ((1, 1), lambda mine: Linear(mine, [0.1, 0.2]), [False]),
+        ((1, 0), lambda mine: Repaired(mine, [0.1, 0.2]), []),
         ((1, 0), lambda mine: Linear(mine, [0.1]), []),  # made afterwards, or before the group was added
         ((1, 0), Scheduler, []),  # nobody knows how it goes by its groups
         ((1, 0), lambda _: None, []),
