@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import group_learning_rates
+
 
 def adds_to_others(self: Any) -> bool:
     """Of a ZeRO optimizer that has reduced a micro-batch's gradients: whether it is ZeRO-2's, and not the first."""
@@ -33,12 +35,12 @@ def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool:
 def rates_of_groups(self: Any, optimizer: Any, warmup_max_lr: Any) -> bool | None:
     """Of a scheduler's optimizer: whether its groups have several learning rates.
 
-    None of tensors, and of a user's scheduler, which may give each group its own.
+    None of tensors, and of a user's scheduler or one with a user's function, which may give each group its own.
     """
     if warmup_max_lr is not None:
         return False
     # known: only a class that is defined there has such a name; what derives from it elsewhere is a user's.
-    if not type(self).__module__.startswith("deepspeed."):
+    if not type(self).__module__.startswith("deepspeed.") or group_learning_rates.replaced(self):
         return None
     rates = [group["lr"] for group in optimizer.param_groups]
     return len({*rates}) > 1 if all(isinstance(rate, (int, float)) for rate in rates) else None

@@ -10,15 +10,20 @@ from ..trl import released
 
 
 def of_groups(scheduler: Any, rates: list[Any]) -> Any:
-    """What ``warmup_max_lr`` is where none is given: each group's, and the first one's as released for a subclass that
-    makes a list of that number itself.
+    """What ``warmup_max_lr`` is where none is given: each group's, and the first one's as released for a scheduler with
+    code of somebody else's, which may make each group's rate of that number itself.
 
     Args:
         scheduler: a ``WarmupLR``.
         rates: of its optimizer's groups.
     """
-    # known: DeepSpeed's own function takes a list
-    return rates if released.written_in(type(scheduler)._format_param).startswith("deepspeed.") else rates[0]
+    # known: DeepSpeed's own functions take a list, and multiply by no group's own rate
+    return rates[0] if replaced(scheduler) else rates
+
+
+def replaced(scheduler: Any) -> str:
+    """What of that which makes learning rates is somebody else's; empty where all is DeepSpeed's."""
+    return released.others(scheduler, "__init__", "_format_param", "get_lr", "step", packages=("deepspeed",))
 
 
 PATCH = Patch(
@@ -36,8 +41,9 @@ it, every group has the learning rate of the first one. No error; `get_last_lr()
 then stands for all groups.""",
     repair="""\
 The whole list is taken, as in 0.19.4. A `warmup_max_lr` that is given counts as before, one number for all groups or a
-list. Not repaired: a subclass with a `_format_param` of its own, and `WarmupCosineLR` of 0.18.9 and earlier, which sets
-the learning rate of the first group alone to 0 for the first step.""",
+list. Not repaired: a subclass with an `__init__`, a `get_lr`, a `step` or a `_format_param` of its own, or one that was
+put in place of DeepSpeed's, which may give each group its rate already; and `WarmupCosineLR` of 0.18.9 and earlier,
+which sets the learning rate of the first group alone to 0 for the first step.""",
     changes_numbers="""\
 DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch each has its
 own, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again.""",

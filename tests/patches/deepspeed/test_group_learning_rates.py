@@ -15,8 +15,14 @@ HELD = {
     "least reach": "test_what_was_asked_for_is_the_same",
     "hands off": "because one expression of the scheduler's own constructor is another one, which reads the optimizer",
     "whatever worked": "test_what_was_asked_for_is_the_same",
-    "known": "test_a_subclass_that_makes_the_list_itself_gets_the_number",
-    "Not repaired: a subclass": "test_a_subclass_that_makes_the_list_itself_gets_the_number",
+    "known": (
+        "test_a_subclass_that_makes_the_list_itself_gets_the_number",
+        "test_rates_of_somebody_else_s_are_released",
+    ),
+    "Not repaired: a subclass": (
+        "test_a_subclass_that_makes_the_list_itself_gets_the_number",
+        "test_rates_of_somebody_else_s_are_released",
+    ),
     "no new wait": "because a list is taken as a whole, in place of its first item; no lock, no collective",
     "A `warmup_max_lr` that is given counts as before": "test_what_was_asked_for_is_the_same",
 }
@@ -80,7 +86,7 @@ def test_a_release_that_is_repaired_is_left_alone(run_ranks):
 def test_a_subclass_that_makes_the_list_itself_gets_the_number():
     """And it is not said that its run meets the bug."""
     written = {"__name__": "deepspeed.runtime.lr_schedules"}
-    exec("class WarmupLR:\n    def _format_param(self, optimizer, value, name): ...", written)
+    exec("class WarmupLR:\n    def __init__(self): ...\n    _format_param = get_lr = step = __init__", written)
     released = written["WarmupLR"]
 
     class Own(released):
@@ -94,3 +100,26 @@ def test_a_subclass_that_makes_the_list_itself_gets_the_number():
     assert [of_groups(made(), rates) for made in (released, Named, Own)] == [rates, rates, 1e-3]
     optimizer = SimpleNamespace(param_groups=[{"lr": rate} for rate in rates])
     assert [rates_of_groups(made(), optimizer, None) for made in (released, Named, Own)] == [True, None, None]
+
+
+@pytest.mark.parametrize("name", ["__init__", "_format_param", "get_lr", "step"])
+def test_rates_of_somebody_else_s_are_released(name):
+    """Of a subclass, of the object, or in place of DeepSpeed's: who has met the bug may multiply by each group's ratio,
+    and would do so twice."""
+    written = {"__name__": "deepspeed.runtime.lr_schedules"}
+    exec("class WarmupLR:\n    def __init__(self): ...\n    _format_param = get_lr = step = __init__", written)
+    released, rates = written["WarmupLR"], [1e-3, 1e-4]
+    optimizer = SimpleNamespace(param_groups=[{"lr": rate} for rate in rates])
+
+    def own(self):
+        return [1e-3, 1e-4]
+
+    of_a_subclass, of_the_object, of_another = type("Own", (released,), {}), released(), released()
+    setattr(of_a_subclass, name, own)
+    setattr(of_the_object, name, own)
+    assert of_groups(of_another, rates) == rates
+    assert rates_of_groups(of_another, optimizer, None)
+    setattr(released, name, own)
+    for scheduler in (of_a_subclass.__new__(of_a_subclass), of_the_object, of_another):
+        assert of_groups(scheduler, rates) == 1e-3
+        assert rates_of_groups(scheduler, optimizer, None) is None
