@@ -17,9 +17,9 @@ import texts
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.checks import MODULE
 from rlhf_patches.definitions.variant import Variant
-from rlhf_patches.guards import known, rewriting, slices, sources
+from rlhf_patches.guards import known, memory, rewriting, slices
+from rlhf_patches.guards.edits import Unrecognised
 from rlhf_patches.guards.places import Source
-from rlhf_patches.guards.rewriting import Unrecognised
 
 
 def main() -> int:
@@ -59,7 +59,7 @@ def _wrong(package: str, key: str, variants: list[Variant]) -> Iterator[str | No
     """What is wrong with what is known of a text; None if this Python does not take it."""
     path = texts.CACHE / f"{key}.py"
     text = path.read_bytes().decode("utf-8", "surrogatepass")
-    with sources.parsed_once(kept=4):
+    with memory.parsed_once(kept=4):
         try:
             rewriting.compile_module(text, path.name)
         except Unrecognised:

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlhf_patches.definitions.bug import KnownBug
-from rlhf_patches.guards import sources
+from rlhf_patches.guards import memory
 from rlhf_patches.offline import archive, facts, index
 from rlhf_patches.offline.facts import Code
 
@@ -125,7 +125,7 @@ def _looked_at_file(place: Path, file: index.File, patches: list[KnownBug]) -> F
 
 
 def _looked_at(release: archive.Release, version: str, file: str, sha256: str, patches: list[KnownBug]) -> Found:
-    with sources.parsed_once(kept=20):
+    with memory.parsed_once(kept=20):
         codes = {patch.name: facts.examine(release, patch) for patch in patches}
         digests, found = texts.of_release(release, patches)
     return Entry(version, file, sha256, codes, digests), found

@@ -18,9 +18,9 @@ from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.definitions.changes import Change, Rewrite, Shape, Wrap
 from rlhf_patches.definitions.checks import MODULE
 from rlhf_patches.definitions.variant import Variant
-from rlhf_patches.guards import known, rewriting, shapes, sources
+from rlhf_patches.guards import fingerprints, known, patterns, rewriting, shapes, sources
+from rlhf_patches.guards.edits import Edit, Undefined, Unrecognised, with_edits
 from rlhf_patches.guards.places import FunctionNode, NotFound, Place, Slice, Source, Unreadable
-from rlhf_patches.guards.rewriting import Edit, Undefined, Unrecognised
 from rlhf_patches.offline import facts
 from rlhf_patches.offline.archive import Release
 
@@ -238,7 +238,7 @@ def of_text(source: Source, variants: Iterable[Variant]) -> Facts:
             "changes": changes,
         }
         if not all(isinstance(change, (Rewrite, Shape)) for change in found):  # these do not ask for it
-            functions[digest]["fingerprint"] = sources.fingerprint_of(node)
+            functions[digest]["fingerprint"] = fingerprints.fingerprint_of(node)
     text_facts = {"future": sorted(_imported(module)[1]), "imported": sorted(imported), "functions": places}
     return Facts({known.digest(source.text): text_facts}, functions)
 
@@ -278,15 +278,15 @@ def _of_change(change: Change, source: Source, text: str, start: int) -> dict[st
         return briefly(change, facts.LINES.sub("", str(error)))  # a function's text knows no lines
     inside = [Edit(edit.start - start, edit.end - start, edit.text) for edit in edits]
     said = {"edits": [list(edit) for edit in inside]}
-    return {**said, "after": known.digest(rewriting.with_edits(text, inside))} if inside else said
+    return {**said, "after": known.digest(with_edits(text, inside))} if inside else said
 
 
 def briefly(change: Change, why: str) -> Why:
-    """What `rewriting.why_not` says it of; else the same."""
+    """What `patterns.why_not` says it of; else the same."""
     if not isinstance(change, (Rewrite, Shape)):
         return why
-    patterns = [[kind, at] for kind in ("alongside", "unless") for at in range(len(getattr(change, kind)))]
-    return next((found for found in [*patterns, *range(10)] if rewriting.why_not(change, found) == why), why)
+    others = [[kind, at] for kind in ("alongside", "unless") for at in range(len(getattr(change, kind)))]
+    return next((found for found in [*others, *range(10)] if patterns.why_not(change, found) == why), why)
 
 
 def _holds(source: Source, place: Place, together: Iterable[dict[str, Any] | Why], start: int) -> bool:

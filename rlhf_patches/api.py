@@ -12,7 +12,7 @@ from . import import_system, settings
 from .definitions.status import PatchError, Report, Status
 from .engine import log
 from .engine.engine import engine
-from .guards.sources import fingerprint
+from .guards.fingerprints import fingerprint
 from .runs import children as child_processes
 
 __all__ = ["apply", "fingerprint", "in_force", "matched", "report", "revert"]

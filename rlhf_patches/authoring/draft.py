@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Union
 
 from ..definitions.changes import Rewrite
 from ..definitions.errors import DefinitionError
-from ..guards import rewriting, shapes, sources
+from ..guards import fingerprints, patterns, shapes, sources
+from ..guards.edits import NoEffect, Undefined, Unrecognised, edited
 from ..guards.places import FunctionNode, Source
-from ..guards.rewriting import NoEffect, Undefined, Unrecognised
 
 _MOST_LINES = 12
 """Of a pattern: a larger one fits no second release."""
@@ -61,12 +61,11 @@ def rewrites(target: str, old: Source, new: Source) -> tuple[Rewrite, ...]:
     """
     qualname = target.partition(":")[2]
     before, after = sources.find_function(old, qualname), sources.find_function(new, qualname)
-    if sources.fingerprint_of(before) == sources.fingerprint_of(after):
+    if fingerprints.fingerprint_of(before) == fingerprints.fingerprint_of(after):
         return ()
-    if sources.signature_of(before) != sources.signature_of(after):
-        raise Inexpressible(
-            f"its parameters become {sources.signature_of(after)}, which no change of its code gives it: {_INSTEAD}"
-        )
+    parameters = fingerprints.signature_of(after)
+    if fingerprints.signature_of(before) != parameters:
+        raise Inexpressible(f"its parameters become {parameters}, which no change of its code gives it: {_INSTEAD}")
     if not _same(before.decorator_list, after.decorator_list):
         raise Inexpressible(f"its decorators change, which have run when it can be patched: {_INSTEAD}")
     draft = _Draft(target, old, new, before, after)
@@ -140,7 +139,7 @@ class _Draft:
                 too_long = lines
                 continue
             try:
-                found = rewriting.matches(self.old, self.before, pattern)
+                found = patterns.matches(self.old, self.before, pattern)
             except DefinitionError:
                 continue
             places = {match.range().start.index for match in found}
@@ -162,9 +161,9 @@ class _Draft:
             raise Inexpressible(f"{error}: write a Rewrite whose `uses` brings it") from error
         except (Unrecognised, NoEffect) as error:
             raise _TooSmall(sites, str(error)) from error
-        text = self.old._replace(text=rewriting.edited(self.old.text, edits))
+        text = self.old._replace(text=edited(self.old.text, edits))
         made = sources.find_function(text, self.target.partition(":")[2])
-        if sources.fingerprint_of(made) != sources.fingerprint_of(self.after):
+        if fingerprints.fingerprint_of(made) != fingerprints.fingerprint_of(self.after):
             raise _TooSmall(sites, "what rewrites make of it is not what the fix does")
 
     def told_apart(self, found: tuple[Rewrite, ...], sites: Sequence[_Site]) -> tuple[Rewrite, ...]:
@@ -204,7 +203,7 @@ def _differences(pair: _Pair) -> Iterator[_Site]:
     inner: list[_Site] = []
     for name, value in ast.iter_fields(old):
         other = getattr(new, name, None)
-        if name in sources.LEFT_OUT or _same(value, other):
+        if name in fingerprints.LEFT_OUT or _same(value, other):
             continue
         if isinstance(value, ast.AST) and isinstance(other, ast.AST) and value._fields:
             inner += _differences(_Pair(value, other, pair))
@@ -248,7 +247,7 @@ def _whole(pair: _Pair) -> Iterator[_Site]:
 
 def _code(owner: ast.AST, name: str, body: list[ast.stmt]) -> list[ast.stmt]:
     if name == "body" and isinstance(owner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return sources.without_docstring(body)
+        return fingerprints.without_docstring(body)
     return body
 
 
@@ -282,7 +281,7 @@ def _in_block(old: list[ast.stmt], new: list[ast.stmt], around: _Pair) -> Iterat
 
 def _aligned(old: list[ast.stmt], new: list[ast.stmt]) -> Iterator[tuple[str, int, int, int, int]]:
     """As difflib's opcodes: equal statements, and between these such as do the same kind of thing to the same."""
-    for tag, start, end, first, last in _opcodes(old, new, sources.canonical):
+    for tag, start, end, first, last in _opcodes(old, new, fingerprints.canonical):
         if tag == "replace":
             for kind, *places in _opcodes(old[start:end], new[first:last], _gist):
                 yield kind, places[0] + start, places[1] + start, places[2] + first, places[3] + first
@@ -301,15 +300,15 @@ def _gist(statement: ast.stmt) -> str:
     about: Any = getattr(statement, "targets", None) or getattr(statement, "target", None)
     if about is None and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         about = statement.value.func
-    return f"{type(statement).__name__} {sources.canonical(about)}"
+    return f"{type(statement).__name__} {fingerprints.canonical(about)}"
 
 
 def _same(one: object, other: object) -> bool:
-    return sources.canonical(one) == sources.canonical(other)
+    return fingerprints.canonical(one) == fingerprints.canonical(other)
 
 
 def _key(nodes: Sequence[ast.AST]) -> str:
-    return sources.canonical(list(nodes))
+    return fingerprints.canonical(list(nodes))
 
 
 # ------------------------------------------------------------------------------------------------- text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..definitions.bug import HARMS
 from ..definitions.changes import Change, Replace, Rewrite, Wrap
-from ..guards import implementations, sources
+from ..guards import fingerprints, implementations
 from ..guards.places import FunctionNode
 from .definition import comment, indented, literal
 from .upstream import Owner
@@ -209,7 +209,7 @@ def main() -> None:
         for target, node in sorted(self.nodes.items()):
             module, _, qualname = target.partition(":")
             wanted[qualname.partition(".")[0]] = module
-            calls += f"        {comment(f'{qualname}{sources.signature_of(node)}')}\n"
+            calls += f"        {comment(f'{qualname}{fingerprints.signature_of(node)}')}\n"
         imports = "\n".join(f"    from {module} import {name}" for name, module in wanted.items())
         held = "".join(f"    {literal(rule)}: {literal(f'{MARK} {asked}')},\n" for rule, asked in _HELD.items())
         return f'''\
@@ -315,7 +315,7 @@ def _implementation(change: Change, node: FunctionNode) -> str:
         said = f"""\
     # `args` holds every positional parameter, defaults filled in, without self or cls, which is `instance`; `kwargs`
     # the keyword-only ones. `{call}` is what upstream does, whose parameters are
-    {comment(sources.signature_of(node))}
+    {comment(fingerprints.signature_of(node))}
 """
     else:
         found = implementations.of_node(node, owner)

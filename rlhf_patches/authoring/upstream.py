@@ -17,7 +17,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from ..definitions.guard import Guard
-from ..guards import sources, versions
+from ..guards import locating, sources, versions
 from ..guards.places import FunctionNode, NotFound, Source, Unreadable
 from ..guards.versions import Verdict
 from ..offline import archive, download, members
@@ -56,7 +56,7 @@ class Upstream(NamedTuple):
             UpstreamError: it is there, and cannot be read.
         """
         try:
-            return sources.read_module(module) if self.release is None else self.release.source(module)
+            return locating.read_module(module) if self.release is None else self.release.source(module)
         except (Unreadable, members.ReleaseError) as error:
             raise UpstreamError(str(error)) from error
 

@@ -8,7 +8,8 @@ import difflib
 from ..authoring import definition, upstream
 from ..definitions.changes import Rewrite
 from ..definitions.status import printable
-from ..guards import rewriting, shapes, sources
+from ..guards import fingerprints, patterns, shapes, sources
+from ..guards.edits import Edit, NoEffect, Undefined, Unrecognised, with_edits
 from ..guards.places import Source
 from . import output
 from .command_line import Commands, UsageError
@@ -51,7 +52,7 @@ def _try(options: argparse.Namespace) -> int:
     source, node = upstream.open_upstream(options.release).function(options.target)
     places: list[tuple[int, int]] = []
     if options.pattern is not None:
-        found = [match.range() for match in rewriting.matches(source, node, options.pattern, options.inside)]
+        found = [match.range() for match in patterns.matches(source, node, options.pattern, options.inside)]
         places = [(each.start.line + 1, each.end.line + 1) for each in found]
     first = sources.first_line(node)
     marked = {line for start, end in places for line in range(start, end + 1)}
@@ -63,7 +64,7 @@ def _try(options: argparse.Namespace) -> int:
     count = "1 match" if len(places) == 1 else f"{len(places)} matches"
     print(printable(f"{options.pattern!r}: {count} in {options.target} ({source.filename})"))
     if not places:
-        complaint = rewriting.no_python(options.pattern)
+        complaint = patterns.no_python(options.pattern)
         if complaint:
             output.complain(f"the pattern {options.pattern!r} {complaint}")
         return 1
@@ -88,7 +89,7 @@ def rewrite_of(options: argparse.Namespace, matches: int) -> Rewrite:
     )
 
 
-def edits_of(rewrite: Rewrite, source: Source) -> tuple[rewriting.Edit, ...]:
+def edits_of(rewrite: Rewrite, source: Source) -> tuple[Edit, ...]:
     """What a rewrite changes in its module.
 
     Raises:
@@ -97,14 +98,14 @@ def edits_of(rewrite: Rewrite, source: Source) -> tuple[rewriting.Edit, ...]:
     try:
         found = shapes.recognise(rewrite, source)
         shapes.check_compiles([found], lines=True)
-    except (rewriting.Unrecognised, rewriting.Undefined, rewriting.NoEffect) as error:
+    except (Unrecognised, Undefined, NoEffect) as error:
         raise UsageError(f"it cannot be rewritten so: {error}") from error
     return found.edits
 
 
 def _show(rewrite: Rewrite, source: Source) -> None:
     """The change as a diff, and the definition that makes it."""
-    new = rewriting.with_edits(source.text, edits_of(rewrite, source))
+    new = with_edits(source.text, edits_of(rewrite, source))
     old, name = source.text.splitlines(), source.filename
     for line in difflib.unified_diff(old, new.splitlines(), name, name, lineterm=""):
         print(output.printable_lines(line))
@@ -122,7 +123,7 @@ def _fingerprint(options: argparse.Namespace) -> int:
             output.complain(str(error))
             wrong = 2
             continue
-        key = sources.fingerprint_of(node), sources.signature_of(node)
+        key = fingerprints.fingerprint_of(node), fingerprints.signature_of(node)
         found.setdefault(key, []).append(release or "installed here")
     for (fingerprint, signature), releases in found.items():
         print(printable(f"{fingerprint}  {signature}  {', '.join(releases)}"))

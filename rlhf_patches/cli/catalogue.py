@@ -11,8 +11,8 @@ from ..definitions import pages, registry
 from ..definitions.patch import Patch
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, printable
+from ..guards.edits import NoEffect, Unrecognised
 from ..guards.places import NotFound, Unreadable
-from ..guards.rewriting import NoEffect, Unrecognised
 from ..offline import changes, evaluate
 from ..proving import found
 from . import output

@@ -13,9 +13,9 @@ from ..definitions import registry
 from ..definitions.changes import Change, Replace, Rewrite, Wrap
 from ..definitions.checks import check_name
 from ..definitions.status import printable
-from ..guards import decision, rewriting, sources
+from ..guards import decision, fingerprints, patterns, rewriting, sources
+from ..guards.edits import Unrecognised
 from ..guards.places import FunctionNode, Source
-from ..guards.rewriting import Unrecognised
 from ..offline import inputs
 from . import author, output
 from .command_line import Commands, UsageError
@@ -147,7 +147,7 @@ def _change(options: argparse.Namespace, owner: Owner | None, source: Source, no
     implementation = f"{plugin.package_of(options.name)}.repair:{node.name.strip('_') or 'repair'}"
     read = owner.version if owner and owner.version else "the one that was read"
     kind = Wrap if options.kind == "wrap" else Replace
-    return kind(options.target, implementation, {sources.fingerprint_of(node): read})
+    return kind(options.target, implementation, {fingerprints.fingerprint_of(node): read})
 
 
 def _rewrite(options: argparse.Namespace, source: Source, node: FunctionNode) -> Rewrite:
@@ -155,9 +155,9 @@ def _rewrite(options: argparse.Namespace, source: Source, node: FunctionNode) ->
         if options.replacement is not None or options.inside is not None or options.use:
             raise UsageError("--replacement, --inside and --use need --pattern: what they belong to")
         return Rewrite(options.target, plugin.NO_PATTERN, plugin.NO_REPLACEMENT)
-    matches = len(rewriting.matches(source, node, options.pattern, options.inside))
+    matches = len(patterns.matches(source, node, options.pattern, options.inside))
     if not matches:
-        complaint = rewriting.no_python(options.pattern)
+        complaint = patterns.no_python(options.pattern)
         why = f"it {complaint}" if complaint else f"`rlhf-patches try {options.target}` shows its lines"
         raise UsageError(f"{options.target} does not contain {options.pattern!r} ({source.filename}): {why}")
     if options.replacement is None:

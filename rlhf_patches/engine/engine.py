@@ -23,7 +23,7 @@ from ..definitions.status import (
     Status,
     printable,
 )
-from ..guards import sources
+from ..guards import memory
 from ..import_system import no_signal
 from . import import_hooks
 from .entries import ON, Entry, row, with_observations
@@ -56,7 +56,7 @@ class Engine(Turn):
 
     # ------------------------------------------------------------------------------------- public calls
 
-    @sources.parsed_once(kept=math.inf)
+    @memory.parsed_once(kept=math.inf)
     def apply(self, only: Names = None, exclude: Names = None, strict: bool | None = None) -> Report:
         """See `rlhf_patches.apply`."""
         entries = self._registered()
@@ -215,7 +215,7 @@ class Engine(Turn):
                 entry.requested, entry.outcome, entry.version = before
                 entry.named = named
 
-    @sources.parsed_once(kept=math.inf)
+    @memory.parsed_once(kept=math.inf)
     def switch(self, name: str, on: bool, by_name: bool = True) -> PatchReport:
         """Put on or take off one patch, and nothing else: no line in the log, and no error under strict mode.
 
@@ -281,7 +281,7 @@ class Engine(Turn):
 
     # ------------------------------------------------------------------------------------ one patch's turn
 
-    @sources.parsed_once(kept=math.inf)
+    @memory.parsed_once(kept=math.inf)
     def _imported(self, module_name: str, module: ModuleType) -> None:
         """Called when a watched module has been imported or reloaded. Raises only in strict mode."""
         entries = [e for e in (self._entries or {}).values() if e.requested and module_name in e.patch.modules]

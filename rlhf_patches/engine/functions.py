@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ..guards import rewriting
-from ..guards.rewriting import Unrecognised
+from ..guards.edits import Unrecognised
 from ..import_system import no_signal
 
 _MOST_LAYERS = 64

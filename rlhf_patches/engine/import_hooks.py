@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import import_system
-from ..guards.sources import namespace_of, spec_of
+from ..guards.locating import namespace_of, spec_of
 
 Callback = Callable[[str, ModuleType], None]
 

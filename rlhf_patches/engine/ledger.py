@@ -16,7 +16,7 @@ from ..definitions.patch import Condition
 from ..definitions.status import Reached
 from ..guards import decision, rewriting, shapes
 from ..guards.decision import Conflict
-from ..guards.rewriting import NoEffect, Unrecognised
+from ..guards.edits import Edit, NoEffect, Unrecognised
 from ..guards.shapes import Recognised
 from ..import_system import no_signal
 from . import functions, reached, trampolines, uses
@@ -292,13 +292,13 @@ def _rewritten_beside(target: str, groups: dict[str, list[Recognised]]) -> list[
     ]
 
 
-def _edits(patched: Patched) -> list[rewriting.Edit]:
+def _edits(patched: Patched) -> list[Edit]:
     """Of the rewrites that it carries."""
     return [edit for theirs in patched.rewrites.values() for edit in theirs]
 
 
 def _coded(
-    patched: Patched, edits: list[rewriting.Edit], beside: Sequence[rewriting.Edited], counted: dict[str, Told | None]
+    patched: Patched, edits: list[Edit], beside: Sequence[rewriting.Edited], counted: dict[str, Told | None]
 ) -> CodeType:
     """The function's code with edits, which is counted if that is for anybody."""
     source, place = patched.source, patched.place

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ..guards import sources
+from ..guards import locating
 from ..guards.places import Source, Unreadable
 from . import import_hooks
 
@@ -30,17 +30,17 @@ def is_ready(name: str) -> bool:
 def source_of(ready: Mapping[str, ModuleType], name: str) -> Source:
     from ..guards import known
 
-    spec = sources.spec_of(ready[name]) if name in ready else sources.locate(name)
+    spec = locating.spec_of(ready[name]) if name in ready else locating.locate(name)
     if spec is None:
         raise Unreadable(f"module {name} has no __spec__, so its source file is unknown")
-    return known.look_up(sources.read(spec))
+    return known.look_up(locating.read(spec))
 
 
 def origin_of(module: ModuleType) -> str | None:
-    return getattr(sources.spec_of(module), "origin", None) or sources.namespace_of(module).get("__file__")
+    return getattr(locating.spec_of(module), "origin", None) or locating.namespace_of(module).get("__file__")
 
 
 def is_main(spec: ModuleSpec) -> bool:
     """Whether a module's file is the one that was started, as ``python file.py`` or ``python -m module``."""
-    main = sources.namespace_of(sys.modules.get("__main__")).get("__file__")
-    return main is not None and spec.origin is not None and sources.real_path(main) == sources.real_path(spec.origin)
+    main = locating.namespace_of(sys.modules.get("__main__")).get("__file__")
+    return main is not None and spec.origin is not None and locating.real_path(main) == locating.real_path(spec.origin)

@@ -9,8 +9,8 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ..guards.decision import Held
+from ..guards.edits import Unrecognised
 from ..guards.places import Place, Source
-from ..guards.rewriting import Unrecognised
 from ..guards.shapes import Recognised
 from . import functions
 from .reached import Entries, Told

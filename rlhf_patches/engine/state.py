@@ -14,7 +14,7 @@ from ..definitions import registry
 from ..definitions.listed import Listed
 from ..definitions.registry import PluginFailure
 from ..definitions.status import Status
-from ..guards import sources
+from ..guards import memory
 from ..import_system import no_signal
 from .entries import ON, Entry, NoLedger, Outcome
 from .locks import LoadingLock, Lock
@@ -102,9 +102,7 @@ class State:
         """The environment as it is now, not at import; read once in an `apply`, and once in an import."""
         assert self._entries is not None
         names = list(self._entries)
-        return sources.remembered(
-            ("settings", self), lambda: settings.from_environment(names, self._hint()), small=True
-        )
+        return memory.remembered(("settings", self), lambda: settings.from_environment(names, self._hint()), small=True)
 
     def _define(self, entry: Entry) -> KnownBug:
         """Import a patch of which only the list is known."""

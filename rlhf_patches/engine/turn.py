@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..definitions.listed import WATCH, Listed
 from ..definitions.status import Status
-from ..guards import choices, rewriting, sources
+from ..guards import choices, locating, patterns
 from ..guards.choices import Choice, Decision
 from ..guards.versions import Finding, Verdict
 from ..import_system import no_signal
@@ -122,8 +122,8 @@ class Turn(State):
         from ..guards import decision
 
         read = functools.partial(source_of, ready)
-        if not rewriting.ast_grep_is_known() and decision.has_to_search(choice, read):
-            raise NotReady(rewriting.load_ast_grep)
+        if not patterns.ast_grep_is_known() and decision.has_to_search(choice, read):
+            raise NotReady(patterns.load_ast_grep)
         found = decision.decide(choice, read)
         if found.variant is None:
             return self._said(patch, found)
@@ -192,7 +192,7 @@ class Turn(State):
         """Pending, unless it is clear already that the import will not help."""
         groups = [[name for name in variant.modules if name not in ready] for variant in choice.variants]
         for name in dict.fromkeys(name for group in groups for name in group):
-            if is_main(sources.locate(name)):
+            if is_main(locating.locate(name)):
                 reason = f"{name} runs as __main__, whose functions cannot be patched: import it instead"
                 return Outcome(Status.REFUSED, reason)
         waiting = " or ".join(dict.fromkeys(", ".join(group) for group in groups))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
-from ..guards.rewriting import Edit
+from ..guards.edits import Edit
 
 _TRACED = "forward"
 _IMPORTED = re.compile(r'__import__\("([\w.]+)", fromlist=\("\*",\)\)\.(\w+)(?=\()')

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..definitions.status import Status
-from . import sources, versions
+from . import locating, versions
 from .places import NotFound
 from .versions import UNREVIEWED, Finding, Verdict
 
@@ -69,10 +69,10 @@ def look(variant: Variant | ListedVariant, origins: Mapping[str, str | None] | N
     places: dict[str, str | None] = {}
     for module in variant.modules:
         try:
-            places[module] = origins[module] if origins and module in origins else sources.locate(module).origin
+            places[module] = origins[module] if origins and module in origins else locating.locate(module).origin
         except NotFound as error:
             version, absence = versions.why_absent(variant.guard, error)
-            finding = versions.judge_missing(variant.guard, sources.parents_of(module))
+            finding = versions.judge_missing(variant.guard, locating.parents_of(module))
             finding = versions.with_beside(variant.guard, finding)
             return Found(variant, finding._replace(version=version), str(error), absence)
     finding = versions.worst([versions.judge_file(variant.guard, place) for place in places.values()])
@@ -81,7 +81,7 @@ def look(variant: Variant | ListedVariant, origins: Mapping[str, str | None] | N
 
 def absence(patch: Listed) -> Decision | None:
     """What becomes of a patch where nothing of its framework is there; None where `choose` has to tell."""
-    if any(module in sys.modules or sources.exists(module) for module in patch.modules):
+    if any(module in sys.modules or locating.exists(module) for module in patch.modules):
         return None
     if versions.is_installed(patch.distribution):
         return None

@@ -18,9 +18,9 @@ from ..definitions.variant import Variant
 from ..import_system import no_signal
 from . import choices, known, shapes
 from .choices import Choice, Decision
+from .edits import Edit, NoEffect, Undefined, Unrecognised
 from .implementations import Unusable
 from .places import Source, Unreadable
-from .rewriting import Edit, NoEffect, Undefined, Unrecognised
 from .shapes import Recognised
 from .versions import Finding, Verdict
 

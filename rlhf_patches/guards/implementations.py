@@ -13,7 +13,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from ..definitions.changes import Rewrite, Shape, Wrap
-from . import sources
+from . import locating, sources
 from .places import FunctionNode, NotFound, Unreadable
 from .shapes import Recognised
 
@@ -157,7 +157,7 @@ def missing(path: str, error: Exception) -> Unusable | None:
     module, _, qualname = path.partition(":")
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         try:
-            sources.locate(module)
+            locating.locate(module)
         except NotFound as not_found:
             return Unusable(f"there is no {path}: {not_found}")
     if isinstance(error, AttributeError) and error.name and error.name in qualname.split("."):
@@ -185,7 +185,7 @@ def of_text(path: str) -> Signature | None:
     """
     module, _, qualname = path.partition(":")
     try:
-        source = sources.read_module(module)
+        source = locating.read_module(module)
         scope: ast.AST = sources.parse(source)
     except NotFound as error:
         raise Unusable(f"there is no {path}: {error}") from error
@@ -214,7 +214,7 @@ def of_text(path: str) -> Signature | None:
 
 def _check_submodule(path: str, module: str, name: str) -> None:
     try:
-        sources.locate(f"{module}.{name}")
+        locating.locate(f"{module}.{name}")
     except NotFound as error:
         raise _without(path, name) from error
 

@@ -15,9 +15,10 @@ import re
 from typing import Any, Union
 
 from ..definitions.changes import Change, Rewrite, Shape, Wrap
-from . import sources
+from . import memory, sources
+from .edits import Edit, with_edits
+from .patterns import why_not
 from .places import Known, Place, Slice, Source
-from .rewriting import Edit, why_not, with_edits
 
 _DIGITS = 12
 
@@ -27,12 +28,12 @@ Found = tuple[Place, tuple[Edit, ...], Union[str, None]]
 
 def look_up(source: Source) -> Source:
     """The same source, with what is known of its text if that is one of the record's."""
-    return sources.remembered(("known", source), lambda: source._replace(known=_known(source)), small=True)
+    return memory.remembered(("known", source), lambda: source._replace(known=_known(source)), small=True)
 
 
 def _known(source: Source) -> Known | None:
     package = source.module.partition(".")[0]
-    texts, of_functions = sources.remembered(("facts", package), lambda: _read(package), small=True)
+    texts, of_functions = memory.remembered(("facts", package), lambda: _read(package), small=True)
     entry = _entry(texts, digest(source.text))
     if entry[1] is None:
         return None
@@ -78,7 +79,7 @@ def find(change: Change, source: Source) -> Found | str | None:
     if source.known is None or (isinstance(change, Wrap) and change.signature):
         return None
     text = source.known
-    return sources.remembered(("found", change, source), lambda: _find(change, source, text), small=True)
+    return memory.remembered(("found", change, source), lambda: _find(change, source, text), small=True)
 
 
 def _find(change: Change, source: Source, known: Known) -> Found | str | None:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ..definitions.changes import Change, Replace, Rewrite, Shape, Wrap
 from ..definitions.variant import Variant
-from . import known, rewriting, sources
+from . import fingerprints, known, patterns, rewriting, sources
+from .edits import Edit, NoEffect, Unrecognised
 from .places import NotFound, Place, Source
-from .rewriting import Edit, NoEffect, Unrecognised
 
 
 class Recognised(NamedTuple):
@@ -66,18 +66,18 @@ def _find(change: Change, source: Source) -> known.Found | str:
         node = sources.find_function(source, change.target.partition(":")[2])
         place = sources.place_of(node)
         if isinstance(change, Rewrite):
-            return place, tuple(rewriting.find_edits(change, source, place)), None
+            return place, tuple(patterns.find_edits(change, source, place)), None
         if isinstance(change, Shape):
-            rewriting.find(change, source, place)
+            patterns.find(change, source, place)
             return place, (), None
     except (NotFound, Unrecognised) as error:
         return str(error)
     if isinstance(change, Wrap) and change.signature:
-        signature = sources.signature_of(node)
+        signature = fingerprints.signature_of(node)
         if signature == change.signature:
             return place, (), None
         return f"{change.target} has the signature {signature}, expected {change.signature}"
-    return place, (), sources.fingerprint_of(node)
+    return place, (), fingerprints.fingerprint_of(node)
 
 
 def recognise_all(variant: Variant, texts: Mapping[str, Source]) -> list[Recognised]:
@@ -108,7 +108,7 @@ def check_compiles(recognised: list[Recognised], lines: bool = False) -> None:
 
     Raises:
         Unrecognised: they do not.
-        rewriting.Undefined: the new code uses a name that nothing defines.
+        Undefined: the new code uses a name that nothing defines.
         NoEffect: under ``python -O`` none of them has anything to change.
     """
     idle: NoEffect | None = None

@@ -19,7 +19,7 @@ from .. import installed
 from ..definitions import ranges
 from ..definitions.listed import ListedGuard, range_of, ranges_of
 from ..import_system import no_signal
-from . import sources
+from . import locating, memory
 from .places import NotFound
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def with_beside(guard: Guard | ListedGuard, finding: Finding) -> Finding:
     if guard.beside is None or finding.verdict is Verdict.OUTSIDE:
         return finding
     try:
-        origin = sources.locate(guard.beside.package).origin
+        origin = locating.locate(guard.beside.package).origin
     except NotFound:
         return beside(guard, finding, None)
     return beside(guard, finding, judge_file(_as_guard(guard.beside), origin))
@@ -201,12 +201,12 @@ class _Copy(NamedTuple):
     roots: tuple[str, ...]
 
     def owns(self, origin: str) -> bool:
-        real = sources.real_path(origin)
+        real = locating.real_path(origin)
         return any(real.startswith(os.path.join(root, "")) for root in self.roots)
 
 
 def _copies(distribution: str) -> list[_Copy]:
-    return sources.remembered(("metadata", distribution, tuple(sys.path)), lambda: _search(distribution), small=True)
+    return memory.remembered(("metadata", distribution, tuple(sys.path)), lambda: _search(distribution), small=True)
 
 
 def _search(distribution: str) -> list[_Copy]:
@@ -220,14 +220,14 @@ def _search(distribution: str) -> list[_Copy]:
         except no_signal(Exception):  # a damaged folder
             continue
         roots = (str(copy.locate_file("")), _editable_root(copy))
-        found.append(_Copy(version, tuple(sources.real_path(root) for root in roots if root)))
+        found.append(_Copy(version, tuple(locating.real_path(root) for root in roots if root)))
     return found
 
 
 def _metadata_of(distribution: str) -> Iterable[_Metadata]:
     # Not "", which means the working directory: what has no time of change is listed anew for every distribution.
     path = [entry or os.curdir for entry in sys.path]
-    everything = sources.remembered(("installed", *path), lambda: installed.find(path), small=True)
+    everything = memory.remembered(("installed", *path), lambda: installed.find(path), small=True)
     if everything is not None:
         return everything.get(installed.normalized(distribution), ())
     import importlib.metadata  # nothing of the standard library waits for the engine's lock

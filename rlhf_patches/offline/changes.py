@@ -11,10 +11,10 @@ from pathlib import Path
 from ..definitions.changes import Rewrite, Shape, Wrap, put_to_use
 from ..definitions.patch import Patch
 from ..definitions.status import printable
-from ..guards import choices, decision, rewriting, shapes, sources
+from ..guards import choices, decision, locating, shapes, sources
 from ..guards.choices import Decision
+from ..guards.edits import Edit, Unrecognised, edited, with_edits
 from ..guards.places import NotFound, Source, Unreadable
-from ..guards.rewriting import Unrecognised
 from ..guards.shapes import Recognised
 
 
@@ -61,7 +61,7 @@ def patch_file(patch: Patch) -> str:
         edits = [edit for item in found if item.source is source for edit in item.edits]
         name = _name(source)
         parts.append(f"diff --git a/{name} b/{name}\n")
-        parts.append(_unified(source, rewriting.edited(source.text, edits), "a/", "b/"))
+        parts.append(_unified(source, edited(source.text, edits), "a/", "b/"))
     return _head(patch, found, version) + "".join(parts)
 
 
@@ -70,11 +70,11 @@ def _recognised(patch: Patch) -> tuple[list[Recognised], str]:
     choice = choices.choose([choices.look(variant) for variant in patch.variants])
     if isinstance(choice, Decision):
         raise NotFound(choice.reason)
-    recognised, errors = decision.shapes_in(choice.variants, sources.read_module)
+    recognised, errors = decision.shapes_in(choice.variants, locating.read_module)
     if not recognised:
         raise errors[0]
     if len(recognised) > 1:
-        raise Unrecognised(decision.decide(choice, sources.read_module).reason)
+        raise Unrecognised(decision.decide(choice, locating.read_module).reason)
     (found,) = recognised.values()
     shapes.check_compiles(found)
     return found, choice.finding.version or "of a version that is not known"
@@ -134,14 +134,14 @@ def _lines(text: str) -> list[str]:
 
 
 def _as_shown(source: Source, found: Sequence[Recognised]) -> str:
-    edits: list[rewriting.Edit] = []
+    edits: list[Edit] = []
     for item in found:
         if item.source is source:
             edits += list(item.edits) if isinstance(item.change, Rewrite) else [_note(item)]
-    return rewriting.with_edits(source.text, edits)
+    return with_edits(source.text, edits)
 
 
-def _note(item: Recognised) -> rewriting.Edit:
+def _note(item: Recognised) -> Edit:
     """A comment above a function that is not edited but called through ours."""
     assert not isinstance(item.change, (Rewrite, Shape))
     lines = item.source.text.splitlines(keepends=True)
@@ -150,14 +150,14 @@ def _note(item: Recognised) -> rewriting.Edit:
     done = "wrapped" if isinstance(item.change, Wrap) else "replaced"
     note = [f"{done} by {item.change.implementation}:", *_text_of(item.change.implementation)]
     indent = " " * item.place.column
-    return rewriting.Edit(start, start, "".join(f"{indent}# {line}".rstrip() + "\n" for line in note))
+    return Edit(start, start, "".join(f"{indent}# {line}".rstrip() + "\n" for line in note))
 
 
 def _text_of(path: str) -> list[str]:
     """The lines of an implementation; none where it is not a function of its module's text."""
     module, _, qualname = path.partition(":")
     try:
-        source = sources.read_module(module)
+        source = locating.read_module(module)
         node = sources.find_function(source, qualname)
     except (NotFound, Unreadable, Unrecognised):
         return []

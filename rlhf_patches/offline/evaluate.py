@@ -15,7 +15,7 @@ from ..definitions.listed import WATCH
 from ..definitions.registry import PluginFailure, Registered
 from ..definitions.status import PatchReport, Report, Status, patch_report
 from ..definitions.variant import Variant
-from ..guards import choices, decision, implementations, known, shapes, sources
+from ..guards import choices, decision, implementations, known, locating, memory, shapes
 from ..guards.choices import Choice, Decision, Found
 from ..guards.decision import Held
 from ..guards.places import NotFound, Source, Unreadable
@@ -35,7 +35,7 @@ def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] 
     environment = settings.from_environment([item.patch.name for item in registered])
     beside: dict[str, Held] = {}
     rows = []
-    with sources.parsed_once():
+    with memory.parsed_once():
         for item in registered:
             off = environment.switched_off(item.patch.name)
             unasked = environment.unasked(item.patch.name, item.patch.contested)
@@ -66,7 +66,7 @@ def check(
     """
     named = settings.Settings((), (), False, settings.named())
     beside: dict[str, Held] = {}
-    with sources.parsed_once():
+    with memory.parsed_once():
         rows = []
         for item in registered:
             why = None if by_name else named.unasked(item.patch.name, item.patch.contested)
@@ -103,7 +103,7 @@ def is_patched(release: Release, registered: Iterable[Registered]) -> bool:
 
 
 def _read(module: str) -> Source:
-    return known.look_up(sources.read_module(module))
+    return known.look_up(locating.read_module(module))
 
 
 def _row(item: Registered, found: Decision) -> PatchReport:

@@ -14,9 +14,9 @@ from packaging.specifiers import SpecifierSet
 from ..definitions.bug import KnownBug
 from ..definitions.changes import Replace, Shape, Wrap
 from ..definitions.variant import Variant
-from ..guards import decision, known, shapes, sources, versions
+from ..guards import decision, fingerprints, known, shapes, sources, versions
+from ..guards.edits import Unrecognised
 from ..guards.places import NotFound, Source, Unreadable
-from ..guards.rewriting import Unrecognised
 from ..guards.versions import Verdict
 from .archive import Release
 
@@ -64,15 +64,15 @@ def _examine(release: Release, variant: Variant) -> Code:
     except Unreadable as error:
         return Code(UNREADABLE, why=_without_label(release, error))
     try:
-        fingerprints = tuple(_fingerprints(variant, texts))
+        found = tuple(_fingerprints(variant, texts))
         shapes.check_compiles(shapes.recognise_all(variant, texts), lines=True)
     except NotFound as error:
         return Code(NO_FUNCTION, why=_without_label(release, error))
     except Unreadable as error:
         return Code(UNREADABLE, why=_without_label(release, error))
     except Unrecognised as error:
-        return Code(DIFFERENT, fingerprints, _without_label(release, error))
-    return Code(DEFECT, fingerprints)
+        return Code(DIFFERENT, found, _without_label(release, error))
+    return Code(DEFECT, found)
 
 
 def is_known(release: Release, patch: KnownBug) -> bool:
@@ -100,7 +100,7 @@ def _fingerprints(variant: Variant, texts: dict[str, Source]) -> Iterator[str]:
             sources.find_import(texts[change.target.partition(":")[0]], change.pattern)
     for target in targets(variant):
         module, _, qualname = target.partition(":")
-        yield sources.fingerprint_of(sources.find_function(texts[module], qualname))
+        yield fingerprints.fingerprint_of(sources.find_function(texts[module], qualname))
 
 
 def _without_label(release: Release, error: Exception) -> str:

@@ -19,7 +19,7 @@ from packaging.version import Version
 from ..definitions.bug import KnownBug
 from ..definitions.registry import Registered
 from ..definitions.status import Status
-from ..guards import sources
+from ..guards import memory
 from . import confined, download, evaluate, facts
 from .archive import Release
 from .bounded_http import IndexProblem
@@ -108,7 +108,7 @@ def _without(folder: Path, text: str) -> str:
 
 def _judged(release: Release, registered: Sequence[Registered]) -> dict[str, Any]:
     found = {}
-    with sources.parsed_once():
+    with memory.parsed_once():
         for item in registered:
             (row,) = evaluate.check(release, [item], by_name=True)
             codes = [{**asdict(code), "why": confined.short(code.why)} for code in facts.examine(release, item.patch)]

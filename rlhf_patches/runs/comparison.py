@@ -19,7 +19,7 @@ from ..definitions.bug import KnownBug
 from ..definitions.listed import PATCH, Listed
 from ..definitions.status import PatchReport, Status
 from ..engine.engine import Engine
-from ..guards import sources
+from ..guards import locating
 from ..guards.places import NotFound, Unreadable
 from ..import_system import no_signal
 from ..ranks import ranks_text
@@ -113,7 +113,7 @@ def _fingerprint(patch: KnownBug, texts: Mapping[str, str]) -> str:
 
 def _text(module: str) -> str:
     try:
-        return sources.read_module(module).text
+        return locating.read_module(module).text
     except (NotFound, Unreadable) as error:
         return f"{type(error).__name__} {module}"
 

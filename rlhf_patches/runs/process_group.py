@@ -24,7 +24,7 @@ from .. import settings
 from ..engine import functions, import_hooks, trampolines
 from ..engine.engine import engine
 from ..engine.log import logger, speaks
-from ..guards import sources
+from ..guards import locating
 from ..import_system import no_signal
 from ..ranks import place, ranks_text
 from ..settings import PREFIX, SettingsError
@@ -259,7 +259,7 @@ def arrange() -> None:
     module = sys.modules.get(_C10D)
     if module is not None and import_hooks.is_ready(module):
         _hook(_C10D, module)
-        default = sources.namespace_of(module)["GroupMember"].WORLD
+        default = locating.namespace_of(module)["GroupMember"].WORLD
         if default is not None and id(default) != _verified:
             _verify_default(TIMEOUT)
 
@@ -279,7 +279,7 @@ def _hook(name: str, module: ModuleType) -> None:
     The outermost function, a decorator's: a patch of the function itself keeps out of our way, and torch's logging
     of exceptions does not count ours.
     """
-    function = sources.namespace_of(module).get("init_process_group")
+    function = locating.namespace_of(module).get("init_process_group")
     try:
         if type(function) is not FunctionType:
             raise TypeError(f"it is a {type(function).__name__}, not a function")

@@ -18,7 +18,7 @@ from ..definitions.changes import Rewrite, Shape
 from ..definitions.registry import Registered
 from ..definitions.status import PatchReport, Status
 from ..definitions.variant import Variant
-from ..guards import choices, decision, rewriting, shapes, sources
+from ..guards import choices, decision, locating, memory, patterns, shapes, sources
 from ..guards.choices import Decision, Found
 from ..guards.places import FunctionNode, Source
 from ..guards.versions import Verdict
@@ -74,7 +74,7 @@ class Case:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text((texts or {}).get(module) or self.read(module), encoding="utf-8")
         found = {}
-        with sources.parsed_once(kept=20):  # the text is the same under each
+        with memory.parsed_once(kept=20):  # the text is the same under each
             for version in versions:
                 written = [write_metadata(folder, self.patch.distribution, version)]
                 written += [write_metadata(folder, *beside)] if beside else []
@@ -97,7 +97,7 @@ class Case:
                 node = sources.find_import(item.source, item.change.pattern)
                 yield target, item.source.module, _without_statement(text, node)
             elif isinstance(item.change, (Rewrite, Shape)):
-                place = rewriting.find(item.change, item.source, item.place)[0].range()
+                place = patterns.find(item.change, item.source, item.place)[0].range()
                 yield target, item.source.module, _without(text, place.start.index, place.end.index)
             elif target not in seen:
                 seen.add(target)
@@ -169,7 +169,7 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
         members.ReleaseError, download.DownloadError: it cannot be had, or not be read.
     """
     look: Callable[[Variant], Found] = choices.look
-    read = sources.read_module
+    read = locating.read_module
     if release != INSTALLED:
         opened = archive.open_release(download.found(release))
         if not evaluate.is_patched(opened, [Registered(patch, "a test")]):

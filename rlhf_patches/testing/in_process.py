@@ -16,9 +16,9 @@ from ..definitions.status import PatchReport, Status
 from ..definitions.variant import Variant
 from ..engine import functions
 from ..engine.engine import engine
-from ..guards import choices, decision, sources
+from ..guards import choices, decision, locating
 from ..guards.choices import Decision
-from ..guards.rewriting import Unrecognised
+from ..guards.edits import Unrecognised
 from ..settings import SettingsError
 
 
@@ -42,7 +42,7 @@ def applied(patch: Patch | str) -> Iterator[PatchReport]:
     """
     patch = _patch(patch)
     choice = choices.choose([choices.look(variant) for variant in patch.variants])
-    found = choice if isinstance(choice, Decision) else decision.decide(choice, sources.read_module)
+    found = choice if isinstance(choice, Decision) else decision.decide(choice, locating.read_module)
     if found.variant is None:  # told without an import, which may take long
         raise AssertionError(f"{patch} is not applied but {found.status}: {found.reason}")
     modules = _imported(found.variant)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ..definitions.bug import KnownBug
 from ..definitions.patch import Patch
-from ..guards import sources
+from ..guards import locating, sources
 from ..guards.places import FunctionNode, NotFound, Source, Unreadable
 
 _BUILT_IN = "rlhf_patches.patches"
@@ -81,7 +81,7 @@ def pieces(patch: KnownBug) -> list[Piece]:
 def module_of(name: str) -> Module | None:
     """A module by its text; None where it has none. Whether an implementation is there, the contract says elsewhere."""
     try:
-        return _read(sources.read_module(name))
+        return _read(locating.read_module(name))
     except (NotFound, Unreadable):
         return None
 
@@ -165,6 +165,6 @@ def _used(module: Module, node: ast.AST) -> Iterator[tuple[str, str]]:
 def _resolved(imported: tuple[str, str]) -> tuple[str, str]:
     """``from package import module`` names a module, if the package defines no such name."""
     where, name = imported
-    if where and name and sources.exists(f"{where}.{name}"):
+    if where and name and locating.exists(f"{where}.{name}"):
         return f"{where}.{name}", ""
     return imported

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from rlhf_patches import installed
-from rlhf_patches.guards import sources
+from rlhf_patches.guards import locating, memory
 
 FILES = ("METADATA", "PKG-INFO", "", "entry_points.txt", "direct_url.json", "no such file")
 
@@ -134,6 +134,6 @@ def test_real_paths(tmp_path, monkeypatch):
     tails = ("folder", "folder/", "folder//file", "link/../file", "link/x", "folder/to_file", "folder/loop/x", "./link")
     paths = ["", "/", "/..", "x/../../y", *tails, *(f"{tmp_path}/{tail}" for tail in tails)]
     for path in paths:
-        assert sources.real_path(path) == os.path.realpath(path), path
-    with sources.parsed_once():
-        assert [sources.real_path(path) for path in paths] == [os.path.realpath(path) for path in paths]
+        assert locating.real_path(path) == os.path.realpath(path), path
+    with memory.parsed_once():
+        assert [locating.real_path(path) for path in paths] == [os.path.realpath(path) for path in paths]

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.definitions.variant import Variant
-from rlhf_patches.guards import sources
+from rlhf_patches.guards import locating
 from rlhf_patches.offline import facts
 from rlhf_patches.testing import cases
 from rlhf_patches.testing.cases import write_metadata
@@ -55,7 +55,7 @@ def doctor_row(
         place.mkdir()
         if package not in NAMESPACES:
             (place / "__init__.py").touch()
-    original = source or Path(str(sources.locate(module).origin))
+    original = source or Path(str(locating.locate(module).origin))
     (place / f"{name}.py").write_text(edit(original.read_text()))
     distribution = definition.distribution
     write_metadata(folder, distribution, version or importlib.metadata.version(distribution))

@@ -26,7 +26,7 @@ from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.definitions.guard import NEWER, OLDER, Guard
 from rlhf_patches.definitions.patch import Patch
 from rlhf_patches.definitions.variant import Variant
-from rlhf_patches.guards import sources, versions
+from rlhf_patches.guards import memory, versions
 from rlhf_patches.testing import cases, checks
 from rlhf_patches.testing.cases import UNKNOWN
 from tests.conftest import NEEDS
@@ -145,7 +145,7 @@ each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.n
 @pytest.fixture(scope="module")
 def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """For copies of a case's text, which all its tests parse once."""
-    with sources.parsed_once(kept=20):
+    with memory.parsed_once(kept=20):
         yield tmp_path_factory.mktemp("case")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.patch import Patch
-from rlhf_patches.guards import sources
+from rlhf_patches.guards import locating, sources
 from rlhf_patches.guards.places import NotFound
 from rlhf_patches.patches.catalogue import LISTED
 
@@ -69,7 +69,7 @@ def test_each_such_proof_names_the_default_caller():
 def test_the_caller_calls_it_in_the_release_that_is_installed(name):
     module, _, qualname = CALLERS[name].partition(":")
     try:
-        source = sources.read_module(module)
+        source = locating.read_module(module)
     except NotFound:
         pytest.skip(f"{module} is not installed here")
     node = sources.parse(source)

@@ -14,7 +14,7 @@ import record
 import texts
 
 from rlhf_patches.definitions import registry
-from rlhf_patches.guards import known, shapes, sources
+from rlhf_patches.guards import known, memory, shapes
 from rlhf_patches.guards.places import Source
 from rlhf_patches.guards.shapes import Recognised
 from tests.patches.test_contract import CASES, UNKNOWN, Case, each_of, one_for_each_variant, stands_in
@@ -36,7 +36,7 @@ def test_the_facts_are_those_of_the_text(case: Case) -> None:
     for module in case.variant.modules:
         source = known.look_up(Source(module, f"{module}.py", case.read(module)))
         assert source.known is not None, f"{module} of {case}: `make releases` writes what is known of it"
-        with sources.parsed_once(kept=20):
+        with memory.parsed_once(kept=20):
             found = texts.of_text(source, variants)
         shipped = texts.load(module.partition(".")[0])
         for key, text in found.texts.items():
@@ -54,7 +54,7 @@ def test_what_is_recognised_is_what_a_search_finds(case: Case) -> None:
     both: list[list[object]] = []
     for look in (lambda source: source, known.look_up):
         read = {module: look(Source(module, f"{module}.py", case.read(module))) for module in case.variant.modules}
-        with sources.parsed_once(kept=20):
+        with memory.parsed_once(kept=20):
             both.append([_told(item) for item in shapes.recognise_all(case.variant, read)])
             shapes.check_compiles(shapes.recognise_all(case.variant, read))
     assert both[0] == both[1]

@@ -16,7 +16,8 @@ import pytest
 
 from rlhf_patches import Rewrite, cli
 from rlhf_patches.definitions import registry
-from rlhf_patches.guards import rewriting, shapes, sources
+from rlhf_patches.guards import shapes, sources
+from rlhf_patches.guards.edits import edited
 from rlhf_patches.guards.places import Source
 from tests.harness import side_by_side
 
@@ -84,5 +85,5 @@ def test_a_real_fix_is_drafted(name, tmp_path, capsys, monkeypatch):
     assert changes
     assert all(isinstance(change, Rewrite) for change in changes)
     edits = [edit for change in changes for edit in shapes.recognise(change, old).edits]
-    made = old._replace(text=rewriting.edited(old.text, edits))
+    made = old._replace(text=edited(old.text, edits))
     assert tree(made, qualname) == tree(new, qualname) != tree(old, qualname)

@@ -65,7 +65,7 @@ def test_fingerprints_are_equal_on_every_python(python, name, tmp_path):
     text = ACROSS.replace("x[1:2, *a]", "x[1:2, a]")  # a star in a subscript is new in 3.11
     (tmp_path / "text.py").write_text(text, encoding="utf-8")
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from rlhf_patches.guards.sources import fingerprint; "
+        "import sys; sys.path.insert(0, sys.argv[1]); from rlhf_patches.guards.fingerprints import fingerprint; "
         "print(fingerprint(open(sys.argv[2], encoding='utf-8').read(), sys.argv[3]))"
     )
     done = subprocess.run(

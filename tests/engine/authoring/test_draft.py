@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rlhf_patches.authoring import draft
 from rlhf_patches.authoring.draft import Inexpressible
-from rlhf_patches.guards import rewriting, shapes, sources
+from rlhf_patches.guards import shapes, sources
+from rlhf_patches.guards.edits import Unrecognised, edited
 from rlhf_patches.guards.places import Source
 
 HEAD = "import math\nLIMIT = 3\n"
@@ -28,7 +29,7 @@ def drafted(old, new):
 def made_of(rewrites, old):
     """What the engine makes of the function, as a tree."""
     edits = [edit for rewrite in rewrites for edit in shapes.recognise(rewrite, old).edits]
-    return ast.dump(sources.find_function(old._replace(text=rewriting.edited(old.text, edits)), "f"))
+    return ast.dump(sources.find_function(old._replace(text=edited(old.text, edits)), "f"))
 
 
 def dump(source):
@@ -190,7 +191,7 @@ def test_the_fixed_code_is_not_taken_for_the_defect():
     old, new = "a = b\nreturn a", "a = b\na += 1\nreturn a"
     (rewrite,) = drafted(old, new)
     assert rewrite.unless == ("a += 1",)
-    with pytest.raises(rewriting.Unrecognised, match="repairs it already"):
+    with pytest.raises(Unrecognised, match="repairs it already"):
         shapes.recognise(rewrite, text_of(new))
 
 

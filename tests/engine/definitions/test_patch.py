@@ -12,8 +12,9 @@ from packaging.version import Version
 
 import rlhf_patches
 from rlhf_patches import Advice, DefinitionError, Guard, Patch, Replace, Rewrite, Shape, Variant, Wrap, fingerprint
+from rlhf_patches.guards.fingerprints import signature_of
 from rlhf_patches.guards.places import NotFound, Source, Unreadable
-from rlhf_patches.guards.sources import find_function, signature_of
+from rlhf_patches.guards.sources import find_function
 from tests.harness.texts import FUNCTION
 
 ABOUT = {

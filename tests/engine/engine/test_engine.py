@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
-from rlhf_patches.guards import rewriting
-from rlhf_patches.guards.sources import fingerprint
+from rlhf_patches.guards import patterns
+from rlhf_patches.guards.fingerprints import fingerprint
 
 SOURCE = """\
 def add(a, b=1, *, c=0):
@@ -76,7 +76,7 @@ def test_where_ast_grep_cannot_be_imported_wraps_and_replacements_do_not_care(fr
     text = "def f(): return 'old'\n"
     framework.write("mod", text)
     framework.write("fix", "def f(): return 'new'\n")
-    monkeypatch.setattr(rewriting, "_without_ast_grep", "it cannot be imported")
+    monkeypatch.setattr(patterns, "_without_ast_grep", "it cannot be imported")
     made = engine(
         framework.patch(Replace(framework.path("mod:f"), framework.path("fix:f"), {fingerprint(text, "f"): "1.0"}))
     )

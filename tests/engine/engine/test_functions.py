@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import pytest
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
+from rlhf_patches.guards.fingerprints import fingerprint
 from rlhf_patches.guards.places import NotFound
-from rlhf_patches.guards.sources import fingerprint
 
 AROUND = """
 def plain(wrapped, instance, args, kwargs):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap, api
-from rlhf_patches.guards.sources import fingerprint
+from rlhf_patches.guards.fingerprints import fingerprint
 
 SOURCE = """\
 import torch

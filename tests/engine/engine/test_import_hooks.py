@@ -24,7 +24,7 @@ import wrapt
 import rlhf_patches
 from rlhf_patches import PatchError, Replace, Rewrite, Status, import_system
 from rlhf_patches.engine import import_hooks
-from rlhf_patches.guards.sources import fingerprint
+from rlhf_patches.guards.fingerprints import fingerprint
 
 BUG = "def add(a, b):\n    return a - b\n"
 FIXED, BROKEN = 3, 1  # add(2, 1)

@@ -14,7 +14,7 @@ import pytest
 import rlhf_patches
 from rlhf_patches import Replace, Rewrite, SettingsError, Status, Wrap
 from rlhf_patches.engine import ledger
-from rlhf_patches.guards.sources import fingerprint
+from rlhf_patches.guards.fingerprints import fingerprint
 
 SOURCE = """\
 def f():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
-from rlhf_patches.guards.sources import fingerprint
+from rlhf_patches.guards.fingerprints import fingerprint
 from tests.harness.effort import SHARE
 from tests.harness.random_tests import COMMON, numbers
 

@@ -9,7 +9,7 @@ from types import FunctionType
 import pytest
 
 from rlhf_patches.engine import uses
-from rlhf_patches.guards.rewriting import Edit
+from rlhf_patches.guards.edits import Edit
 
 TEXT = '__import__("json.encoder", fromlist=("*",)).py_encode_basestring("x")'
 

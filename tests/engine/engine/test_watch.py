@@ -11,7 +11,7 @@ from rlhf_patches import DefinitionError, Replace, Rewrite, Status, Wrap
 from rlhf_patches.definitions import pages
 from rlhf_patches.definitions.guard import NEWER
 from rlhf_patches.definitions.registry import Registered
-from rlhf_patches.guards.sources import fingerprint
+from rlhf_patches.guards.fingerprints import fingerprint
 from rlhf_patches.offline import evaluate
 from rlhf_patches.runs import comparison
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlhf_patches import Beside, DefinitionError, Guard, Replace, Rewrite, Shape, Status, Variant, Wrap
 from rlhf_patches.definitions.registry import Registered
-from rlhf_patches.guards.sources import fingerprint
+from rlhf_patches.guards.fingerprints import fingerprint
 from rlhf_patches.offline import archive, evaluate
 from rlhf_patches.testing.cases import write_metadata
 

@@ -16,8 +16,8 @@ import texts
 from rlhf_patches import DefinitionError, Shape, Signature, Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.guards import known, shapes, sources
+from rlhf_patches.guards.edits import Unrecognised
 from rlhf_patches.guards.places import NotFound, Source
-from rlhf_patches.guards.rewriting import Unrecognised
 from rlhf_patches.testing import cases
 from tests.harness.logs import diagnosed
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "release_record"))
 import texts
 
 from rlhf_patches import Patch, Replace, Rewrite, Status, Wrap, fingerprint
-from rlhf_patches.guards import known, rewriting, shapes, slices, sources
+from rlhf_patches.guards import known, patterns, rewriting, shapes, slices, sources
 from rlhf_patches.guards.places import Place, Source
 
 SOURCE = """\
@@ -86,7 +86,7 @@ def work(monkeypatch) -> list[str]:
 
     counted(sources, "_parse")
     counted(rewriting, "_compile")
-    counted(rewriting, "_by_line")
+    counted(patterns, "_by_line")
     return done
 
 
@@ -128,7 +128,7 @@ def test_a_known_text_is_not_searched(framework, applied, patch, work, ship):
 def test_without_ast_grep(framework, applied, patch, ship, monkeypatch):
     """Nor is it imported."""
     facts = facts_of(framework, patch).to_bytes()
-    monkeypatch.setattr(rewriting, "_ast_grep", None)
+    monkeypatch.setattr(patterns, "_ast_grep", None)
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
@@ -139,13 +139,13 @@ def test_without_ast_grep(framework, applied, patch, ship, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     ship(facts)
     assert applied(patch)[0] is Status.APPLIED
-    assert not rewriting.ast_grep_is_known()
+    assert not patterns.ast_grep_is_known()
     ship(b"")
-    monkeypatch.setattr(rewriting, "_without_ast_grep", None)
+    monkeypatch.setattr(patterns, "_without_ast_grep", None)
     status, reason, _ = applied(patch)
     assert status is Status.FAILED
     assert "ast_grep_py, which finds the code to rewrite, cannot be imported here: not here" in reason
-    monkeypatch.setattr(rewriting, "_without_ast_grep", None)
+    monkeypatch.setattr(patterns, "_without_ast_grep", None)
 
 
 def test_an_edited_text_is_searched(framework, applied, patch, work, ship):

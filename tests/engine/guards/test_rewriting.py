@@ -13,9 +13,11 @@ import pytest
 
 from rlhf_patches import Replace, Rewrite, Status, Wrap
 from rlhf_patches.guards import sources
+from rlhf_patches.guards.edits import edited
+from rlhf_patches.guards.fingerprints import fingerprint
+from rlhf_patches.guards.patterns import find_edits
 from rlhf_patches.guards.places import Source
-from rlhf_patches.guards.rewriting import edited, find_edits
-from rlhf_patches.guards.sources import find_function, fingerprint, place_of
+from rlhf_patches.guards.sources import find_function, place_of
 from tests.harness.texts import TRACED
 
 
@@ -321,7 +323,7 @@ def test_what_is_no_pattern_is_said_in_one_line(rewrite):
 def test_check_swap_compares_names_not_numbers():
     """CPython itself accepts this swap, and the function then reads the wrong cell."""
     from rlhf_patches.engine.functions import check_swap
-    from rlhf_patches.guards.rewriting import Unrecognised
+    from rlhf_patches.guards.edits import Unrecognised
 
     def outer():
         a, b = "a", "b"

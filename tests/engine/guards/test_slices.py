@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "release_record"))
 
 import texts
 
-from rlhf_patches.guards import known, rewriting, sources
+from rlhf_patches.guards import known, memory, rewriting, sources
+from rlhf_patches.guards.edits import Edit, Unrecognised
 from rlhf_patches.guards.places import Place, Source, Unreadable
-from rlhf_patches.guards.rewriting import Edit, Unrecognised
 from tests.harness.effort import SHARE
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -51,7 +51,7 @@ def codes(source: Source, place: Place) -> list[CodeType]:
 def differing(source: Source) -> tuple[int, list[str]]:
     """How many functions were compared, and which differ."""
     wrong, count = [], 0
-    with sources.parsed_once():
+    with memory.parsed_once():
         for qualname, place in places(source):
             try:
                 cut, whole = codes(source, place)

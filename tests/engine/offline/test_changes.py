@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from rlhf_patches import Replace, Rewrite, Wrap, fingerprint
-from rlhf_patches.guards import rewriting, shapes, sources
+from rlhf_patches.guards import locating, shapes
+from rlhf_patches.guards.edits import edited
 from rlhf_patches.offline import changes
 from rlhf_patches.offline.changes import NotAFile
 
@@ -28,9 +29,9 @@ def case(framework):
     first = Rewrite(framework.path("sub.mod:f"), "max($A, 0)", "abs($A)")
     second = Rewrite(framework.path("sub.mod:g"), "a - 1", "$ADD(a, 1)", uses={"ADD": "operator:add"})
     patch = framework.patch(first, second)
-    source = sources.read_module(f"{framework.name}.sub.mod")
+    source = locating.read_module(f"{framework.name}.sub.mod")
     edits = [edit for change in (first, second) for edit in shapes.recognise(change, source).edits]
-    return patch, file, rewriting.edited(source.text, edits)
+    return patch, file, edited(source.text, edits)
 
 
 @pytest.fixture

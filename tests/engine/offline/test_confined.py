@@ -21,7 +21,7 @@ import pytest
 from rlhf_patches import Rewrite, Status, cli
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.registry import Registered
-from rlhf_patches.guards import rewriting, shapes, sources
+from rlhf_patches.guards import memory, patterns, rewriting, shapes, sources
 from rlhf_patches.offline import archive, confined, evaluate, members
 from rlhf_patches.offline.archive import open_release
 from rlhf_patches.offline.members import ReleaseError
@@ -163,13 +163,13 @@ def test_each_text_is_parsed_and_compiled_once(slime_wheel, monkeypatch):
     registered = [Registered(patch, "x")] * 5
     release = open_release(slime_wheel(change=lambda text: text + "def f():0\n" * 100))
     monkeypatch.setattr(sources, "_parse", counted(sources._parse, lambda source: ("tree", source.text)))
-    monkeypatch.setattr(rewriting, "_by_line", counted(rewriting._by_line, lambda text: ("nodes", text)))
+    monkeypatch.setattr(patterns, "_by_line", counted(patterns._by_line, lambda text: ("nodes", text)))
     monkeypatch.setattr(rewriting, "_compile", counted(rewriting._compile, lambda text, _: ("code", text)))
     report = evaluate.check(release, registered)
     assert [row.status for row in report] == [Status.APPLIES] * 5
     assert [kind for kind, text in counts if "def f():0" in text] == ["tree", "nodes", "code", "code"]
     assert all(count == 1 for (_, text), count in counts.items() if "def f():0" in text)
-    assert sources._memory.made is None
+    assert memory._memory.made is None
 
 
 def test_what_does_not_parse_is_tried_once(tmp_path, monkeypatch):
@@ -186,17 +186,17 @@ def test_what_does_not_parse_is_tried_once(tmp_path, monkeypatch):
 
 def test_little_is_remembered_and_only_within(monkeypatch):
     made = itertools.count()
-    assert sources.remembered("k", lambda: next(made)) == 0
-    assert sources.remembered("k", lambda: next(made)) == 1
-    with sources.parsed_once():
-        with sources.parsed_once():
-            assert sources.remembered("k", lambda: next(made)) == 2
-        assert sources.remembered("k", lambda: next(made)) == 2
+    assert memory.remembered("k", lambda: next(made)) == 0
+    assert memory.remembered("k", lambda: next(made)) == 1
+    with memory.parsed_once():
+        with memory.parsed_once():
+            assert memory.remembered("k", lambda: next(made)) == 2
+        assert memory.remembered("k", lambda: next(made)) == 2
         for key in range(100):
-            sources.remembered(key, lambda: None)
-        assert len(sources._memory.made) < 20
-        assert sources.remembered("k", lambda: next(made)) == 3
-    assert sources.remembered("k", lambda: next(made)) == 4
+            memory.remembered(key, lambda: None)
+        assert len(memory._memory.made) < 20
+        assert memory.remembered("k", lambda: next(made)) == 3
+    assert memory.remembered("k", lambda: next(made)) == 4
 
 
 def test_applying_parses_once_too_and_keeps_nothing(framework, engine, monkeypatch):
@@ -213,12 +213,12 @@ def test_applying_parses_once_too_and_keeps_nothing(framework, engine, monkeypat
     module = framework.load()
     assert (module.add(5, 2), module.sub(5, 2)) == (7, 3)
     assert len(parsed) == 1
-    assert sources._memory.made is None
+    assert memory._memory.made is None
     made.revert()
     made.apply()
     assert (module.add(5, 2), module.sub(5, 2)) == (7, 3)
     assert len(parsed) == 2
-    assert sources._memory.made is None
+    assert memory._memory.made is None
 
 
 # ------------------------------------------------------------------------------------------- archives

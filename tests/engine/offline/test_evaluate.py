@@ -11,8 +11,9 @@ import pytest
 
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.definitions.status import Status
+from rlhf_patches.guards.edits import Edit, Unrecognised
 from rlhf_patches.guards.places import Source
-from rlhf_patches.guards.rewriting import Edit, Unrecognised, check_lines
+from rlhf_patches.guards.rewriting import check_lines
 from rlhf_patches.offline import download
 from rlhf_patches.offline.archive import open_release
 from rlhf_patches.offline.download import DownloadError, fetch, parse
@@ -96,7 +97,7 @@ def test_edits_that_do_not_compile_or_change_the_number_of_lines():
 
 
 def test_a_rewrite_that_moves_a_line_is_refused_in_a_release(slime_wheel, monkeypatch):
-    from rlhf_patches.guards import rewriting
+    from rlhf_patches.guards import patterns
 
     def moving(rewrite, source, node):
         """Changes the function, and moves its lines down by one: the last line break makes room."""
@@ -107,7 +108,7 @@ def test_a_rewrite_that_moves_a_line_is_refused_in_a_release(slime_wheel, monkey
     patches = [Registered(p, "x") for p in plugin.rlhf_patches() if p.name == toy_slime.PATCH]
     wheel = slime_wheel(change=lambda text: text + "    first = 1\n    second = 2\n    return first, second\n")
     assert check(open_release(wheel), patches)[toy_slime.PATCH].status is Status.APPLIES
-    monkeypatch.setattr(rewriting, "find_edits", moving)
+    monkeypatch.setattr(patterns, "find_edits", moving)
     row = check(open_release(wheel), patches)[toy_slime.PATCH]
     assert row.status is Status.REFUSED
     assert "would move code in line" in row.reason

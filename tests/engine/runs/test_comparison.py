@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from rlhf_patches import Guard, Replace, Rewrite, Shape, Variant, __version__
-from rlhf_patches.guards import sources
+from rlhf_patches.guards import fingerprints
 from rlhf_patches.ranks import ranks_text
 from rlhf_patches.runs import comparison
 from rlhf_patches.runs.comparison import differences
@@ -170,7 +170,7 @@ def repaired(framework):
     file = framework.write("mod", TEXT)
     patch = framework.patch(
         Rewrite(framework.path("mod:f"), "$A - $B", "$A + $B"),
-        Replace(framework.path("mod:g"), "json:dumps", {sources.fingerprint(TEXT, "g"): "1.0"}),
+        Replace(framework.path("mod:g"), "json:dumps", {fingerprints.fingerprint(TEXT, "g"): "1.0"}),
         versions="<2",
     )
     return framework, patch, file
@@ -270,7 +270,7 @@ def test_where_assertions_are_left_out_other_code_runs(repaired, effect_of, monk
 def test_the_text_of_an_implementation_counts(framework, effect_of):
     framework.write("mod", TEXT)
     file = framework.write("ours", "def f(a, b): return a + b\n")
-    change = Replace(framework.path("mod:f"), framework.path("ours:f"), {sources.fingerprint(TEXT, "f"): "1.0"})
+    change = Replace(framework.path("mod:f"), framework.path("ours:f"), {fingerprints.fingerprint(TEXT, "f"): "1.0"})
     patch = framework.patch(change)
     before = effect_of(patch).code
     file.write_text("def f(a, b): return b + a\n")

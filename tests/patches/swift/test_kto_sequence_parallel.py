@@ -187,5 +187,5 @@ def test_the_newest_release_is_left_alone(tmp_path, version):
     """As it is installed; and its file, did it not say of which version it is, or say a wrong one."""
     assert evaluate.inspect(*registry.load())[NAME].status is Status.UNAFFECTED
     (module,) = next(item.patch for item in registry.load()[0] if item.patch.name == NAME).modules
-    row = doctor(tmp_path, Path(evaluate.sources.locate(module).origin), version)
+    row = doctor(tmp_path, Path(evaluate.locating.locate(module).origin), version)
     assert row["status"] == ("unaffected" if version == "unknown" else "refused"), row
