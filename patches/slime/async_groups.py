@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import weakref
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
@@ -11,6 +13,9 @@ from ..trl import released
 
 _MODULE = "slime.rollout.fully_async_rollout"
 _ROOM = "self.output_queue.qsize() < max_concurrent"
+_RELEASED_ROOM = 1000
+_EMPTIED_HERE: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Workers from which slime's own rollout takes: of another one it is not known for how many it waits."""
 
 
 def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
@@ -23,6 +28,8 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
     if released.written_in(finished) != _MODULE:
         found: list[tuple[int, list[Any]]] = finished()
         return found
+    with contextlib.suppress(TypeError):  # a user's class without a hash
+        _EMPTIED_HERE.add(worker)
     taken: list[tuple[int, list[Any]]] = []
     while len(taken) < count:
         try:
@@ -30,6 +37,19 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
         except queue.Empty:
             break
     return taken
+
+
+def has_room(worker: Any, at_once: int) -> bool:
+    """Whether another prompt is to be sampled: not while as many groups wait as are sampled ``at_once``.
+
+    Who takes them by a rollout of his own may wait for more: there as many may wait as released.
+    """
+    waiting: int = worker.output_queue.qsize()
+    try:
+        room = at_once if worker in _EMPTIED_HERE else max(at_once, _RELEASED_ROOM)
+    except TypeError:
+        room = max(at_once, _RELEASED_ROOM)
+    return waiting < room
 
 
 PATCH = Patch(
@@ -55,7 +75,7 @@ A step takes as many groups as it is short of, those that were finished first; t
 one. As in upstream's repair (PR 2238) the queue has no bound of its own, and the worker takes no new prompt while as
 many groups wait as it samples at once: at most twice that many wait. So, within one process, each prompt of the data
 source is trained on once, but for those of groups that fail. Where never more groups are finished than are asked for,
-nothing changes.
+nothing changes. A rollout of yours that takes them from slime's worker may wait for 1000, as released.
 
 Not repaired: a run that is resumed. Groups that wait or are sampled when a process ends are lost: checkpoints have none
 of them, and slime's data source goes on after their prompts.
@@ -86,7 +106,8 @@ not needed.""",
                     pattern="len(active_tasks) < max_concurrent",
                     alongside=("self.data_buffer.get_samples(1)",),
                     unless=(_ROOM,),
-                    replacement=f"len(active_tasks) < max_concurrent and {_ROOM}",
+                    replacement="len(active_tasks) < max_concurrent and $HAS_ROOM(self, max_concurrent)",
+                    uses={"HAS_ROOM": f"{__name__}:{has_room.__name__}"},
                 ),
             ),
         ),

@@ -131,11 +131,19 @@ def steps(**engines: Any) -> dict[str, Any]:
 
 
 def unasked() -> dict[str, Any]:
-    """Nobody takes anything."""
+    """Nobody takes anything after the first step."""
     run = Run(AT_ONCE, PROMPTS)
+    taken = run.step(0)
     until(lambda: run.worker.queue_size() > 2 * AT_ONCE, limit=1)
     waiting = run.worker.queue_size()
-    return {"waiting": waiting, "all the same": sorted(run.end()) == run.source.taken}
+    return {"waiting": waiting, "all the same": sorted([*taken, *run.end()]) == run.source.taken}
+
+
+def awaited() -> int:
+    """A rollout of a user's waits until more are finished than are sampled at once."""
+    run = Run(AT_ONCE, PROMPTS)
+    until(lambda: run.worker.queue_size() >= 3 * AT_ONCE, limit=2)
+    return len(run.end())
 
 
 def many() -> dict[str, Any]:
@@ -179,6 +187,7 @@ def observe() -> dict[str, Any]:
         "others": steps(aborted=(1, 4, 9), failing=(2,)),
         "reversed": steps(reverse=True),
         "unasked": unasked(),
+        "awaited": awaited(),
         "many": many(),
         "few": few(),
         "filtered": filtered(),

@@ -10,21 +10,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.slime.async_groups import at_most
+from rlhf_patches.patches.slime.async_groups import _EMPTIED_HERE, at_most, has_room
 from tests.harness import slime_clone
 from tests.harness.slime_clone import with_clone
 from tests.harness.warm import TORCH, Level
 
 HELD = {
     "least reach": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
-    "hands off": "because it takes groups from the worker's queue, as slime does, and writes nothing",
+    "hands off": "because it takes groups from the worker's queue, as slime does; which workers, it notes weakly",
     "known": ("test_a_worker_of_one_s_own_says_itself_what_is_finished", "test_a_worker_that_filters_is_not_bypassed"),
     "whatever worked": (
         "test_groups_that_are_aborted_or_fail_are_slimes_affair",
         "test_a_worker_that_filters_is_not_bypassed",
     ),
     "no new wait": "test_the_loop_that_samples_is_never_blocked",
-    "at most twice that many wait": "test_the_worker_stops_where_nobody_takes",
+    "at most twice that many wait": (
+        "test_the_worker_stops_where_nobody_takes",
+        "test_there_is_room_for_as_many_as_are_sampled_at_once",
+    ),
+    "may wait for 1000": "test_a_rollout_of_one_s_own_gets_as_many_as_it_waits_for",
     "each prompt of the data source is trained on": "test_every_group_is_trained_on_once",
     "once": "test_every_group_is_trained_on_once",
     "nothing changes": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
@@ -83,6 +87,13 @@ def test_the_worker_stops_where_nobody_takes(report):
 
 
 @with_clone
+def test_a_rollout_of_one_s_own_gets_as_many_as_it_waits_for(report):
+    """From slime's worker: as released."""
+    for state in ("before", "after", "reverted"):
+        assert report[state]["awaited"] >= 3 * AT_ONCE
+
+
+@with_clone
 def test_the_loop_that_samples_is_never_blocked(report):
     assert report["before"]["many"] == {"full": True, "goes on": False, "in all": 1100}
     assert report["after"]["many"] == {"full": True, "goes on": True, "in all": 1100}
@@ -118,6 +129,19 @@ def slimes_worker():
 )
 def test_a_worker_of_one_s_own_says_itself_what_is_finished(worker):
     assert at_most(worker, 2) == "its own"
+    assert worker not in [*_EMPTIED_HERE]
+
+
+def test_there_is_room_for_as_many_as_are_sampled_at_once():
+    """Where slime's rollout takes them; of another one it is not known for how many it waits."""
+    worker, unhashable = slimes_worker(), SimpleNamespace(output_queue=queue.Queue())
+    for number in range(2):
+        worker.output_queue.put((number, []))
+        unhashable.output_queue.put((number, []))
+    assert has_room(worker, 2)
+    assert has_room(unhashable, 2)
+    assert at_most(worker, 0) == []
+    assert [has_room(worker, at_once) for at_once in (2, 3)] == [False, True]
 
 
 @with_clone
