@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from . import settings
-from .definitions.status import finite
+from .definitions.words import finite
 from .engine.engine import engine
 from .engine.log import logger, speaks
 from .import_system import no_signal

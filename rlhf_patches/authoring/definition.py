@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from ..definitions.changes import Change, Rewrite
-from ..definitions.status import printable
+from ..definitions.words import printable
 
 _STEP = "    "
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..definitions import registry
 from ..definitions.listed import WATCH
 from ..definitions.patch import Advice
-from ..definitions.status import printable
+from ..definitions.words import printable
 from ..offline import audit, audit_osv, audit_sarif, audit_text, pin_files, pins
 from ..offline.audit import Audited, Bug, Findings, Gap
 from ..offline.pairs import Failing

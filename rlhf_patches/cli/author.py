@@ -7,7 +7,7 @@ import difflib
 
 from ..authoring import definition, upstream
 from ..definitions.changes import Rewrite
-from ..definitions.status import printable
+from ..definitions.words import printable
 from ..guards import fingerprints, patterns, shapes, sources
 from ..guards.edits import Edit, NoEffect, Undefined, Unrecognised, with_edits
 from ..guards.places import Source

@@ -10,7 +10,8 @@ from .. import settings
 from ..definitions import pages, registry
 from ..definitions.patch import Patch
 from ..definitions.registry import PluginFailure, Registered
-from ..definitions.status import PatchReport, printable
+from ..definitions.status import PatchReport
+from ..definitions.words import printable
 from ..guards.edits import NoEffect, Unrecognised
 from ..guards.places import NotFound, Unreadable
 from ..offline import changes, evaluate

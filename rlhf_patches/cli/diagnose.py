@@ -7,7 +7,7 @@ import json
 
 from ..definitions import pages, registry
 from ..definitions.patch import Advice
-from ..definitions.status import plural, printable
+from ..definitions.words import plural, printable
 from ..offline import diagnose, hangs, inputs, logs
 from ..offline.diagnose import Diagnosis
 from ..offline.hangs import Group, Stack, Standing, Timeout

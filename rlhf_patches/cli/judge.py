@@ -12,7 +12,8 @@ from pathlib import Path
 from .. import autoload, hook_files, settings
 from .._version import __version__
 from ..definitions import registry
-from ..definitions.status import PatchReport, Report, Status, printable
+from ..definitions.status import PatchReport, Report, Status
+from ..definitions.words import printable
 from ..offline import confined, download, evaluate, members
 from . import output
 from .command_line import Commands, add_output

@@ -12,7 +12,7 @@ from ..authoring.upstream import Owner, Upstream
 from ..definitions import registry
 from ..definitions.changes import Change, Replace, Rewrite, Wrap
 from ..definitions.checks import check_name
-from ..definitions.status import printable
+from ..definitions.words import printable
 from ..guards import decision, fingerprints, patterns, rewriting, sources
 from ..guards.edits import Unrecognised
 from ..guards.places import FunctionNode, Source

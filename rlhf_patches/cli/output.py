@@ -14,7 +14,8 @@ from .. import settings
 from ..definitions import pages
 from ..definitions.listed import WATCH
 from ..definitions.registry import PluginFailure
-from ..definitions.status import PatchReport, Report, Status, folded, layout, printable
+from ..definitions.status import PatchReport, Report, Status, folded
+from ..definitions.words import layout, printable
 
 if TYPE_CHECKING:
     from .terminal import Terminal

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from .. import settings
 from ..definitions import registry
 from ..definitions.listed import PATCH
-from ..definitions.status import PatchReport, Status, printable
+from ..definitions.status import PatchReport, Status
+from ..definitions.words import printable
 from ..offline import evaluate
 from ..proving import children, found
 from ..proving.children import NotTried

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from ..authoring.ranges import RangeError, move
 from ..definitions import registry
 from ..definitions.registry import Registered
-from ..definitions.status import printable
+from ..definitions.words import printable
 from ..offline import facts, survey
 from ..offline.bounded_http import IndexProblem
 from ..offline.index import PYPI, Index

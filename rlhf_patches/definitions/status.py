@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import enum
 import itertools
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .listed import ADVICE, PATCH, WATCH, Listed
+from .reached import Reached
 from .registry import PluginFailure, credit
+from .words import WIDTH, layout, plural, printable
 
 if TYPE_CHECKING:
     from .bug import KnownBug
-
-WIDTH = 130
-"""Characters of a line, where no terminal says otherwise: logs."""
-_LEAST = 36  # characters for the last column
-_MOST = 44  # for another one in a pipe: beside one long cell the others would be blanks
-_INDENT = 4
 
 
 class Status(str, enum.Enum):
@@ -61,95 +56,6 @@ class Status(str, enum.Enum):
 _ACTING = (Status.APPLIED, Status.APPLIES)
 _THERE = (Status.APPLIES, Status.ADVICE, Status.REFUSED, Status.FAILED)
 """The bug is, or may be, in what is installed, and nothing in this process has repaired it."""
-
-
-def finite(value: float) -> float | str:
-    """A number as JSON has it, which knows no NaN and nothing infinite: those as text."""
-    return value if math.isfinite(value) else str(value)
-
-
-def observed_text(value: object) -> str:
-    """What a patch, or a figure of a watch, has seen: "0.31 at worst, at step 3, of 40"."""
-    if not isinstance(value, Mapping):
-        return str(value)
-    worst, at, told = value.get("worst"), value.get("at"), value.get("told")
-    said = f"{worst:.3g}" if isinstance(worst, (int, float)) else str(worst)
-    said += f" at worst{f', at {at}' if at else ''}, of {value.get('values')}"
-    return f"{said}; told: {told}" if told else said
-
-
-def printable(text: str) -> str:
-    """Text from outside as one line: it must not move the cursor, nor be what no terminal can encode."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-class Reached(NamedTuple):
-    """How often a repaired place was reached in this process, and whether the bug bit there.
-
-    Attributes:
-        calls: of the function, compiled ones not counted.
-        asked: in how many of them the bug's condition could be told.
-        held: in how many of these it held.
-        least, most: by how much, as ``measure`` says it; None where it is no number.
-        measure: what the number is, ``divisor x``.
-        has_condition: whether the patch tells a condition at all.
-    """
-
-    calls: int
-    asked: int = 0
-    held: int = 0
-    least: float | None = None
-    most: float | None = None
-    measure: str = ""
-    has_condition: bool = False
-
-    def __str__(self) -> str:
-        return self.said()
-
-    def said(self, ended: bool = False) -> str:
-        """A line for people; ``ended``: whether nothing can come any more."""
-        if not self.calls:
-            return "never reached"
-        said = f"reached {self.calls:,} {'time' if self.calls == 1 else 'times'}"
-        if not self.has_condition:
-            return said
-        if not self.asked:
-            return f"{said}; whether the bug's condition held could not be told"
-        of = "" if self.asked == self.calls else f" of the {self.asked:,} in which it could be told"
-        if not self.held:
-            end = "" if of else f": {'this run was not affected' if ended else 'not affected so far'}"
-            return f"{said}, never with the bug's condition{of}{end}"
-        return f"{said}, with the bug's condition in {self.held:,}{of}{self.by_how_much}"
-
-    @property
-    def by_how_much(self) -> str:
-        """In brackets, where it is a number."""
-        if self.least is None or self.most is None:
-            return ""
-        upto = f" to {self.most:.4g}" if self.most != self.least else ""
-        return f" ({self.measure} {self.least:.4g}{upto})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """In values that JSON has."""
-        found: dict[str, Any] = {"calls": self.calls}
-        if self.has_condition:
-            found |= {"asked": self.asked, "held": self.held}
-        if self.least is not None and self.most is not None:
-            found |= {"least": finite(self.least), "most": finite(self.most), "measure": self.measure}
-        return found
-
-
-def in_all(found: Sequence[Reached]) -> Reached:
-    """Of several places, or processes, together."""
-    return Reached(
-        sum(one.calls for one in found),
-        sum(one.asked for one in found),
-        sum(one.held for one in found),
-        min((one.least for one in found if one.least is not None), default=None),
-        max((one.most for one in found if one.most is not None), default=None),
-        found[0].measure,
-        found[0].has_condition,
-    )
 
 
 class PatchError(RuntimeError):
@@ -406,47 +312,3 @@ def _counted(kind: str, count: int) -> str:
     if kind == ADVICE:
         return f"{plural(count, 'piece')} of advice"
     return plural(count, kind, f"{kind}es")  # a patch, a watch
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """A number of things: "1 patch", "2 patches"; without ``many`` their name takes an s."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
-
-
-def layout(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    width: int | None,
-    below: Sequence[Sequence[str]] = (),
-) -> list[str]:
-    """Rows in columns. Only the last cell is ever wrapped, no word is broken, and no line ends in blanks.
-
-    Args:
-        heads: the names of the columns.
-        rows: their cells, each of one line.
-        width: of a terminal or a log. Where the columns leave too little of it, the last cell goes below its row. None
-            for a pipe: no cell is wrapped.
-        below: lines to put below each row.
-    """
-    import textwrap  # only where a table is asked for
-
-    columns = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads) - 1)]
-    if width is None:
-        columns = [min(size, _MOST) for size in columns]
-    indent = sum(columns) + 2 * len(columns)
-    stacked = width is not None and width - indent < _LEAST
-    indent = _INDENT if stacked or width is None else indent
-    lines = []
-    for row, more in zip([heads, *rows], [(), *(below or [()] * len(rows))], strict=True):
-        start = "  ".join(cell.ljust(size) for cell, size in zip(row, columns, strict=False))
-        texts = [row[-1], *more]
-        if width is not None:
-            room = max(width - indent, _LEAST)
-            wrapped = [textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) for text in texts]
-            texts = [line for each in wrapped for line in each or [""]]
-        if stacked and row is heads:
-            texts = []
-        elif not stacked:
-            start += "  " + texts.pop(0)
-        lines += [start.rstrip(), *(" " * indent + text for text in texts if text)]
-    return lines

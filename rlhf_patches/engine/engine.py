@@ -16,13 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import exit_status, settings
 from ..definitions.listed import Listed
 from ..definitions.registry import PluginFailure
-from ..definitions.status import (
-    PatchError,
-    PatchReport,
-    Report,
-    Status,
-    printable,
-)
+from ..definitions.status import PatchError, PatchReport, Report, Status
+from ..definitions.words import printable
 from ..guards import memory
 from ..import_system import no_signal
 from . import import_hooks

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..definitions.listed import Listed
-from ..definitions.status import PatchReport, Reached, Status, observed_text, patch_report
+from ..definitions.reached import Reached
+from ..definitions.status import PatchReport, Status, patch_report
+from ..definitions.words import observed_text
 from ..import_system import no_signal
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..definitions.changes import Replace, Rewrite, Wrap
 from ..definitions.patch import Condition
-from ..definitions.status import Reached
+from ..definitions.reached import Reached
 from ..guards import decision, rewriting, shapes
 from ..guards.decision import Conflict
 from ..guards.edits import Edit, NoEffect, Unrecognised

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from .. import ranks, settings
 from ..definitions.registry import PluginFailure
-from ..definitions.status import PatchReport, Status, printable
+from ..definitions.status import PatchReport, Status
+from ..definitions.words import printable
 
 if TYPE_CHECKING:
     import logging

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ..definitions.status import Reached, in_all
+from ..definitions.reached import Reached, in_all
 from ..import_system import no_signal
 from .log import logger
 

@@ -24,7 +24,7 @@ from ..definitions.guard import Beside, Guard
 from ..definitions.listed import told
 from ..definitions.patch import Patch
 from ..definitions.registry import Registered
-from ..definitions.status import plural
+from ..definitions.words import plural
 from ..guards import versions
 from ..guards.versions import Verdict
 from . import pairs

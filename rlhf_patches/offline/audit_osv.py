@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from ..definitions import pages
 from ..definitions.patch import Advice
-from ..definitions.status import printable
+from ..definitions.words import printable
 from .audit import Bug, Findings
 from .audit_sarif import KNOWN_TO_FAIL, NOT_LOOKED_UP, NOT_READ
 

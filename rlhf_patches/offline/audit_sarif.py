@@ -16,7 +16,7 @@ from .._version import __version__
 from ..definitions import pages
 from ..definitions.bug import KnownBug
 from ..definitions.patch import Advice
-from ..definitions.status import printable
+from ..definitions.words import printable
 from .audit import Audited, Bug, Findings
 
 NOT_LOOKED_UP, NOT_READ, KNOWN_TO_FAIL = "not-looked-up", "not-read", "known-to-fail"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..definitions.status import printable
+from ..definitions.words import printable
 from .audit import Findings
 
 _PLAIN = frozenset(" .,/=+-()'")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..definitions.changes import Rewrite, Shape, Wrap, put_to_use
 from ..definitions.patch import Patch
-from ..definitions.status import printable
+from ..definitions.words import printable
 from ..guards import choices, decision, locating, shapes, sources
 from ..guards.choices import Decision
 from ..guards.edits import Edit, Unrecognised, edited, with_edits

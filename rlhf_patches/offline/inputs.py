@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from ..definitions.status import printable
+from ..definitions.words import printable
 
 
 class InputError(Exception):

@@ -46,7 +46,8 @@ from typing import Any
 
 from .. import ranks
 from .._version import __version__
-from ..definitions.status import Report, Status, printable
+from ..definitions.status import Report, Status
+from ..definitions.words import printable
 from ..engine.log import logger, speaks
 from ..import_system import no_signal
 

@@ -14,8 +14,9 @@ from itertools import islice
 from typing import Any, Union
 
 from ..definitions.listed import WATCH
+from ..definitions.reached import Reached
 from ..definitions.registry import BUILT_IN
-from ..definitions.status import Reached, printable
+from ..definitions.words import printable
 from .processes import Effect
 from .report_summary import NOT_IMPORTED, Recorded, Summary, Watched, summary
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
+from ..definitions.reached import Reached, in_all
 from ..definitions.registry import credit
-from ..definitions.status import Reached, Status, finite, in_all, observed_text, plural
+from ..definitions.status import Status
+from ..definitions.words import finite, observed_text, plural
 from ..ranks import ranks_text
 from .processes import PROBLEMS, Group, Process, grouped
 

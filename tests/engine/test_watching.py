@@ -13,7 +13,7 @@ import pytest
 
 import rlhf_patches
 from rlhf_patches import SettingsError, settings, watching
-from rlhf_patches.definitions.status import observed_text
+from rlhf_patches.definitions.words import observed_text
 from rlhf_patches.watching import Figure, Known, Runs
 
 
