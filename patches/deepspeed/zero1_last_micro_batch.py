@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 from ..trl import released
 
+logger = logging.getLogger("rlhf_patches")
+
+_NAME = "deepspeed-zero1-last-micro-batch"
 _EPILOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_epilogue"
 _UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
 
@@ -15,13 +20,22 @@ _UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
 def comes_first(engine: Any) -> bool:
     """Whether what reduces an engine's gradients is DeepSpeed's own: a user's may add the last micro-batch itself."""
     # known: where it was written, whatever it is called
-    return released.written_in(engine.allreduce_gradients).startswith("deepspeed.")
+    if released.written_in(engine.allreduce_gradients).startswith("deepspeed."):
+        return True
+    if getattr(engine, "global_rank", 0) == 0:
+        _left(f"{type(engine).__name__}.allreduce_gradients")
+    return False
+
+
+@functools.cache
+def _left(own: str) -> None:
+    logger.warning("%s: %s is not DeepSpeed's own: the gradient stays as released", _NAME, own)
 
 
 _USES = {"COMES_FIRST": f"{__name__}:{comes_first.__name__}"}
 
 PATCH = Patch(
-    name="deepspeed-zero1-last-micro-batch",
+    name=_NAME,
     summary="ZeRO-1 with float32 accumulation of bfloat16 gradients averages the last micro-batch over the ranks",
     harm="wrong gradient",
     bug="ZeRO-1 uses each rank's own gradient of the last micro-batch, not the mean over the ranks",
@@ -40,8 +54,8 @@ this configuration (`FP16_UnfusedOptimizer`, whose loss scale keeps it from trai
 changes nothing.""",
     repair="""\
 The epilogue of `BF16_Optimizer` runs before the gradients are reduced, as in 0.19.0. Other optimizers' runs where it
-did, and so does `exit_backward()`. An engine whose `allreduce_gradients` is not DeepSpeed's own is left as released: it
-may add the last micro-batch itself.""",
+did, and so does `exit_backward()`. An engine whose `allreduce_gradients` is not DeepSpeed's own is left as released,
+with one line on rank 0 that names it: it may add the last micro-batch itself.""",
     changes_numbers="""\
 Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation took the last micro-batch of each step
 from one rank in place of the mean over all. With the patch gradients are less noisy and their norms lower: of one

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import queue
 import weakref
 from typing import Any
@@ -11,6 +13,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 from ..trl import released
 
+logger = logging.getLogger("rlhf_patches")
+
+_NAME = "slime-async-dropped-groups"
 _MODULE = "slime.rollout.fully_async_rollout"
 _ROOM = "self.output_queue.qsize() < max_concurrent"
 _RELEASED_ROOM = 1000
@@ -26,6 +31,7 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
     finished = worker.get_completed_groups
     # known: slime's own, by what no decorator copies
     if released.written_in(finished) != _MODULE:
+        _left()
         found: list[tuple[int, list[Any]]] = finished()
         return found
     with contextlib.suppress(TypeError):  # a user's class without a hash
@@ -37,6 +43,11 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
         except queue.Empty:
             break
     return taken
+
+
+@functools.cache
+def _left() -> None:
+    logger.warning("%s: get_completed_groups is not slime's own: what a step takes stays as released", _NAME)
 
 
 def has_room(worker: Any, at_once: int) -> bool:
@@ -53,7 +64,7 @@ def has_room(worker: Any, at_once: int) -> bool:
 
 
 PATCH = Patch(
-    name="slime-async-dropped-groups",
+    name=_NAME,
     summary="the fully asynchronous rollout trains on every group that it has sampled",
     harm="wrong data",
     of_rollouts=True,
@@ -80,10 +91,10 @@ nothing changes. A rollout of yours that takes them from slime's worker may wait
 Not repaired: a run that is resumed. Groups that wait or are sampled when a process ends are lost: checkpoints have none
 of them, and slime's data source goes on after their prompts.
 
-Left alone: a worker of yours with a `get_completed_groups` of its own, all of whose groups a step takes and may drop,
-as released; the rollout of the examples' folder up to 0.2.4, which is no module of slime's. main has been repaired
-since, and calls itself 0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1, and is
-not needed.""",
+Left alone, with one line: a worker of yours with a `get_completed_groups` of its own, all of whose groups a step takes
+and may drop, as released; the rollout of the examples' folder up to 0.2.4, which is no module of slime's. main has been
+repaired since, and calls itself 0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1,
+and is not needed.""",
     references=("https://github.com/THUDM/slime/pull/2238", "https://github.com/THUDM/slime/pull/1920"),
     variants=(
         Variant(

@@ -87,7 +87,7 @@ def test_a_release_that_is_repaired_is_left_alone(run_ranks):
         assert max(map(worst, report["after"].values())) < BFLOAT16
 
 
-def test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released():
+def test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released(caplog):
     """It may add the last micro-batch first, and would twice: as a subclass, on the class, or on the engine."""
     written = {"__name__": "deepspeed.runtime.engine"}
     exec("class DeepSpeedEngine:\n    def allreduce_gradients(self): ...", written)
@@ -105,3 +105,8 @@ def test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released():
     engine.allreduce_gradients = lambda: None
     assert not comes_first(engine)
     assert not comes_first(SimpleNamespace(allreduce_gradients=print))
+    assert [line for line in caplog.messages if " Own.allreduce_gradients is not DeepSpeed's own: " in line]
+    caplog.clear()
+    assert not comes_first(Own())
+    assert not comes_first(SimpleNamespace(allreduce_gradients=print, global_rank=1))
+    assert caplog.messages == []
