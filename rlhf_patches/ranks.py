@@ -18,6 +18,7 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
 )
+_PROGRAMS = ("/accelerate", "/accelerate-launch", "/commands/launch.py", "/deepspeed", "/launcher/launch.py")
 _MOST_RUNS = 50  # of ranks without a gap, in a line of text
 
 
@@ -41,6 +42,12 @@ def place() -> Place:
     except no_signal(Exception):  # half imported, or its process group is just being taken down
         pass
     return Place()
+
+
+def is_launcher() -> bool:
+    """Whether this program imports a framework only to start others."""
+    program: str = (getattr(sys, "argv", None) or [""])[0]
+    return program.endswith(_PROGRAMS)
 
 
 def ranks_text(ranks: Iterable[int | range]) -> str:

@@ -45,9 +45,6 @@ _OF_SITE = ("sitecustomize", "usercustomize")
 _OF_INSTALLERS = ("pip", "setuptools", "pkg_resources", "wheel", "rlhf_patches")
 _OFF = ("", "0", "false", "no", "off")
 _PATIENCE = 60.0  # seconds
-# Programs that import a framework only to start others, which may call apply(): the ends of their paths.
-_LAUNCHERS = ("/accelerate", "/accelerate-launch", "/commands/launch.py", "/deepspeed", "/launcher/launch.py")
-
 _looked = False
 
 
@@ -331,11 +328,12 @@ def _look_for_mistakes() -> None:
 def _say_unpatched(variables: "list[str]") -> None:
     """At the end: a framework was imported, and nobody has loaded the engine for which these variables are."""
     imported = [name for name in WATCHED if name != "torch" and _is_imported(name)]  # torch: a launcher's, inductor's
-    program: str = (getattr(sys, "argv", None) or [""])[0]
-    if not imported or "rlhf_patches.engine.engine" in sys.modules or program.endswith(_LAUNCHERS):
+    if not imported or "rlhf_patches.engine.engine" in sys.modules:
         return
     from . import ranks
 
+    if ranks.is_launcher():
+        return
     if ranks.place().rank in (None, "0"):
         _complain(
             f"NOT ACTIVE, although {', '.join(variables)} is set: {', '.join(imported)} ran unpatched, since "

@@ -27,6 +27,14 @@ def loses_micro_batches(self: Any) -> bool | None:
     return True if self.micro_step_id > 1 or self.gradient_accumulation_steps == 1 else None
 
 
+def never_without_offload(self: Any) -> bool | None:
+    """Of a ZeRO optimizer that takes a parameter's gradient: False without offload, else None.
+
+    Whether a micro-batch has used every parameter is not told by those that it has used.
+    """
+    return False if self.cpu_offload is False else None
+
+
 def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool:
     """Of ``topkgating``: whether an expert takes those with the largest logits, for any number of choices."""
     return bool(drop_tokens and drop_policy == "probs")

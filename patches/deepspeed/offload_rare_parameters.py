@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Guard, Shape, Variant
+from rlhf_patches import Advice, Condition, Guard, Shape, Variant
+
+_COPIES = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.copy_grads_in_partition"
 
 ADVICE = Advice(
     name="deepspeed-offload-rare-parameters",
@@ -41,7 +43,7 @@ release up to 0.19.8 has a repair.""",
             Guard("deepspeed", ">=0.5.9,<=0.19.8"),
             (
                 Shape(
-                    target="deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.copy_grads_in_partition",
+                    target=_COPIES,
                     pattern="self.async_inplace_copy_grad_to_fp32_buffer_from_gpu(param)",
                     alongside=("self.async_accumulate_grad_in_cpu_via_gpu(param)",),
                 ),
@@ -49,4 +51,5 @@ release up to 0.19.8 has a repair.""",
         ),
     ),
     retire="when the oldest DeepSpeed in use has it repaired",
+    conditions=(Condition(_COPIES, "rlhf_patches.patches.deepspeed.conditions:never_without_offload"),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import dpo_liger_settings, window
+from . import dpo_liger_settings, released, window
 
 
 def part_of_a_generation(self: Any) -> float | bool | None:
@@ -51,6 +51,20 @@ def flattened(self: Any, examples: Any) -> bool | None:
         return False
     chosen = {"completion_mask", "assistant_masks", "labels"} & {*examples[0]}
     return None if chosen or not self.return_position_ids else True
+
+
+def smooths_with_liger(self: Any, args: Any) -> bool | None:
+    """Of DPO's arguments: whether Liger has the loss that they want smoothed; None where what computes it is own."""
+    if args is None or not args.label_smoothing:
+        return False
+    older = getattr(args, "use_liger_loss", None)  # None: an alias of the other since 0.25
+    if not (args.use_liger_kernel if older is None else older):
+        return False
+    kinds = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
+    if "sigmoid" not in kinds:
+        return False
+    own = released.others(self, "compute_loss", "get_batch_loss_metrics", "_compute_loss_liger", "dpo_loss")
+    return None if own else True
 
 
 def settings_of_liger(args: Any) -> bool | None:

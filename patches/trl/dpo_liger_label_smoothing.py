@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Guard, Shape, Variant
+from rlhf_patches import Advice, Condition, Guard, Shape, Variant
 
 _TARGET = "trl.trainer.dpo_trainer:DPOTrainer.__init__"
 
@@ -39,4 +39,5 @@ have no smoothing for `sigmoid`, with Liger or without; there `loss_type="robust
         ),
     ),
     retire="when the oldest trl in use is 0.29.0",
+    conditions=(Condition(_TARGET, "rlhf_patches.patches.trl.conditions:smooths_with_liger"),),
 )

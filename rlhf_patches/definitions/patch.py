@@ -83,13 +83,7 @@ class Patch(KnownBug):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.conditions != ():
-            check_items(str(self), "conditions", self.conditions, Condition)
-        targets = dict.fromkeys(change.target for variant in self.variants for change in variant.changes)
-        for condition in self.conditions:
-            if condition.target not in targets:
-                expected = ", ".join(targets)
-                raise DefinitionError(f"{self}: a condition is of {condition.target}; expected a target, {expected}")
+        _check_conditions(self)
         if "\n" in self.contested or self.contested != self.contested.strip():
             raise DefinitionError(f"{self}: contested is {shown(self.contested)}; expected one line, or nothing")
         if any(variant.is_advice for variant in self.variants):
@@ -114,7 +108,10 @@ class Advice(KnownBug):
 
     Attributes:
         what_to_do: which release or which setting does not have it. One paragraph: ``doctor``, ``check`` and reports
-            show it below the entry, and the log says it as a warning, once per process that imports the code.
+            show it below the entry. The log says it as a warning: once per process that imports the code, or, with
+            conditions, once when the run meets the bug.
+        conditions: when the bug bites in a call of a target, each with ``tells``. These functions are counted, and
+            stay as released.
     """
 
     kind = ADVICE
@@ -132,9 +129,13 @@ class Advice(KnownBug):
     when: str = ""
     never_with: tuple[str, ...] = ()
     of_rollouts: bool = False
+    conditions: tuple[Condition, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_conditions(self)
+        if not all(each.tells for each in self.conditions):
+            raise DefinitionError(f"{self}: a condition has no tells; expected one, since an advice repairs nothing")
         if not all(variant.is_advice for variant in self.variants):
             raise DefinitionError(f"{self}: a variant has changes, which an advice does not make; expected shapes")
 
@@ -191,3 +192,14 @@ class Watch(KnownBug):
     @classmethod
     def _texts(cls) -> tuple[str, ...]:
         return *super()._texts(), "looks_at", "limits"
+
+
+def _check_conditions(bug: Patch | Advice) -> None:
+    if bug.conditions != ():
+        check_items(str(bug), "conditions", bug.conditions, Condition)
+    targets = dict.fromkeys(change.target for variant in bug.variants for change in variant.changes)
+    for condition in bug.conditions:
+        if condition.target not in targets:
+            raise DefinitionError(
+                f"{bug}: a condition is of {condition.target}; expected a target, {', '.join(targets)}"
+            )

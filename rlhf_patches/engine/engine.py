@@ -22,7 +22,7 @@ from ..guards import memory
 from ..import_system import no_signal
 from . import import_hooks
 from .entries import ON, Entry, row, with_observations
-from .log import announce
+from .log import announce, ended
 from .turn import Turn
 
 if TYPE_CHECKING:
@@ -112,12 +112,15 @@ class Engine(Turn):
         return self._called
 
     def end(self) -> None:
-        """At the end of the process: what was imported past the hooks is said, and in strict mode ends it with 120."""
+        """At the end of the process: which bugs it met; what was imported past the hooks ends strict mode with 120."""
         entries = (self._entries or {}).values()
         with self._lock:
             for entry in entries:
                 self._look_again(entry)
             missed = [row(entry) for entry in entries if entry.outcome.missed]
+            rows = [self._row_with_places(entry) for entry in entries]
+        with contextlib.suppress(Exception):  # of a handler of the user's logging
+            ended(rows)
         if not missed:
             return
         self.on_change()
@@ -131,9 +134,11 @@ class Engine(Turn):
 
     def _row_with_places(self, entry: Entry) -> PatchReport:
         """With ``file:line`` of each function that carries an applied patch, and how often these were entered."""
+        name = entry.patch.name
+        if entry.outcome.status is Status.ADVICE:
+            return row(entry, reached=self._ledger.reached(name))
         if entry.outcome.status not in ON:
             return row(entry)
-        name = entry.patch.name
         places = (f"{item.source.filename}:{item.place.lineno}" for item in self._ledger.carrying(name))
         return row(entry, tuple(dict.fromkeys(places)), self._ledger.reached(name))
 
@@ -285,7 +290,7 @@ class Engine(Turn):
         self._resolve_implementations(entries)
         for entry in entries:
             self._attempt(entry, module)
-        self._say([row(entry) for entry in entries], (), raising=self._is_strict())
+        self._say([self._row_with_places(entry) for entry in entries], (), raising=self._is_strict())
 
     # ------------------------------------------------------------------------------- changing functions
 

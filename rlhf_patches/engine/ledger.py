@@ -31,8 +31,10 @@ Implementation = Callable[[str], Callable[..., Any]]
 class Ledger:
     """Which function carries what. Every call is made under its `Engine`'s lock, but `in_force` and `matched`."""
 
-    def __init__(self, on_first: Callable[[str], None] = lambda patch: None) -> None:
-        self._on_first = on_first
+    def __init__(
+        self, on_first: Callable[[str], None] = lambda patch: None, on_entry: Callable[[], None] = lambda: None
+    ) -> None:
+        self._on_first, self._on_entry = on_first, on_entry
         self._patched: dict[FunctionType, Patched] = {}
         self._complete: dict[str, list[Patched]] = {}
         self._matched: dict[str, dict[str, str]] = {}
@@ -118,7 +120,7 @@ class Ledger:
                 original=function.__code__,
                 current=function.__code__,
                 inner=function.__code__,
-                entries=Entries(function, first.qualname, self._on_first),
+                entries=Entries(function, first.qualname, self._on_first, self._on_entry),
             )
             if name in patched.carried:  # a reload: this function object carries it from before
                 plan.functions.append(patched)

@@ -1,10 +1,10 @@
 """Standard logging under the name ``rlhf_patches``: one line per process unless asked for more, on rank 0.
 
-While RLHF_PATCHES_LOG is unset, a process says one thing: the first problem, at once, as a warning. A job of a thousand
+While RLHF_PATCHES_LOG is unset, a run reads: when it begins, how many patches are on, as information; the first
+problem, at once, as a warning; each bug that it meets, as a warning; and at its end one verdict. A job of a thousand
 processes must not drown in ours, and an application that logs at level info did not ask for one line per patch, so all
-else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. In either case a patch
-that changes results is a warning when this run first meets its bug, and an advice is one: what was imported has the
-bug, and nothing repairs it.
+else is at level debug. RLHF_PATCHES_LOG set to a level says each thing once, at its own level. An advice that has a
+condition is a warning when this run first meets its bug; another one when the code with the bug is imported.
 
 A process whose rank is not known counts as rank 0, so that no problem is silent: a Ray job may have no rank 0 at
 all, and Ray itself folds equal lines of its workers into one.
@@ -17,9 +17,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .. import ranks, settings
+from .._version import __version__
+from ..definitions.listed import PATCH
 from ..definitions.registry import PluginFailure
 from ..definitions.status import PatchReport, Status
-from ..definitions.words import printable
+from ..definitions.verdict import verdict
+from ..definitions.words import plural, printable
 
 if TYPE_CHECKING:
     import logging
@@ -62,6 +65,29 @@ def configure(default: str | None = None) -> None:
         ours.propagate = False
 
 
+def _say(level: int, text: str) -> None:
+    """Log for a run: with the prefix, to standard error, unless the application has set up logging itself."""
+    import logging
+
+    ours = logger()
+    if ours.level == logging.NOTSET:
+        ours.setLevel(min(_INFO, ours.getEffectiveLevel()))
+    if not ours.hasHandlers():
+
+        class LastResort(logging.StreamHandler):  # type: ignore[type-arg]
+            """As logging's own: silent as soon as the application has a handler."""
+
+            def emit(self, record: logging.LogRecord) -> None:
+                if not logging.getLogger().handlers:
+                    self.stream = sys.stderr
+                    super().emit(record)
+
+        handler = LastResort()
+        handler.setFormatter(logging.Formatter("[rlhf_patches] %(message)s"))
+        ours.addHandler(handler)
+    ours.log(level, "%s", text)
+
+
 def speaks() -> bool:
     """Whether this process is one that logs: rank 0, or every rank when asked for."""
     try:
@@ -90,17 +116,41 @@ def announce(rows: Iterable[PatchReport], failures: Iterable[PluginFailure] = ()
         problems = [text for text, level in new.items() if level >= _WARNING]
         if problems and not _warned:
             _warned = True
-            logger().warning("%s (%s)", "; ".join(problems), _MORE)
+            _say(_WARNING, f"{'; '.join(problems)} ({_MORE})")
             new = {text: level for text, level in new.items() if text not in problems}
         new = dict.fromkeys(new, _DEBUG)
-    notices = {_advice(row) for row in rows if row.status is Status.ADVICE}
-    new |= dict.fromkeys(sorted(notices - _said), _WARNING)
+    notices = {_advice(row): _WARNING for row in rows if row.status is Status.ADVICE and row.reached is None}
+    new |= {text: level for text, level in notices.items() if text not in _said}
     _said.update(notices)
     # Where nobody has imported logging, nobody listens to what is below a warning.
     heard = _DEBUG if "logging" in sys.modules else _WARNING
     for text, level in new.items():
         if level >= heard:
             logger().log(level, "%s", text)
+
+
+def begun(rows: Iterable[PatchReport]) -> None:
+    """Log once, when a patched function is entered for the first time, how many patches are applied."""
+    on = [row for row in rows if row.kind == PATCH and row.status is Status.APPLIED]
+    names = ", ".join(sorted({f"{row.distribution} {row.version}" for row in on}))
+    _say(_INFO, f"{__version__}: {plural(len(on), 'repair is', 'repairs are')} on ({names})")
+
+
+def ended(rows: Iterable[PatchReport]) -> None:
+    """Log at the end of a process which of the repaired bugs it met; nothing where no patched function ran."""
+    text = verdict(rows)
+    if text is not None and trains():
+        _say(_INFO, text)
+
+
+def trains() -> bool:
+    """Whether this process is one to speak for a run: no launcher, no worker of a data loader, no engine of vLLM's."""
+    if not speaks() or ranks.is_launcher():
+        return False
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is None or multiprocessing.parent_process() is None:
+        return True
+    return not multiprocessing.current_process().daemon and ranks.place().rank is not None
 
 
 def _advice(row: PatchReport) -> str:
@@ -118,21 +168,25 @@ def acted(row: PatchReport) -> None:
     Where the patch cannot tell, that its code runs. Not of an applied patch that changes no results, or that was
     acknowledged.
     """
-    observed = row.status is Status.OBSERVED
+    observed, advises = row.status is Status.OBSERVED, row.status is Status.ADVICE
     reached = row.reached
-    if not observed and (row.changes_numbers is None or settings.acknowledged(row.name)):
+    if not observed and not advises and (row.changes_numbers is None or settings.acknowledged(row.name)):
         return
     if reached is not None and reached.held:
         met = f"this run meets the bug{reached.by_how_much}"
-    elif observed:
+    elif observed or advises:
         return
     else:
         met = "its code runs, and whether this run meets the bug cannot be told"
     done = "left as released (RLHF_PATCHES_OBSERVE)" if observed else "repaired"
+    done = "which nothing here repairs" if advises else done
     if (said := f"{row.name} has acted") in _said:
         return
     _said.add(said)
-    logger().warning("%s: %s, %s; `rlhf-patches explain %s` says what it is", row.name, met, done, row.name)
+    _say(
+        _WARNING,
+        f"{row.name}: {met}, {done}; `rlhf-patches explain {row.name}` says what {'to do' if advises else 'it is'}",
+    )
 
 
 def _level(row: PatchReport) -> int:

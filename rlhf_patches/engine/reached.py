@@ -36,13 +36,20 @@ class Entries:
         function: whose globals get what counts.
         qualname: in its module.
         on_first: called when a condition has held for the first time; must not raise.
+        on_entry: called when a condition is asked for the first time.
     """
 
-    def __init__(self, function: FunctionType, qualname: str, on_first: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        function: FunctionType,
+        qualname: str,
+        on_first: Callable[[str], None],
+        on_entry: Callable[[], None] = lambda: None,
+    ) -> None:
         # The same in each process, and not private to a class.
         self._name = f"_rlhf_patches_entered_{qualname.replace('.', '_')}"
         self._globals = function.__globals__
-        self._on_first = on_first
+        self._on_first, self._on_entry = on_first, on_entry
         self._calls = _Count(1)
         self._before = _value(self._calls)
         self._asked: dict[str, _Asked] = {}
@@ -54,7 +61,7 @@ class Entries:
         calls = []
         for each in told:
             name = f"{self._name}_{each.patch.replace('-', '_')}"
-            asked = self._asked.setdefault(each.patch, _Asked(each, self._on_first))
+            asked = self._asked.setdefault(each.patch, _Asked(each, self._on_first, self._on_entry))
             self._globals[name] = asked
             calls.append(f"{name}({', '.join(each.arguments)})")
         return f"{self._name}()" + (f" and ({', '.join(calls)},)" if calls else "")
@@ -107,8 +114,9 @@ def _value(count: Any) -> int:
 class _Asked:
     """A condition, in all calls."""
 
-    def __init__(self, told: Told, on_first: Callable[[str], None]) -> None:
-        self._told, self._on_first = told, on_first
+    def __init__(self, told: Told, on_first: Callable[[str], None], on_entry: Callable[[], None]) -> None:
+        self._told, self._on_first, self._on_entry = told, on_first, on_entry
+        self._is_entered = False
         self.start_anew()
         _asked_of[told.patch] = self
 
@@ -122,6 +130,9 @@ class _Asked:
 
     def __call__(self, *arguments: Any) -> None:
         try:
+            if not self._is_entered:
+                self._is_entered = True
+                self._on_entry()
             if self._told.tells is None:
                 if self._is_first:
                     self._is_first = False

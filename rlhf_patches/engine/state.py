@@ -40,7 +40,7 @@ class State:
         self._ledger: Ledger | NoLedger = NoLedger()
         self._resolved: dict[str, Callable[..., Any] | BaseException] = {}
         self._strict: bool | None = None
-        self._called = False
+        self._called = self._has_begun = False
         os.register_at_fork(after_in_child=self._start_anew)
 
     def _registered(self) -> dict[str, Entry]:

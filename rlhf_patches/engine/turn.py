@@ -18,13 +18,14 @@ from ..import_system import no_signal
 from . import import_hooks
 from .entries import Entry, NoLedger, Outcome, row
 from .locks import LockTimeout
-from .log import acted, logger, speaks
+from .log import acted, begun, logger, speaks, trains
 from .modules import has_begun, is_main, origin_of, source_of
 from .state import State
 
 if TYPE_CHECKING:
     from ..definitions.bug import KnownBug
     from ..definitions.patch import Condition
+    from ..guards.places import Source
     from .ledger import Ledger
 
 
@@ -67,7 +68,13 @@ class Turn(State):
 
         with self._lock:
             if isinstance(self._ledger, NoLedger):
-                self._ledger = Ledger(self._bites)
+                self._ledger = Ledger(self._bites, self._begins)
+
+    def _begins(self) -> None:
+        """Called when a function that asks a condition is entered for the first time; must not raise."""
+        if not self._has_begun and trains():
+            self._has_begun = True
+            begun([row(entry) for entry in (self._entries or {}).values()])
 
     def _bites(self, name: str) -> None:
         """Called within training, when the condition of a patch has held for the first time; must not raise.
@@ -126,10 +133,36 @@ class Turn(State):
             raise NotReady(patterns.load_ast_grep)
         found = decision.decide(choice, read)
         if found.variant is None:
+            if found.status is Status.ADVICE:
+                self._count(patch, choice, read, ready, self._ledger)
             return self._said(patch, found)
         if not has_begun(found.variant, ready):
             return self._before_import(choice._replace(variants=(found.variant,)), ready)
         return self._put_on(patch, choice.finding, found, ready, self._ledger)
+
+    def _count(
+        self,
+        patch: KnownBug,
+        choice: Choice,
+        read: Callable[[str], Source],
+        ready: dict[str, ModuleType],
+        ledger: Ledger,
+    ) -> None:
+        """Have the condition of an advice asked where its functions are entered, which stay as released."""
+        from ..guards import decision
+
+        conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
+        if not conditions:
+            return
+        if missing := [each.tells for each in conditions if each.tells not in self._resolved]:
+            raise NotReady(functools.partial(self._resolve_all, missing))
+        recognised, _ = decision.shapes_in(choice.variants, read)
+        here = [item for items in recognised.values() for item in items if item.source.module in ready]
+        try:
+            plan = ledger.plan(patch.name, here, ready, self._implementation, observes=True, conditions=conditions)
+            ledger.commit(plan)
+        except decision.REFUSALS as error:  # other code holds the function: the advice stands all the same
+            logger().debug("whether this run meets %s cannot be told: %s", patch.name, error)
 
     def _unasked(self, entry: Entry, why: str) -> Outcome:
         """What becomes of a patch that is contested upstream and was not asked for."""

@@ -9,7 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches import Condition, PatchError, PatchReport, Rewrite, SettingsError, Shape, Status, ranks
+from rlhf_patches import (
+    Condition,
+    DefinitionError,
+    PatchError,
+    PatchReport,
+    Rewrite,
+    SettingsError,
+    Shape,
+    Status,
+    ranks,
+)
 from rlhf_patches.definitions.registry import PluginFailure, Registered
 from rlhf_patches.engine import log
 from rlhf_patches.engine.engine import Engine
@@ -52,7 +62,7 @@ def test_several_problems_at_once_are_one_line(framework, engine, patches, said)
     Engine(
         load=lambda: ([Registered(patch, "tests") for patch in patches], [PluginFailure("plug", "it is\n  broken")])
     ).apply()
-    (warning,) = [text for level, text in said() if level != "DEBUG"]
+    (warning,) = [text for level, text in said() if level == "WARNING"]
     assert warning.startswith("plugin plug could not be used: it is broken; refused x-bad: ")
     assert "; refused x-worse: " in warning
     assert warning.endswith("(more: `rlhf-patches doctor`, RLHF_PATCHES_LOG=warning, RLHF_PATCHES_REPORT=FILE)"), (
@@ -127,6 +137,7 @@ def acting(framework, engine):
         patch = framework.patch(Rewrite(path, "$A - 1", "$A + 1"), name="x-step")
         made = engine(dataclasses.replace(patch, changes_numbers=changes_numbers, conditions=conditions))
         made.apply()
+        apply.made = made
         return framework.load().step
 
     return apply
@@ -208,6 +219,87 @@ def test_an_advice_is_a_warning_once_in_a_process_that_imports_the_code(
     found = [text for level, text in said() if level == "WARNING" and "advice" in text]
     there = f"{framework.distribution} 1.0 has a known bug that nothing here repairs"
     assert found == [f"x-advice: {there}; `rlhf-patches explain x-advice` says what to do"]
+
+
+def test_an_advice_with_a_condition_is_a_warning_when_the_run_meets_its_bug(framework, engine, said):
+    """Not at the import; the function stays as released, and the end says it once more."""
+    framework.write("good", "def add(a, b):\n    return a - b\n")
+    framework.write("tells", "def negative(a, b):\n    return a < b\n")
+    path = framework.path("good:add")
+    made = framework.advice(Shape(path, "$A - $B"), name="x-advice")
+    advice = dataclasses.replace(made, conditions=(Condition(path, framework.path("tells:negative")),))
+    made = engine(advice)
+    made.apply()
+    module = framework.load("good")
+    assert (module.add(3, 1), warnings(said)) == (2, [])
+    assert (
+        str(made.report()["x-advice"].reached) == "reached 1 time, never with the bug's condition: not affected so far"
+    )
+    assert [module.add(1, 3), module.add(1, 4)] == [-2, -3]
+    line = (
+        "x-advice: this run meets the bug, which nothing here repairs; `rlhf-patches explain x-advice` says what to do"
+    )
+    assert warnings(said) == [line]
+    made.end()
+    assert said()[-1] == ("INFO", "met and not repaired: x-advice")
+    code = module.add.__code__
+    made.revert()
+    assert module.add.__code__ is not code
+    assert module.add(1, 3) == -2
+    with pytest.raises(DefinitionError, match="a condition has no tells"):
+        dataclasses.replace(advice, conditions=(Condition(path),))
+
+
+def warnings(said):
+    return [text for level, text in said() if level == "WARNING"]
+
+
+@pytest.fixture
+def training(acting, framework):
+    """Applies a patch and returns its function and its engine."""
+    step = acting()
+    return step, acting.made
+
+
+def test_a_run_reads_at_its_end_what_it_met(training, said, monkeypatch):
+    """Once each, by one process: no launcher, no other rank, no process that a rank has started."""
+    step, made = training
+    made.end()
+    assert information(said) == [], "nothing ran"
+    monkeypatch.setenv("RANK", "1")
+    step([1])
+    monkeypatch.setenv("RANK", "0")
+    assert information(said) == []
+    step([1])
+    assert information(said) == [], "it has been entered before"
+    for program in ("/usr/bin/accelerate", "/x/deepspeed"):
+        monkeypatch.setattr(sys, "argv", [program])
+        made.end()
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert information(said) == []
+    made.end()
+    assert information(said) == ["none of 1 repaired bug was met"]
+    step([1, 2, 3, 4])
+    made.end()
+    assert information(said)[1:] == ["1 of 1 repaired bug was met: x-step (gradient x 2)"]
+
+
+def information(said):
+    return [text for level, text in said() if level == "INFO"]
+
+
+def test_what_a_run_reads_has_a_prefix_unless_the_application_logs(training, framework, capfd, monkeypatch):
+    step, made = training
+    root, ours = logging.getLogger(), log.logger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(ours, "handlers", [])
+    monkeypatch.setattr(ours, "level", logging.NOTSET)
+    step([1])
+    where = f"{framework.distribution} 1.0"
+    assert capfd.readouterr().err == f"[rlhf_patches] {log.__version__}: 1 repair is on ({where})\n"
+    root.handlers.append(logging.NullHandler())
+    made.end()
+    assert capfd.readouterr().err == ""
 
 
 def test_an_advice_that_is_switched_off_is_not_said(framework, engine, said, monkeypatch):

@@ -147,9 +147,14 @@ def main() -> None:
             report |= {name: [rows[name].version, rows[name].status.value] for name in NAMES}
         # Of what was refused or right before, the revert tells nothing.
         cases = [case for case in options.cases if state != "reverted" or case in REVERTED]
-        report[state] = {case: trained(case, options.out) for case in cases}
-        if state == "after" and (reached := rlhf_patches.report()[NAMES[0]].reached):
-            report["reached"] = reached.to_dict()
+        with states.heard() as said:
+            report[state] = {case: trained(case, options.out) for case in cases}
+        if state == "after":
+            rows = rlhf_patches.report()
+            for key, name in zip(("reached", "reached by the advice"), NAMES, strict=True):
+                if reached := rows[name].reached:
+                    report[key] = reached.to_dict()
+            report["said"] = [line for line in said if NAMES[1] in line]
         rlhf_patches.revert()
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(report, indent=1))
 
