@@ -98,7 +98,7 @@ LISTED = (
         ListedVariant(distribution='megatron-core', versions='>=0.16.0,<=0.20.0', modules=('megatron.core.transformer.moe.router',), rewrites=True),
     )),
     Listed('megatron-core-moe-auxiliary-padding', 'rlhf_patches.patches.megatron_core.moe_auxiliary_padding:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.19.0,<=0.20.0', modules=('megatron.core.transformer.moe.router',), rewrites=True),
+        ListedVariant(distribution='megatron-core', versions='>=0.19.0,<=0.20.0', modules=('megatron.core.transformer.moe.moe_utils', 'megatron.core.transformer.moe.router'), rewrites=True),
     )),
     Listed('megatron-core-moe-auxiliary-per-token', 'rlhf_patches.patches.megatron_core.moe_auxiliary_per_token:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.12.0rc2,<=0.12.3', modules=('megatron.core.transformer.moe.router',), rewrites=True),

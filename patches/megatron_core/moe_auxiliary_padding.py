@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+_MARK = "_rlhf_patches_of_all_ranks"
+
+
+def of_all_ranks(tokens: Any) -> Any:
+    """The number itself, a tensor of Megatron's own counting, marked as that of all the loss's ranks."""
+    setattr(tokens, _MARK, True)  # writes: a tensor that Megatron has just made
+    return tokens
+
+
+def of_rows(tokens: Any, rows: int) -> Any:
+    """The number of tokens of several rows, marked if that of one is."""
+    every = tokens * rows
+    return of_all_ranks(every) if getattr(tokens, _MARK, False) else every
+
+
+def ranks_of(tokens: Any, group: Any) -> int:
+    """By how many ranks a number of tokens is to be multiplied. One that a user has counted has no mark."""
+    return 1 if getattr(tokens, _MARK, False) else int(group.size())
+
 
 PATCH = Patch(
     name="megatron-core-moe-auxiliary-padding",
@@ -26,8 +48,9 @@ was not multiplied by the ranks, and was right with a mask alone (`megatron-core
 With a mask the number is not multiplied by the ranks once more. The gradient is then that of one rank, also where ranks
 have unequal numbers of valid tokens.
 
-Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, all is bit for bit as before. So is the
-z-loss, which is right with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its coefficient, which
+Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, all is bit for bit as before. So is a
+number of tokens that a router of your own, or a repair of yours, counts on each rank; and the z-loss, which is right
+with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its coefficient, which
 `megatron-core-moe-auxiliary-global` repairs.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
@@ -36,13 +59,25 @@ z-loss, which is right with a mask. Left alone: `global_aux_loss` has, without a
             Guard("megatron-core", ">=0.19.0,<=0.20.0"),
             (
                 Rewrite(
+                    target="megatron.core.transformer.moe.moe_utils:get_tokens_per_expert_and_token_count",
+                    # The all-reduce has written into what this is counted from: the same number.
+                    pattern="local_num_tokens = local_tokens_per_expert.sum() / topk",
+                    replacement="local_num_tokens = $OF_ALL_RANKS(global_tokens_per_expert.sum() / topk)",
+                    uses={"OF_ALL_RANKS": f"{__name__}:{of_all_ranks.__name__}"},
+                ),
+                Rewrite(
+                    target="megatron.core.transformer.moe.router:TopKRouter._apply_seq_aux_loss",
+                    pattern="local_num_tokens * bsz",
+                    replacement="$OF_ROWS(local_num_tokens, bsz)",
+                    uses={"OF_ROWS": f"{__name__}:{of_rows.__name__}"},
+                ),
+                Rewrite(
                     target="megatron.core.transformer.moe.router:TopKRouter.attach_and_log_load_balancing_loss",
                     pattern="MoEAuxLossAutoScaler.apply("
                     "activation, aux_loss * num_local_tokens * self.tp_cp_group.size())",
-                    # A tensor is a mask's number, and one of all the loss's ranks already: the all-reduce that adds up
-                    # the tokens of each expert has written into what it is counted from.
-                    replacement="MoEAuxLossAutoScaler.apply(activation, aux_loss * num_local_tokens * "
-                    "(1 if isinstance(num_local_tokens, torch.Tensor) else self.tp_cp_group.size()))",
+                    replacement="MoEAuxLossAutoScaler.apply("
+                    "activation, aux_loss * num_local_tokens * $RANKS_OF(num_local_tokens, self.tp_cp_group))",
+                    uses={"RANKS_OF": f"{__name__}:{ranks_of.__name__}"},
                 ),
             ),
         ),

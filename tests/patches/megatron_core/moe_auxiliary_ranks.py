@@ -7,10 +7,12 @@ revert(). On one rank, as ``reference``: the same gradients in float64, by formu
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 
 from rlhf_patches.proving import states
@@ -94,8 +96,26 @@ def mask(kind: str) -> torch.Tensor:
     return torch.arange(LENGTH).expand(ROWS, LENGTH) >= LENGTH - (HIDDEN if kind == "pad" else 0)
 
 
-def gradient(loss: str, per_token: bool, micro_batch: int, masked: str = "") -> dict[str, list[float]]:
+def counted_by_a_user(
+    routing_map: torch.Tensor, reduce_group: Any, topk: int | None = None, with_padding_mask: bool = False
+) -> tuple[torch.Tensor, Any, Any]:
+    """A repair of a user's own: this rank's tokens are counted before they are added up."""
+    own = routing_map.sum(dim=0)
+    number = own.sum() / topk
+    every = own.clone()
+    torch.distributed.all_reduce(every, group=reduce_group)
+    return every, number, every.sum() / topk
+
+
+def gradient(
+    loss: str, per_token: bool, micro_batch: int, masked: str = "", counted: str = ""
+) -> dict[str, list[float]]:
     """Of the routers and the norms, as the optimizer gets them."""
+    if counted:
+        module = importlib.import_module("megatron.core.transformer.moe.router")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "get_tokens_per_expert_and_token_count", counted_by_a_user)
+            return gradient(loss, per_token, micro_batch, masked)
     model = model_of(loss, per_token)
     logged: list[float] = []
     for layer in model.module.decoder.layers:
@@ -203,7 +223,7 @@ def main() -> None:
     parser.add_argument(
         "cases",
         nargs="+",
-        help="LOSS/token or mean/MICRO_BATCH[/mask or /pad]; LOSS/MICRO_BATCH[/pad] of the reference",
+        help="LOSS/token or mean/MICRO_BATCH[/mask or /pad[/own]]; LOSS/MICRO_BATCH[/pad] of the reference",
     )
     options = parser.parse_args()
     torch.compiler.set_stance("force_eager")
