@@ -41,7 +41,7 @@ MOMENTS = (
     "dataclasses",
     "rlhf_patches.definitions.registry",
     "rlhf_patches.patches.catalogue",
-    "rlhf_patches.definitions.patch",
+    "rlhf_patches.definitions.bug",
     "ast_grep_py",
     "rlhf_patches.engine.ledger",
     "hashlib",
