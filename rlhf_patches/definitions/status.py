@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .listed import ADVICE, PATCH, WATCH, Listed
 from .reached import Reached
 from .registry import PluginFailure, credit
+from .verdict import verdict
 from .words import WIDTH, layout, plural, printable
 
 if TYPE_CHECKING:
@@ -252,8 +253,23 @@ class Report:
         """One short string per patch, as experiment trackers like it: ``{"rlhf_patches/NAME": "applied"}``."""
         return {prefix + patch.name: patch.status.value for patch in self.patches}
 
+    def to_brief(self, width: int | None = WIDTH) -> str:
+        """What `str` gives: which bugs were met; problems, and what else is on; the rest in counts."""
+        shown = sorted((row for row in self.patches if row.status not in _FOLDED), key=_by_weight)
+        below = [_matters(row) for row in shown]
+        lines = [each for each in [verdict(self.patches)] if each]
+        lines += _table(shown, width, below) if shown or not self.patches else []
+        for status, what in ((Status.PENDING, "waiting for an import"), (Status.UNAFFECTED, "not affected")):
+            names = Counter(printable(f"{r.distribution} {r.version or '-'}") for r in self.with_status(status))
+            if names:
+                lines.append(f"{what}: {', '.join(f'{name} ({count})' for name, count in names.items())}")
+        gone = folded(self.with_status(Status.ABSENT))
+        lines += gone if len(gone) < 4 else [f"not there: {len(self.with_status(Status.ABSENT))} for other packages"]
+        lines += [*(printable(str(failure)) for failure in self.plugin_failures), *self.notes]
+        return "\n".join(lines)
+
     def to_text(self, width: int | None = WIDTH, everything: bool = False, places: bool = False) -> str:
-        """A table for people; `str` gives it as it is by default.
+        """A table of every patch, for people.
 
         Args:
             width: of its lines, in characters; None: no line is wrapped.
@@ -261,20 +277,12 @@ class Report:
             places: file and line of each function that runs with a patch, below it.
         """
         shown = [row for row in self.patches if everything or row.status is not Status.ABSENT]
-        cells = [
-            (row.name, row.status.value, printable(f"{row.distribution} {row.version or '-'}"), row.why)
-            for row in shown
-        ]
-        lines = []
-        if shown or not self.patches:
-            lines = layout(
-                ("PATCH", "STATUS", "FRAMEWORK", "REASON"), cells, width, [row.below(places) for row in shown]
-            )
+        lines = _table(shown, width, [row.below(places) for row in shown]) if shown or not self.patches else []
         lines += folded(row for row in self.patches if row not in shown)
         return "\n".join([*lines, *(printable(str(failure)) for failure in self.plugin_failures), *self.notes])
 
     def __str__(self) -> str:
-        return self.to_text()
+        return self.to_brief()
 
     # What an interpreter and a notebook show of `apply()` in their last line.
     __repr__ = __str__
@@ -298,6 +306,32 @@ class Report:
             *self.notes,
         ]
         return f"<table>{table}</table>" + "".join(f"<div>{html.escape(line)}</div>" for line in more)
+
+
+_FOLDED = (Status.UNAFFECTED, Status.PENDING, Status.ABSENT)
+
+
+def _by_weight(row: PatchReport) -> int:
+    """What to read first: problems, bugs that were met, what ran, the rest."""
+    if row.needs_attention:
+        return 0
+    if row.reached is None or not row.reached.calls:
+        return 3
+    return 1 if row.reached.held else 2
+
+
+def _matters(row: PatchReport) -> tuple[str, ...]:
+    """What stands below a row: advice on results is for runs that have met the bug."""
+    if _by_weight(row) < 2 or row.status is Status.ADVICE:
+        return row.below()
+    return (printable(str(row.reached)),) if row.reached is not None and row.reached.calls else ()
+
+
+def _table(rows: Sequence[PatchReport], width: int | None, below: Sequence[Sequence[str]]) -> list[str]:
+    cells = [
+        (row.name, row.status.value, printable(f"{row.distribution} {row.version or '-'}"), row.why) for row in rows
+    ]
+    return layout(("PATCH", "STATUS", "FRAMEWORK", "REASON"), cells, width, below)
 
 
 def folded(absent: Iterable[PatchReport]) -> list[str]:

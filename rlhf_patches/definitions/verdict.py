@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .listed import PATCH
-from .status import Status
 from .words import plural, printable
 
 if TYPE_CHECKING:
@@ -23,14 +22,14 @@ def verdict(rows: Iterable[PatchReport]) -> str | None:
         one line; None where no repaired or observed function ran.
     """
     rows = [*rows]
-    advised = [row for row in rows if row.status is Status.ADVICE and row.reached is not None and row.reached.held]
-    rows = [row for row in rows if row.kind == PATCH and row.status in (Status.APPLIED, Status.OBSERVED)]
+    advised = [row for row in rows if row.status.value == "advice" and row.reached is not None and row.reached.held]
+    rows = [row for row in rows if row.kind == PATCH and row.status.value in ("applied", "observed")]
     ran = [row for row in rows if row.reached is not None and row.reached.calls]
     if not ran and not advised:
         return None
     met = [row for row in ran if row.reached is not None and row.reached.held]
     cannot_tell = [row for row in ran if row.reached is not None and not row.reached.asked]
-    kind = "observed" if any(row.status is Status.OBSERVED for row in rows) else "repaired"
+    kind = "observed" if any(row.status.value == "observed" for row in rows) else "repaired"
     text = f"{len(met) or 'none'} of {plural(len(rows), f'{kind} bug')} {'were' if len(met) > 1 else 'was'} met"
     if met:
         text += ": " + ", ".join(f"{row.name}{row.reached.by_how_much if row.reached else ''}" for row in met)

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from rlhf_patches import PatchReport, Report, Rewrite, Shape, Status
+from rlhf_patches.definitions.reached import Reached
 from rlhf_patches.definitions.registry import PluginFailure
 from rlhf_patches.definitions.status import patch_report
 
@@ -74,7 +75,7 @@ def test_flat_values():
 
 
 def test_table():
-    lines = str(REPORT).splitlines()
+    lines = REPORT.to_text().splitlines()
     assert lines[0].split() == ["PATCH", "STATUS", "FRAMEWORK", "REASON"]
     assert lines[1].split(maxsplit=4)[:4] == ["a-bug", "applied", "some-dist", "1.0"]
     assert lines[2].split()[:4] == ["b-bug", "refused", "other", "-"]
@@ -85,6 +86,22 @@ def test_table():
     assert lines[1][column:].startswith("some-dist 1.0 is affected")
     assert lines[3][:column].strip() == ""
     assert not any(line != line.rstrip() for line in lines)
+
+
+def test_what_is_printed_begins_with_what_was_met_and_with_problems():
+    """Then what is applied, without advice on results that have not changed; what does not matter here is counted."""
+    applied = dataclasses.replace(ROWS[0], changes_numbers="train again")
+    met = dataclasses.replace(applied, name="met-bug", reached=Reached(4, 4, 2, 4.0, 4.0, "gradient x", True))
+    ran = dataclasses.replace(applied, name="ran-bug", reached=Reached(4))
+    never = dataclasses.replace(applied, name="never-bug", reached=Reached(4, 4, 0, has_condition=True))
+    other = dataclasses.replace(applied, name="other-bug", status=Status.UNAFFECTED)
+    waits = dataclasses.replace(applied, name="late-bug", status=Status.PENDING)
+    lines = str(Report((other, ran, never, applied, waits, met, ROWS[1]))).splitlines()
+    assert lines[0] == "1 of 4 repaired bugs was met: met-bug (gradient x 4); 2 never; 1 ran and cannot tell: ran-bug"
+    names = [line.split()[0] for line in lines[1:] if line[0] != " "]
+    assert names == ["PATCH", "b-bug", "met-bug", "ran-bug", "never-bug", "a-bug", "waiting", "not"]
+    assert [line.strip() for line in lines if "train again" in line] == ["changes numbers: train again"], "of met-bug"
+    assert lines[-2:] == ["waiting for an import: some-dist 1.0 (1)", "not affected: some-dist 1.0 (1)"]
 
 
 def test_text_from_outside_stays_in_its_cell():
