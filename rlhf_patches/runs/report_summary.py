@@ -218,11 +218,11 @@ class Summary:
             lines[-1] += f"; {len(self.by_exception)} by an exception ({kinds}): {_names(self.by_exception)}"
         if self.not_ended:
             lines[-1] += f"; {len(self.not_ended)} were killed or still run: {_names(self.not_ended)}"
-        lines += ["", *self._patch_lines(), "", *self._reached_lines(), *self._watched_lines()]
         problems = self.problems
-        if not problems:
-            return "\n".join([*lines, "No differences, nothing refused or failed."])
-        return "\n".join([*lines, f"{len(problems)} to look at:", *(f"- {text}" for text in problems)])
+        found = [f"{len(problems)} to look at:", *(f"- {text}" for text in problems)] if problems else []
+        found = found or ["No differences, nothing refused or failed."]
+        lines += ["", *found, "", *self._reached_lines(), *self._watched_lines(), *self._patch_lines()]
+        return "\n".join(lines)
 
     def _reached_lines(self) -> list[str]:
         """What mattered; of a process that was killed, as far as its last line says."""
@@ -246,15 +246,18 @@ class Summary:
         return [*lines, ""] if lines else []
 
     def _patch_lines(self) -> list[str]:
-        known = [patch for patch in self.patches if patch.groups]
+        unaffected = [p for p in self.patches if p.groups and all(g.what == "unaffected" for g in p.groups)]
+        known = [patch for patch in self.patches if patch.groups and patch not in unaffected]
         width = min(max((len(patch.title) for patch in known), default=0), 80)
         lines = []
         for patch in known:
             said = [_count(group) for group in patch.groups]
             said += [f"not imported in {patch.not_imported}"] if patch.not_imported else []
             lines.append(f"{patch.title.ljust(width)}  {', '.join(said)}")
-        nowhere = len(self.patches) - len(known)
-        return lines + ([f"{plural(nowhere, 'patch', 'patches')} of modules that no process imported"] * bool(nowhere))
+        nowhere = len(self.patches) - len(known) - len(unaffected)
+        for count, what in ((len(unaffected), "for other releases"), (nowhere, "of modules that no process imported")):
+            lines += [f"{plural(count, 'patch', 'patches')} {what}"] * bool(count)
+        return lines
 
 
 def summary(processes: tuple[Recorded, ...], unreadable: tuple[str, ...] = ()) -> Summary:

@@ -57,11 +57,17 @@ def test_all_the_same(report):
         "8 processes: 4 on node-a, 4 on node-b; started 2026-01-02T03:04:00.000+00:00 to 2026-01-02T03:04:07.000+00:00",
         "8 ended in order",
         "",
-        "a-bug  applied in 8",
-        "",
         "No differences, nothing refused or failed.",
+        "",
+        "a-bug  applied in 8",
     ]
     assert report(lines, "--quiet") == (0, "", "")
+
+
+def test_patches_for_other_releases_are_counted(report):
+    made = line(0)
+    made["patches"] += [{**made["patches"][0], "name": f"{n}-bug", "status": "unaffected"} for n in "bc"]
+    assert report([made])[1].splitlines()[-2:] == ["a-bug  applied in 1", "2 patches for other releases"]
 
 
 def watched(pid, worst, told="", status="applied", values=10):
@@ -79,11 +85,11 @@ def test_what_was_watched_and_the_worst_of_it(report):
     status, out, err = report(lines)
     assert (status, err) == (0, "")
     assert out.splitlines()[3:] == [
-        "a-bug  applied in 4",
+        "No differences, nothing refused or failed.",
         "",
         "fw-watch, log-probabilities: 0.02 at worst, at step 1, of 20 (node-a pid 1 rank 1)",
         "",
-        "No differences, nothing refused or failed.",
+        "a-bug  applied in 4",
     ]
     (found,) = json.loads(report(lines, "--json")[1])["watched"]
     assert (found["watch"], found["figure"], found["worst"], found["pid"]) == ("fw-watch", "log-probabilities", 0.02, 1)
@@ -116,7 +122,7 @@ def test_how_often_a_place_was_reached_in_all(report):
     ]
     status, out, err = report(lines)
     assert (status, err) == (0, "")
-    assert out.splitlines()[6:9] == [
+    assert out.splitlines()[5:8] == [
         "a-bug: reached 1,008 times, with the bug's condition in 8 (divisor x 0.5) (2 processes)",
         "never reached: b-bug",
         "",
