@@ -27,6 +27,7 @@ def _gathered(target: str) -> Rewrite:
         target=target,
         pattern="gather_from_sequence_parallel_region(hidden_states)",
         replacement="gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)",
+        unless=("reduce_scatter_to_sequence_parallel_region($$$ARGUMENTS)",),  # as 3.12.4 does
     )
 
 
