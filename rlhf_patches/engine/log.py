@@ -183,10 +183,8 @@ def acted(row: PatchReport) -> None:
     if (said := f"{row.name} has acted") in _said:
         return
     _said.add(said)
-    _say(
-        _WARNING,
-        f"{row.name}: {met}, {done}; `rlhf-patches explain {row.name}` says what {'to do' if advises else 'it is'}",
-    )
+    says = "what to do" if advises else "what it is"
+    _say(_WARNING, f"{row.name}: {met}, {done}; `rlhf-patches explain {row.name}` says {says}")
 
 
 def _level(row: PatchReport) -> int:
