@@ -10,7 +10,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 def scaled_back(tensor: Any, factor: float) -> Any:
     """The tensor itself; what goes back through it is multiplied by a factor."""
     if tensor.requires_grad:
-        tensor.register_hook(lambda gradient: gradient * factor)
+        tensor.register_hook(lambda gradient: gradient * factor)  # writes: a tensor that the layer has just made
     return tensor
 
 

@@ -26,14 +26,17 @@ FOUR = Has(gradient_accumulation_steps=4)
 RANKS = {"world_size": 2, "average_tokens_across_devices": True}
 
 
-def of_module(name):
-    """Something whose class is defined there."""
-    return type("Defined", (), {"__module__": name})()
+def of_module(name, *methods):
+    """Something whose class is defined there, with methods of that module."""
+    namespace = {"__name__": name}
+    for method in methods:
+        exec(f"def {method}(self): pass", namespace)
+    return type("Defined", (), {"__module__": name, **{method: namespace[method] for method in methods}})()
 
 
 LINEAR = of_module("megatron.core.extensions.transformer_engine")
 LIGER = {"use_liger_kernel": True}
-WARMUP = of_module("deepspeed.runtime.lr_schedules")
+WARMUP = of_module("deepspeed.runtime.lr_schedules", "__init__")
 BALANCED = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1e-2}
 
 

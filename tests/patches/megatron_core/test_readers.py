@@ -29,6 +29,7 @@ _BRIDGE = "megatron/bridge/models/conversion"
 _FSDP = "megatron/core/distributed/fsdp/src/megatron_fsdp"
 _BUFFERS = f"{_FSDP}/param_and_grad_buffer.py:ParamAndGradBuffer._init_optimizer_named_parameters"
 READERS = {
+    "_rlhf_patches_of_all_ranks": set(),
     "_samples_of_all_ranks": set(),
     "summed_over_divided_heads": set(),
     "tensor_model_parallel": {
