@@ -74,9 +74,9 @@ def report(patch: str, observe: Callable[[], Any], out: Path, *, reverted: bool 
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[str]]:
-    """What is logged meanwhile."""
+    """What is logged meanwhile, from warnings on."""
     said: list[str] = []
-    handler = logging.Handler()
+    handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("rlhf_patches").addHandler(handler)
     try:
