@@ -49,8 +49,8 @@ class Ledger:
         return self._matched.get(name, {})
 
     def carrying(self, name: str) -> list[Patched]:
-        """The functions that carry a patch, or that it observes."""
-        return [patched for patched in self._patched.values() if name in patched.carried]
+        """The functions that carry a patch, or that it observes. Takes no lock."""
+        return [patched for patched in [*self._patched.values()] if name in patched.carried]
 
     def is_on(self, name: str) -> bool:
         """Whether any function runs with a patch: not one that it only observes."""
