@@ -94,6 +94,16 @@ class PatchReport:
     when: str = ""
 
     @property
+    def ran(self) -> bool:
+        """Whether a function was entered that it has changed, or is observing."""
+        return self.reached is not None and self.reached.calls > 0
+
+    @property
+    def was_met(self) -> bool:
+        """Whether its condition has held."""
+        return self.reached is not None and self.reached.held > 0
+
+    @property
     def needs_attention(self) -> bool:
         """Whether the log says it as a warning: the bug may be there, and it is not repaired."""
         return self.is_problem or self.unreviewed
@@ -136,7 +146,7 @@ class PatchReport:
         what = ": ".join(filter(None, (self.harm if harm else "", bug)))
         wrong = ". ".join(filter(None, (what, self.when and f"When: {self.when}"))) if self.is_there else ""
         said = (*filter(None, (printable(wrong), self.notice)),)
-        reached = (printable(str(self.reached)),) if self.reached is not None and self.reached.calls else ()
+        reached = (printable(str(self.reached)),) if self.ran else ()
         return (*said, *reached, *map(printable, self.places if places else ()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -260,13 +270,13 @@ class Report:
         lines = [each for each in [verdict(self.patches)] if each]
         lines += _table(shown, width, below) if shown or not self.patches else []
         for status, what in ((Status.PENDING, "waiting for an import"), (Status.UNAFFECTED, "not affected")):
-            names = Counter(printable(f"{r.distribution} {r.version or '-'}") for r in self.with_status(status))
+            names = Counter(map(_framework, self.with_status(status)))
             if names:
                 lines.append(f"{what}: {', '.join(f'{name} ({count})' for name, count in names.items())}")
-        gone = folded(self.with_status(Status.ABSENT))
-        lines += gone if len(gone) < 4 else [f"not there: {len(self.with_status(Status.ABSENT))} for other packages"]
-        lines += [*(printable(str(failure)) for failure in self.plugin_failures), *self.notes]
-        return "\n".join(lines)
+        absent = self.with_status(Status.ABSENT)
+        gone = folded(absent)
+        lines += gone if len(gone) < 4 else [f"not there: {len(absent)} for other packages"]
+        return "\n".join([*lines, *self._end()])
 
     def to_text(self, width: int | None = WIDTH, everything: bool = False, places: bool = False) -> str:
         """A table of every patch, for people.
@@ -279,7 +289,11 @@ class Report:
         shown = [row for row in self.patches if everything or row.status is not Status.ABSENT]
         lines = _table(shown, width, [row.below(places) for row in shown]) if shown or not self.patches else []
         lines += folded(row for row in self.patches if row not in shown)
-        return "\n".join([*lines, *(printable(str(failure)) for failure in self.plugin_failures), *self.notes])
+        return "\n".join([*lines, *self._end()])
+
+    def _end(self) -> list[str]:
+        """What is of no patch: plugins that cannot be used, and notes."""
+        return [*(printable(str(failure)) for failure in self.plugin_failures), *self.notes]
 
     def __str__(self) -> str:
         return self.to_brief()
@@ -291,20 +305,12 @@ class Report:
         import html  # only in a notebook
 
         heads = ("patch", "status", "framework", "reason")
-        rows = [
-            (row.name, row.status.value, f"{row.distribution} {row.version or '-'}", row.why)
-            for row in self.patches
-            if row.status is not Status.ABSENT
-        ]
+        rows = [_cells(row) for row in self.patches if row.status is not Status.ABSENT]
         marked = [("th", heads)] * bool(rows) + [("td", row) for row in rows]
         table = "".join(
             f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>" for tag, cells in marked
         )
-        more = [
-            *folded(self.with_status(Status.ABSENT)),
-            *(printable(str(failure)) for failure in self.plugin_failures),
-            *self.notes,
-        ]
+        more = [*folded(self.with_status(Status.ABSENT)), *self._end()]
         return f"<table>{table}</table>" + "".join(f"<div>{html.escape(line)}</div>" for line in more)
 
 
@@ -315,23 +321,26 @@ def _by_weight(row: PatchReport) -> int:
     """What to read first: problems, bugs that were met, what ran, the rest."""
     if row.needs_attention:
         return 0
-    if row.reached is None or not row.reached.calls:
-        return 3
-    return 1 if row.reached.held else 2
+    return 1 if row.was_met else 2 if row.ran else 3
 
 
 def _matters(row: PatchReport) -> tuple[str, ...]:
     """What stands below a row: advice on results is for runs that have met the bug."""
     if _by_weight(row) < 2 or row.status is Status.ADVICE:
         return row.below()
-    return (printable(str(row.reached)),) if row.reached is not None and row.reached.calls else ()
+    return (printable(str(row.reached)),) if row.ran else ()
 
 
 def _table(rows: Sequence[PatchReport], width: int | None, below: Sequence[Sequence[str]]) -> list[str]:
-    cells = [
-        (row.name, row.status.value, printable(f"{row.distribution} {row.version or '-'}"), row.why) for row in rows
-    ]
-    return layout(("PATCH", "STATUS", "FRAMEWORK", "REASON"), cells, width, below)
+    return layout(("PATCH", "STATUS", "FRAMEWORK", "REASON"), [_cells(row) for row in rows], width, below)
+
+
+def _cells(row: PatchReport) -> tuple[str, ...]:
+    return row.name, row.status.value, _framework(row), row.why
+
+
+def _framework(row: PatchReport) -> str:
+    return printable(f"{row.distribution} {row.version or '-'}")
 
 
 def folded(absent: Iterable[PatchReport]) -> list[str]:

@@ -22,13 +22,13 @@ def verdict(rows: Iterable[PatchReport]) -> str | None:
         one line; None where no repaired or observed function ran.
     """
     rows = [*rows]
-    advised = [row for row in rows if row.status.value == "advice" and row.reached is not None and row.reached.held]
+    advised = [row for row in rows if row.status.value == "advice" and row.was_met]
     rows = [row for row in rows if row.kind == PATCH and row.status.value in ("applied", "observed")]
-    ran = [row for row in rows if row.reached is not None and row.reached.calls]
-    if not ran and not advised:
+    if not advised and not any(row.ran for row in rows):
         return None
-    met = [row for row in ran if row.reached is not None and row.reached.held]
-    cannot_tell = [row for row in ran if row.reached is not None and not row.reached.asked]
+    met = [row for row in rows if row.was_met]
+    # Of those whose condition was told in some calls and not in others, too.
+    cannot_tell = [r for r in rows if r.reached is not None and not r.was_met and r.reached.asked < r.reached.calls]
     kind = "observed" if any(row.status.value == "observed" for row in rows) else "repaired"
     text = f"{len(met) or 'none'} of {plural(len(rows), f'{kind} bug')} {'were' if len(met) > 1 else 'was'} met"
     if met:

@@ -50,19 +50,25 @@ def configure(default: str | None = None) -> None:
         return
     import logging
 
+    ours = logger()
+    ours.setLevel(logging.CRITICAL + 1 if level == "off" else level.upper())
+    if not ours.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_formatter())
+        ours.addHandler(handler)
+        ours.propagate = False
+
+
+def _formatter() -> logging.Formatter:
+    import logging
+
     class Formatter(logging.Formatter):
         """Text from outside, such as an exception's, does not get at the terminal."""
 
         def format(self, record: logging.LogRecord) -> str:
             return "\n".join(map(printable, super().format(record).expandtabs().split("\n")))
 
-    ours = logger()
-    ours.setLevel(logging.CRITICAL + 1 if level == "off" else level.upper())
-    if not ours.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(Formatter("[rlhf_patches] %(message)s"))
-        ours.addHandler(handler)
-        ours.propagate = False
+    return Formatter("[rlhf_patches] %(message)s")
 
 
 def _say(level: int, text: str) -> None:
@@ -83,7 +89,7 @@ def _say(level: int, text: str) -> None:
                     super().emit(record)
 
         handler = LastResort()
-        handler.setFormatter(logging.Formatter("[rlhf_patches] %(message)s"))
+        handler.setFormatter(_formatter())
         ours.addHandler(handler)
     ours.log(level, "%s", text)
 
@@ -169,11 +175,10 @@ def acted(row: PatchReport) -> None:
     acknowledged.
     """
     observed, advises = row.status is Status.OBSERVED, row.status is Status.ADVICE
-    reached = row.reached
     if not observed and not advises and (row.changes_numbers is None or settings.acknowledged(row.name)):
         return
-    if reached is not None and reached.held:
-        met = f"this run meets the bug{reached.by_how_much}"
+    if row.reached is not None and row.was_met:
+        met = f"this run meets the bug{row.reached.by_how_much}"
     elif observed or advises:
         return
     else:

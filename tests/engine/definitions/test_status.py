@@ -98,6 +98,8 @@ def test_what_is_printed_begins_with_what_was_met_and_with_problems():
     waits = dataclasses.replace(applied, name="late-bug", status=Status.PENDING)
     lines = str(Report((other, ran, never, applied, waits, met, ROWS[1]))).splitlines()
     assert lines[0] == "1 of 4 repaired bugs was met: met-bug (gradient x 4); 2 never; 1 ran and cannot tell: ran-bug"
+    partly = dataclasses.replace(never, name="partly-bug", reached=Reached(4, 3, 0, has_condition=True))
+    assert str(Report((partly,))).startswith("none of 1 repaired bug was met; 1 ran and cannot tell: partly-bug\n")
     names = [line.split()[0] for line in lines[1:] if line[0] != " "]
     assert names == ["PATCH", "b-bug", "met-bug", "ran-bug", "never-bug", "a-bug", "waiting", "not"]
     assert [line.strip() for line in lines if "train again" in line] == ["changes numbers: train again"], "of met-bug"
