@@ -2,7 +2,7 @@
 itself, as soon as the default group is there.
 
 The ranks exchange a few hundred bytes each through the store that torch.distributed was initialised with: no
-collective, no device, any backend (docs/architecture.md has the reasons). torch is used only if it is imported already.
+collective, no device, any backend (docs/decisions/0022 has the reasons). torch is used only if it is imported already.
 """
 
 from __future__ import annotations
