@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import json
 import sys
@@ -12,12 +13,33 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from rlhf_patches.testing import PatchContract
+from rlhf_patches.testing.cases import INSTALLED
 from tests.harness import cold
 from tests.harness.cold import Reports
 from tests.harness.once import once
 from tests.harness.warm import Levels, Warm, skyrl, trainer
 
+OF_RELEASES = 2
+"""Of the releases that a patch's contract names, `make test` takes the installed one and the first."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The others are exhaustive; the record of all releases says the same of each (tests/record)."""
+    contract, called = getattr(item, "cls", None), getattr(item, "callspec", None)
+    if called and isinstance(contract, type) and issubclass(contract, PatchContract):
+        release = called.params.get("release", INSTALLED)
+        if release not in (INSTALLED, *contract.releases)[:OF_RELEASES]:
+            item.add_marker(pytest.mark.exhaustive)
+
+
 ROLLOUTS = "tests.harness.rollout_training"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collections_are_short() -> None:
+    """accelerate collects garbage after each run: half a second for all that frameworks have imported."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

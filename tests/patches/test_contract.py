@@ -11,7 +11,6 @@ import dataclasses
 import fnmatch
 import importlib.metadata
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -127,19 +126,25 @@ def each_of(found: list[Any]) -> pytest.MarkDecorator:
 CASES = list(affected())
 
 
-def one_for_each_variant(found: list[Case]) -> list[Any]:
-    """Further releases of the same shape are among the exhaustive tests. One worker has all tests of a case."""
+def at_an_end(case: Case) -> bool:
+    """Whether its variant is the patch's first or last."""
+    return case.variant in (case.patch.variants[0], case.patch.variants[-1])
+
+
+def one_for_each_end(found: list[Case]) -> list[Any]:
+    """Further releases and shapes are among the exhaustive tests. One worker has all tests of a case."""
     seen: set[tuple[str, int]] = set()
     chosen = []
     for case in found:
         marks = [pytest.mark.xdist_group(f"the text of {case}")]
-        chosen.append(pytest.param(case, marks=[*marks, pytest.mark.exhaustive] if case.shape in seen else marks))
+        dear = case.shape in seen or not at_an_end(case)
+        chosen.append(pytest.param(case, marks=[*marks, pytest.mark.exhaustive] if dear else marks))
         seen.add(case.shape)
     return chosen
 
 
-each_case = each_of(one_for_each_variant(CASES))
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+each_case = each_of(one_for_each_end(CASES))
 
 
 @pytest.fixture(scope="module")
@@ -251,12 +256,18 @@ def live() -> list[Case]:
     return list(chosen.values())
 
 
-def at_an_end(case: Case) -> bool:
-    """Of a patch for many shapes: the oldest and the newest. Loading a framework takes most of the time."""
-    return len(case.patch.variants) <= 4 or case.variant in (case.patch.variants[0], case.patch.variants[-1])
+def on_what_is_installed(found: list[Case]) -> list[Any]:
+    """Each patch once; to load another release takes seconds, so those are among the exhaustive tests.
+
+    A patch that is for none of what is installed has its newest.
+    """
+    first = {case.patch.name: case for case in sorted(found, key=lambda case: case.beside is None or stands_in(case))}
+    return [
+        case if case is first[case.patch.name] else pytest.param(case, marks=pytest.mark.exhaustive) for case in found
+    ]
 
 
-@each_of([case if at_an_end(case) else pytest.param(case, marks=pytest.mark.exhaustive) for case in live()])
+@each_of(on_what_is_installed(live()))
 def test_applied_reverted_and_disabled_on_the_loaded_framework(run_ranks, case):
     arguments = map(str, case.shape)
     (found,) = run_ranks(
@@ -283,46 +294,6 @@ def has_what_is_beside(case: Case) -> bool:
         return False
     guard = Guard(other.distribution, other.versions)
     return versions.judge(guard, found.version).verdict is versions.Verdict.AFFECTED
-
-
-# ------------------------------------------------------------------------------------- what belongs to a patch
-
-
-@each_patch
-def test_its_fields_are_complete(patch):
-    checks.fields_are_complete(patch)
-
-
-@each_patch
-def test_what_it_waits_for_has_a_bound(patch):
-    checks.waits_have_bounds(patch)
-
-
-@each_patch
-def test_it_keeps_its_hands_off(patch):
-    checks.hands_off(patch)
-
-
-@each_patch
-def test_it_knows_and_does_not_infer(patch):
-    checks.it_knows(patch)
-
-
-@each_patch
-def test_its_page_its_record_and_its_row_exist(patch):
-    page = (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text()
-    assert patch.summary in page
-    records = [json.loads(path.read_text()) for path in (ROOT / "release_record" / "record").rglob("*.json")]
-    states = [
-        [found["state"] for found in release["patches"][patch.name]]
-        for record in records
-        for release in record["releases"]
-        if patch.name in release["patches"]
-    ]
-    for number, variant in enumerate(patch.variants):
-        assert any(release[number] == "defect" for release in states), f"no release is recorded for {variant.guard}"
-    row = f"[{patch.name}](patches/{patch.name}.md)"
-    assert row in (ROOT / "docs" / "compatibility.md").read_text()
 
 
 @each_patch

@@ -17,7 +17,7 @@ from rlhf_patches.definitions import registry
 from rlhf_patches.guards import known, memory, shapes
 from rlhf_patches.guards.places import Source
 from rlhf_patches.guards.shapes import Recognised
-from tests.patches.test_contract import CASES, UNKNOWN, Case, each_of, one_for_each_variant, stands_in
+from tests.patches.test_contract import CASES, UNKNOWN, Case, each_of, one_for_each_end, stands_in
 
 ROOT = str(Path(__file__).parents[2])
 KEPT = {(item.distribution, entry.version) for item in record.load_all() for entry in texts.kept(item)}
@@ -28,7 +28,7 @@ RELEASED = [
 ]
 
 
-@each_of(one_for_each_variant(RELEASED))
+@each_of(one_for_each_end(RELEASED))
 def test_the_facts_are_those_of_the_text(case: Case) -> None:
     """With all variants of the distribution, as the record has them: a function's slice is what any of them needs."""
     registered = [item.patch for item in registry.load()[0] if item.patch.distribution == case.patch.distribution]
@@ -48,7 +48,7 @@ def test_the_facts_are_those_of_the_text(case: Case) -> None:
             assert function.items() <= shipped.functions[key].items()
 
 
-@each_of(one_for_each_variant(RELEASED))
+@each_of(one_for_each_end(RELEASED))
 def test_what_is_recognised_is_what_a_search_finds(case: Case) -> None:
     """And the code compiled of it, to the column: as released, and edited."""
     both: list[list[object]] = []

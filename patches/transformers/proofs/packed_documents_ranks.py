@@ -6,6 +6,7 @@ beside that of the same documents one by one, in float64.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -132,24 +133,28 @@ def generated(family: str, attention: str) -> list[int]:
     return made(family, attention).generate(ids, attention_mask=mask, **options).flatten().tolist()
 
 
-def observe() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    kinds = [("GptOss", "eager"), ("Afmoe", "eager"), ("Afmoe", "sdpa")]
-    for family, attention in kinds:
-        if not hasattr(transformers, f"{family}Config"):
-            continue
-        name = f"{family}, {attention}"
+def cases() -> dict[str, Callable[[], Any]]:
+    """What is observed, by name; of the families that this release of transformers has."""
+    kinds = [
+        each
+        for each in (("GptOss", "eager"), ("Afmoe", "eager"), ("Afmoe", "sdpa"))
+        if hasattr(transformers, f"{each[0]}Config")
+    ]
+    found: dict[str, Callable[[], Any]] = {}
+    for kind in kinds:
+        name = ", ".join(kind)
         for how, rows, compiled in (("packed", 1, False), ("2 rows", 2, False), ("compiled", 1, True)):
-            found[f"{name}, {how}"] = right(family, attention, rows, compiled)
+            found[f"{name}, {how}"] = functools.partial(right, *kind, rows, compiled)
         for how, given in LEFT.items():
-            found[f"{name}, {how}"] = bits(family, attention, given)
-        found[f"{name}, generated"] = generated(family, attention)
-    found["Qwen3, packed"] = right("Qwen3", "eager", 1, False)
-    return found
+            found[f"{name}, {how}"] = functools.partial(bits, *kind, given)
+        found[f"{name}, generated"] = functools.partial(generated, *kind)
+    return {**found, "Qwen3, packed": functools.partial(right, "Qwen3", "eager", 1, False)}
 
 
 def main() -> None:
-    options = states.parser().parse_args()
+    parser, known = states.parser(), cases()
+    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(known))
+    options = parser.parse_args()
     if DEVICE != "cpu":  # it is a mode, which would be in force there, too
         torch.set_default_device(DEVICE)
-    states.report(NAME, observe, options.out)
+    states.report(NAME, lambda: {name: known[name]() for name in options.cases if name in known}, options.out)

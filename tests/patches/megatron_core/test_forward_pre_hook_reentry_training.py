@@ -68,6 +68,7 @@ def test_disabled_it_stays_away(train):
 COLD = (ROLLOUTS, *PRE_HOOKS_ONLY, "--save")
 
 
+@pytest.mark.exhaustive
 def test_the_site_hook_patches_torchrun_workers(run_cold, installed, reference):
     """The built wheel, no line of ours in the training script; bit for bit what forks of a warm process compute."""
     assert_same_training(run_cold(*COLD, python=installed.python, RLHF_PATCHES_AUTOLOAD="1"), reference)

@@ -239,6 +239,7 @@ def test_the_chunked_entropy_of_0_4(skyrl_ranks):
     assert chunks["chunk-1"]["collectives"] == [33, 0]
 
 
+@pytest.mark.exhaustive
 def test_within_torch_compile(run_ranks):
     """Dynamo takes none of our functions apart; SkyRL's own it makes one graph of, as released."""
     (found,) = run_ranks("tests.harness.compiled_regions_ranks", "skyrl", levels=COMPILED, ranks=1)

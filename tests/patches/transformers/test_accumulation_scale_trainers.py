@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from rlhf_patches.testing import in_process
+from tests.harness.by_case import ByCase, exhaustive_but
 
 transformers = pytest.importorskip("transformers")
 
@@ -452,10 +453,10 @@ def run(case, rows, folder):
 
 
 class Heard(logging.Handler):
-    """What the patch says, but for that the run meets the bug: once in a process, in whichever test is first."""
+    """The patch's warnings, but for that the run meets the bug: once in a process, in whichever test is first."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(logging.WARNING)
         self.messages = []
 
     def emit(self, record):
@@ -477,19 +478,24 @@ def patched():
 
 @pytest.fixture(scope="module")
 def left(rows, tmp_path_factory):
-    """Of all cases: to put a patch on and take it off takes longer than a step."""
-    folder = tmp_path_factory.mktemp("trainers")
-    released = {case: run(case, rows, folder) for case in LEFT}
-    found = {}
-    with patched() as heard:
-        for case in LEFT:
-            accumulation._said.clear()
-            heard.clear()
-            found[case] = released[case], run(case, rows, folder), list(heard)
-    return found
+    def both(case):
+        folder = tmp_path_factory.mktemp("trainers")
+        released = run(case, rows, folder)
+        with patched() as heard:
+            return released, run(case, rows, folder), list(heard)
+
+    return ByCase(both)
 
 
-@pytest.mark.parametrize("case", LEFT)
+# One for each way in which a loss, a model or a trainer can be another than transformers' own.
+FEW = (
+    *("loss_function: clamped", "a subclass's loss_function", "LOSS_MAPPING", "a loss out of a dictionary"),
+    *("a decorated forward", "a forward hook", "torch's class", "a head", "backward", "a smoother"),
+    *("Dividing", "KeepingTheNumber", "a dataclass as compute_loss_func"),
+)
+
+
+@pytest.mark.parametrize("case", exhaustive_but(LEFT, *FEW))
 def test_what_is_not_known_is_left_and_said(left, case):
     """Bit for bit, and one line; a compute_loss_func divides by contract, and nothing is said of it."""
     released, found, said = left[case]

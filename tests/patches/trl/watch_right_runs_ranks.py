@@ -211,11 +211,14 @@ def trained(case: Case, out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = states.parser().parse_args()
+    parser = states.parser()
+    parser.add_argument("cases", nargs="*", metavar="CASE", default=list(CASES))
+    options = parser.parse_args()
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    for name, case in CASES.items():
+    for name in options.cases:
+        case = CASES[name]
         try:
             run = functools.partial(trained, case, options.out)
             found[name] = watched.observe(WATCH, watched_rollouts.FIGURES, run, case.patches)

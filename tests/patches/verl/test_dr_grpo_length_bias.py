@@ -54,7 +54,7 @@ class Config:
     rollout: Any = field(default_factory=lambda: {"response_length": LENGTH})
 
 
-@pytest.fixture(scope="module", params=["0.9", "0.8"])
+@pytest.fixture(scope="module", params=["0.9", pytest.param("0.8", marks=pytest.mark.exhaustive)])
 def release(request):
     return request.param
 

@@ -64,6 +64,7 @@ def test_what_is_asked_for_comes_first_and_float32_is_the_same(release_and_repor
             assert each[0] == each[1] == each[2]
 
 
+@pytest.mark.exhaustive
 def test_the_newest_sets_it_elsewhere_and_is_left_alone(run_ranks):
     for report in run_ranks(WORKER, levels=verl()):
         assert report["status"] == "unaffected"

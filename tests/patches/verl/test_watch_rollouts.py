@@ -13,6 +13,7 @@ from rlhf_patches.patches.verl import watched_rollouts
 from rlhf_patches.patches.verl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import side_by_side, warm
+from tests.harness.by_case import exhaustive_but
 from tests.harness.warm import Level
 
 HELD = {
@@ -131,7 +132,7 @@ def test_metrics_that_are_something_else(data, caplog):
     assert not [line for line in caplog.messages if "waits" in line]
 
 
-@pytest.mark.parametrize("release", ["0.6", "0.7", "0.8", None])
+@pytest.mark.parametrize("release", exhaustive_but(["0.6", "0.7", "0.8", None], None))
 def test_the_settings_of_each_release(release):
     """Its own defaults are looked at; rollouts of another run, and a part of the distribution, are not."""
     omegaconf = pytest.importorskip("omegaconf")
