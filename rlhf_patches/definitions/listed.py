@@ -1,4 +1,4 @@
-"""A list of patches: what a process has to know of those that it has not imported yet.
+"""A list of patches: the metadata that is needed before a patch is imported.
 
 Every process that calls `apply` imports this, so it stands on nothing of `patch`, whose classes take 7 ms to be made.
 """
@@ -69,7 +69,7 @@ class ListedVariant(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A patch or an advice that is not imported yet: what a process has to know that has not imported what it is for.
+    """A patch or an advice that is not imported yet: the metadata that is needed before it is imported.
 
     Attributes:
         name, contested: as those of the `Patch`.

@@ -36,7 +36,7 @@ def page(patch: KnownBug, plugin: str = BUILT_IN, proof: str = "") -> str:
         *([] if plugin == BUILT_IN else [f"Brought by the plugin {plugin}, not by rlhf-patches."]),
         *_of_kind(patch),
         *(["## Try it here", _prose(proof)] if proof else []),
-        "## When it can go",
+        "## Removal",
         wrapped(patch.retire[0].upper() + patch.retire[1:] + "."),
         "## References",
         "\n".join(f"- <{reference}>" for reference in patch.references),
@@ -66,12 +66,25 @@ def _of_patch(patch: Patch) -> list[str]:
         "## What the patch changes",
         _prose(patch.repair),
         *_changes(patch),
-        *(["## Your numbers change", _prose(patch.changes_numbers)] if patch.changes_numbers else []),
+        *(["## Your results change", _prose(patch.changes_numbers)] if patch.changes_numbers else []),
         *(["## Contested upstream", _contested(patch)] if patch.contested else []),
+        "## A run in progress",
+        _in_progress(patch),
         "## Where it applies",
         _where(patch),
         _switch(patch),
     ]
+
+
+def _in_progress(patch: Patch) -> str:
+    """When to switch it on, and what then differs."""
+    said = "Apply the patch on every rank at the next start of the processes, and resume from a checkpoint."
+    if patch.changes_numbers or patch.harm.startswith("wrong"):
+        said += (
+            " Results differ from that step on; what was trained, saved and logged before stays as it is. Compare runs "
+            "only where all of them had the patch from their first step, or none."
+        )
+    return wrapped(said)
 
 
 def _of_watch(watch: Watch) -> list[str]:
@@ -252,7 +265,7 @@ def summary(patch: KnownBug) -> str:
 
 
 def _remarks(patch: KnownBug) -> str:
-    said = ["changes numbers"] * bool(patch.changes_numbers)
+    said = ["repair changes results"] * bool(patch.changes_numbers)
     said += ["off unless asked for by name"] * bool(patch.contested)
     said += ["advice: not repaired"] * isinstance(patch, Advice)
     return f" ({'; '.join(said)})" if said else ""

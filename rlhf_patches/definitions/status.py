@@ -133,7 +133,7 @@ class PatchReport:
             return printable(f"what to do: {self.what_to_do}")
         if self.changes_numbers is None or self.status not in _ACTING:
             return ""
-        return printable(f"changes numbers: {self.changes_numbers}")
+        return printable(f"repair changes results: {self.changes_numbers}")
 
     def below(self, places: bool = False, harm: bool = True) -> tuple[str, ...]:
         """What a table has below the patch's row: the bug if it is there, the notice, the places.

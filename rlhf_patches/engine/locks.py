@@ -13,7 +13,7 @@ class LockTimeout(RuntimeError):
 
 
 class Lock(RLock):  # type: ignore[misc]
-    """A lock of threads that is not waited for without end: a framework's import is behind it, and may be a rank's."""
+    """An RLock with an acquisition timeout: a framework's import is behind it, and may be a rank's."""
 
     what = "changing functions"
     patience: float | None = None

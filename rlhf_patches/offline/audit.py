@@ -212,11 +212,11 @@ class Findings:
         why += [f"{plural(len(self.unread), 'entry', 'entries')} not understood"] if self.unread else []
         reasons = f": {', '.join(why)}" if why else ""
         if not of_ours:
-            return f"None of the {plural(self.named, 'package')} named is one that patches are for{reasons}."
+            return f"None of the {plural(self.named, 'package')} named is supported{reasons}."
         if self.with_bugs or self.failing or self.excluded or why:
-            looked_up = f"Looked up {len(of_ours) - len(not_up)} of {plural(len(of_ours), 'entry', 'entries')}"
-            return f"{looked_up} that patches are for, of {self.named} named{reasons}."
-        return f"No known bugs found in {plural(len(of_ours), 'package')} that patches are for, of {self.named} named."
+            checked = f"Checked {len(of_ours) - len(not_up)} of {plural(len(of_ours), 'supported package')}"
+            return f"{checked}, of {self.named} named{reasons}."
+        return f"No known bugs found in {plural(len(of_ours), 'supported package')}, of {self.named} named."
 
     def _found(self) -> list[str]:
         if not self.with_bugs:
@@ -240,7 +240,7 @@ class Findings:
         said = [f"Its configuration excludes {plural(len(excluded), 'known bug')}: {', '.join(sorted(excluded))}."]
         return [
             *(said if excluded else ["Its configuration excludes no known bug."]),
-            *([f"{len(left)} may concern this run, or that cannot be told."] if left else []),
+            *([f"{len(left)} may affect this run."] if left else []),
         ]
 
     @property

@@ -22,7 +22,7 @@ from ..guards.places import NotFound, Source, Unreadable
 from .archive import Release
 from .members import ReleaseError
 
-SEARCHED = "; each process searches its text, which is of no known release"
+SEARCHED = "; matched at import; nothing precomputed for this release"
 
 
 def inspect(registered: Iterable[Registered], failures: Iterable[PluginFailure] = ()) -> Report:

@@ -83,7 +83,7 @@ class RunConfig:
         said = []
         for key, _ in patch.excluding:
             said += [_said(each) for each in self._find(key)] or [f"{key} is not set"]
-        return "; ".join(dict.fromkeys(said)) or "no setting is known that would exclude it"
+        return "; ".join(dict.fromkeys(said)) or "your configuration does not tell"
 
     def _find(self, key: str) -> list[Setting]:
         # What is set as a whole ("offload_optimizer": "auto"), or comes from a file that was not given, is not clear.

@@ -212,12 +212,15 @@ class Summary:
         if times:
             lines[0] += f"; started {times[0]}" + (f" to {times[-1]}" if times[-1] != times[0] else "")
         ended = len(self.processes) - len(self.not_ended) - len(self.by_exception)
-        lines.append(f"{ended} ended in order")
+        lines.append(f"{ended} exited normally")
         if self.by_exception:
             kinds = ", ".join(dict.fromkeys((each.ended or "").partition(" ")[2] for each in self.by_exception))
             lines[-1] += f"; {len(self.by_exception)} by an exception ({kinds}): {_names(self.by_exception)}"
         if self.not_ended:
-            lines[-1] += f"; {len(self.not_ended)} were killed or still run: {_names(self.not_ended)}"
+            were = "1 was killed or still runs"
+            if len(self.not_ended) > 1:
+                were = f"{len(self.not_ended)} were killed or still run"
+            lines[-1] += f"; {were}: {_names(self.not_ended)}"
         problems = self.problems
         found = [f"{len(problems)} to look at:", *(f"- {text}" for text in problems)] if problems else []
         found = found or ["No differences, nothing refused or failed."]

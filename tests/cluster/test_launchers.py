@@ -51,7 +51,7 @@ def launch(installed: Any, launcher: str, out: Path, *arguments: str, **settings
     ("launcher", "framework", "way"),
     [
         ("torch", "trl", "site hook"),
-        ("deepspeed", "deepspeed", "site hook"),
+        pytest.param("deepspeed", "deepspeed", "site hook", marks=exhaustive),
         pytest.param("accelerate", "trl", "site hook", marks=exhaustive),
         *(pytest.param(name, "trl", "apply()", marks=exhaustive) for name in ("torch", "deepspeed", "accelerate")),
     ],

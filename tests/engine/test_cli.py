@@ -50,12 +50,12 @@ def test_a_patch_that_changes_numbers_says_so(framework, monkeypatch, capsys, te
     for command in (["doctor"], ["check", str(framework.site)]):
         rows = lines(*command)
         (row,) = [number for number, line in enumerate(rows) if line.startswith(patch.name)]
-        assert (rows[row + 1].strip() == f"changes numbers: {text}") is (text is not None)
+        assert (rows[row + 1].strip() == f"repair changes results: {text}") is (text is not None)
         (found,) = json.loads("\n".join(lines(*command, "--json")))
         assert found.get("changes_numbers") == text
-    assert any("a bug (changes numbers)" in line for line in lines("list")) is (text is not None)
+    assert any("a bug (repair changes results)" in line for line in lines("list")) is (text is not None)
     page = "\n".join(lines("explain", patch.name))
-    assert (f"## Your numbers change\n\n{text}\n\n## Where it applies" in page) is (text is not None)
+    assert (f"## Your results change\n\n{text}\n\n## A run in progress" in page) is (text is not None)
     assert page == pages.page(patch, "tests", proofs.told(patch)).rstrip("\n")
 
 

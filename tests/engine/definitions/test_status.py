@@ -102,7 +102,9 @@ def test_what_is_printed_begins_with_what_was_met_and_with_problems():
     assert str(Report((partly,))).startswith("none of 1 repaired bug was met; 1 ran and cannot tell: partly-bug\n")
     names = [line.split()[0] for line in lines[1:] if line[0] != " "]
     assert names == ["PATCH", "b-bug", "met-bug", "ran-bug", "never-bug", "a-bug", "waiting", "not"]
-    assert [line.strip() for line in lines if "train again" in line] == ["changes numbers: train again"], "of met-bug"
+    assert [line.strip() for line in lines if "train again" in line] == ["repair changes results: train again"], (
+        "of met-bug"
+    )
     assert lines[-2:] == ["waiting for an import: some-dist 1.0 (1)", "not affected: some-dist 1.0 (1)"]
 
 
@@ -123,7 +125,7 @@ def test_a_patch_that_changes_numbers_has_a_line_of_its_own(framework, status):
     patch = dataclasses.replace(framework.patch(Rewrite("a:b", "$A", "1")), changes_numbers="was\n wrong\x07 ")
     row = patch_report(patch, "tests", status, "why", None)
     assert row.to_dict().get("changes_numbers") == (None if status is Status.ABSENT else "was wrong\x07")
-    expected = [r"changes numbers: was wrong\x07"] if status.value in ("applied", "applies") else []
+    expected = [r"repair changes results: was wrong\x07"] if status.value in ("applied", "applies") else []
     lines = [line.strip() for line in Report((row, ROWS[0])).to_text(everything=True).splitlines()]
     assert lines[2:-1] == expected
     assert lines[-1].startswith("a-bug")

@@ -130,7 +130,7 @@ def test_nothing_found(found, requirements, capsys):
     file = requirements("slime==0.0.0\nrequests==2.0\n")
     assert found(file) == (0, {"slime 0.0.0": []})
     assert cli.main(["audit", str(file)]) == 0
-    assert capsys.readouterr().out == "No known bugs found in 1 package that patches are for, of 2 named.\n"
+    assert capsys.readouterr().out == "No known bugs found in 1 supported package, of 2 named.\n"
 
 
 def test_what_is_ignored_does_not_count(found, requirements, capsys):

@@ -126,7 +126,7 @@ def test_annotations(audited):
     assert (status, err) == (1, "")
     (kind, properties, text), *others = commands(out)
     assert (kind, properties) == ("notice", {"title": "rlhf-patches audit"})
-    assert text.startswith("Looked up 1 of 3 entries")
+    assert text.startswith("Checked 1 of 3 supported packages")
     bugs = [each for each in others if each[0] == "warning"]
     assert "trl 1.5.1: trl-grpo-dapo-scale" in [each[1]["title"] for each in bugs]
     assert {(each[1]["file"], each[1]["line"]) for each in bugs} == {("pins.txt", "2")}
@@ -163,7 +163,7 @@ def test_markdown(audited):
     assert below[0] == "deepspeed (pins.txt:3) was not looked up: not pinned: >=0.1"
     assert below[1].startswith("verl 999 (pins.txt:5) was not looked up: newer than ")
     assert below[2] == "pins.txt:4: 'foo bar' is no requirement (name==version)"
-    assert below[3].startswith("Looked up 1 of 3 entries")
+    assert below[3].startswith("Checked 1 of 3 supported packages")
 
 
 def test_osv(audited):
@@ -188,7 +188,7 @@ def test_osv(audited):
     for package, name in ((deepspeed, "deepspeed"), (verl, "verl"), (unread, "")):
         assert package["package"]["name"] == name
         assert [each["id"] for each in package["vulnerabilities"]] == ["not-looked-up"]
-    assert document["summary"][0].startswith("Looked up 1 of 3 entries")
+    assert document["summary"][0].startswith("Checked 1 of 3 supported packages")
 
 
 def _is_affected(version, ranges):
@@ -277,7 +277,7 @@ def test_what_was_not_looked_up_is_a_finding(audited, form, case):
 def test_clean(audited, form):
     status, out, err = audited(form, {"a.txt": "slime==0.0.0\nx==1\n"})
     assert (status, err, findings_of(form, out)) == (0, "", [])
-    assert form == "sarif" or "No known bugs found in 1 package" in out
+    assert form == "sarif" or "No known bugs found in 1 supported package" in out
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -183,7 +183,7 @@ INPUTS = [
     # Newer than what was read.
     ("a.txt", "deepspeed==999", 1, ["was not looked up: newer than", "deepspeed-empty-groups"]),
     ("a.txt", "trl==999.0.0+cu128", 1, ["newer than"]),
-    ("a.txt", f"{CLEAN}\nverl==999.dev0", 1, ["verl 999.dev0 (", "Looked up 1 of 2 entries"]),
+    ("a.txt", f"{CLEAN}\nverl==999.dev0", 1, ["verl 999.dev0 (", "Checked 1 of 2 supported packages"]),
     # Nothing there, or nothing pinned.
     ("a.txt", "", 2, [NOT_ONE]),
     ("a.txt", "\n# trl==1.5.1\n", 2, [NOT_ONE]),
@@ -275,7 +275,7 @@ def test_they_are_as_many_as_were_asked_for():
 
 def test_clean_says_what_was_looked_up(audited):
     status, out, err = audited("a.txt", "numpy==2.0")
-    assert (status, out, err) == (0, "None of the 1 package named is one that patches are for.\n", "")
+    assert (status, out, err) == (0, "None of the 1 package named is supported.\n", "")
     assert audited("a.txt", f"{CLEAN}\nnumpy", "--quiet") == (0, "", "")
 
 

@@ -55,7 +55,7 @@ def test_all_the_same(report):
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         "8 processes: 4 on node-a, 4 on node-b; started 2026-01-02T03:04:00.000+00:00 to 2026-01-02T03:04:07.000+00:00",
-        "8 ended in order",
+        "8 exited normally",
         "",
         "No differences, nothing refused or failed.",
         "",
@@ -178,7 +178,7 @@ def test_an_exception_is_no_end_in_order(report):
     status, out, _ = report([line(0), line(1, ended="exception OSError"), line(2, ended=None)])
     assert status == 0
     said = (
-        "1 ended in order; 1 by an exception (OSError): node-a pid 1 rank 1; 1 were killed or still run: node-a pid 2"
+        "1 exited normally; 1 by an exception (OSError): node-a pid 1 rank 1; 1 was killed or still runs: node-a pid 2"
     )
     assert said in out
     found = json.loads(report([line(0), line(1, ended="exception OSError")], "--json")[1])
@@ -234,7 +234,7 @@ def test_killed_processes_are_counted_and_no_problem(report):
     """Ray and torchrun kill their workers, and a run may go on."""
     status, out, _ = report([line(0), line(1, ended=None)])
     assert status == 0
-    assert "1 ended in order; 1 were killed or still run: node-a pid 1 rank 1" in out
+    assert "1 exited normally; 1 was killed or still runs: node-a pid 1 rank 1" in out
 
 
 def test_ranks_that_left_no_line(report):

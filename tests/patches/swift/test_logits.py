@@ -126,7 +126,6 @@ def test_a_training_step_of_grpo(observe):
         assert report["step"]["reverted"] == report["step"]["released"]
 
 
-@exhaustive
 def test_a_training_step_of_grpo_with_context_parallelism(observe):
     """Two context-parallel ranks of two tensor-parallel ones each."""
     for report in observe(4, "context"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.by_case import ByCase, exhaustive_but
 from tests.harness.warm import beside
 
 WORKER, WRAPPED, ENGINE = (
@@ -70,13 +71,30 @@ def tolerance(case):
     return 0.1 if "bf" in case else 1e-5
 
 
+FEW = (
+    *("T5", "T5, it learns", "T5, bfloat16", "BERT masked", "BERT classifier, evaluated", "Llama classifier"),
+    *("Llama", "Llama, it learns", "Llama, evaluated", "Mixtral", "Mixtral, it learns"),
+)
+"""`make test` has these; the others are the same steps with other arguments."""
+
+
 @pytest.fixture(scope="module")
 def on_two(run_ranks):
-    reports = run_ranks(WORKER, levels=beside(None, "trainer"))
-    for report in reports:
-        assert report["status"] == {NAME: "applied", ROUTERS: "applied"}
-        assert set(report["before"]) == {*MEANS, *WINDOWS, *PARTS}
-    return reports
+    """Of both ranks, by case; the few run together, and so do the others."""
+
+    def run(case):
+        together = [each for each in (*MEANS, *WINDOWS, *PARTS) if (each in FEW) == (case in FEW)]
+        reports = run_ranks(WORKER, *together, levels=beside(None, "trainer"))
+        for report in reports:
+            assert report["status"] == {NAME: "applied", ROUTERS: "applied"}
+            assert set(report["before"]) == {*together}
+        return reports
+
+    return ByCase(run)
+
+
+def each_of(cases):
+    return pytest.mark.parametrize("case", exhaustive_but(cases, *(case for case in FEW if case in cases)))
 
 
 @pytest.fixture(scope="module")
@@ -106,24 +124,24 @@ def is_right(found, case):
         assert found["change"]["off by"] < 1e-4  # of weights that are 100 times as large
 
 
-@pytest.mark.parametrize("case", MEANS)
+@each_of(MEANS)
 def test_a_mean_is_divided_by_the_steps_and_not_multiplied_by_the_ranks(on_two, case):
-    for report in on_two:
+    for report in on_two[case]:
         is_wrong(report["before"][case], case, 2)
         is_right(report["after"][case], case)
 
 
-@pytest.mark.parametrize("case", WINDOWS)
+@each_of(WINDOWS)
 def test_what_is_divided_by_the_items_keeps_every_bit(on_two, case):
-    for report in on_two:
+    for report in on_two[case]:
         assert report["after"][case] == report["before"][case]
         is_right(report["after"][case], case)
 
 
-@pytest.mark.parametrize("case", PARTS)
+@each_of(PARTS)
 def test_a_part_beside_it_counts_once_a_step(on_two, case):
     """Multiplied by the steps and by the ranks; the latter is repaired by transformers-moe-aux-loss."""
-    for report in on_two:
+    for report in on_two[case]:
         before, after, both = (report[state][case] for state in ("before", "after", "both"))
         assert min(each["off by"] for each in before["gradients"]) > 0.1
         assert before["logged"][0] > 1.4 * before["wanted"][0]
@@ -156,13 +174,13 @@ def test_a_part_counts_once_a_step_on_one_rank(on_one, case):
 
 @pytest.mark.parametrize("case", ["T5", "Llama", "Mixtral"])
 def test_reverted_it_is_as_released(on_one, on_two, case):
-    for report in (on_one, *on_two):
+    for report in (on_one, *on_two[case]):
         assert report["reverted"][case] == report["before"][case]
 
 
 @pytest.mark.parametrize("case", ["BERT classifier, evaluated", "Llama, evaluated"])
 def test_evaluation_and_prediction_are_not_touched(on_two, case):
-    for report in on_two:
+    for report in on_two[case]:
         before, after = report["before"][case], report["after"][case]
         assert len(before["evaluated"]) == 2
         assert after["evaluated"] == before["evaluated"]

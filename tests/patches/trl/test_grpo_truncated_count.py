@@ -109,7 +109,6 @@ def test_reverted_it_is_trl_s_own_again(report):
     assert report["reverted"]["masked"] == report["before"]["masked"]
 
 
-@pytest.mark.exhaustive
 def test_on_two_ranks(run_ranks):
     """The tokens of both count, of which each has another number."""
     reports = run_ranks(WORKER, "masked", levels=(*TORCH, BESIDE), ACCELERATE_USE_CPU="true")

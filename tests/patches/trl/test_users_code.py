@@ -9,6 +9,7 @@ import pytest
 from hunt import frameworks
 from rlhf_patches.patches.catalogue import LISTED
 from tests.harness import users_code
+from tests.harness.by_case import exhaustive_but
 
 # Not an own step, which may divide gradients.
 HANDED_ON = ("nothing", "handed on", "own count", "own order", "own loader", "own optimizer")
@@ -39,7 +40,7 @@ NOT_REACHED = {
 """Those that need an engine or a merge, and the module that has the user's own in between."""
 
 
-@pytest.fixture(scope="session", params=[1, 2], ids=["one rank", "two ranks"])
+@pytest.fixture(scope="session", params=exhaustive_but([1, 2], 2), ids=["one rank", "two ranks"])
 def both(request, run_ranks):
     levels, ranks = frameworks.levels("trl", None), request.param
 
