@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import queue
-import weakref
+import sys
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
@@ -17,10 +16,9 @@ logger = logging.getLogger("rlhf_patches")
 
 _NAME = "slime-async-dropped-groups"
 _MODULE = "slime.rollout.fully_async_rollout"
+_ROLLOUT = "generate_rollout_fully_async"
 _ROOM = "self.output_queue.qsize() < max_concurrent"
 _RELEASED_ROOM = 1000
-_EMPTIED_HERE: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Workers from which slime's own rollout takes: of another one it is not known for how many it waits."""
 
 
 def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
@@ -34,8 +32,6 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
         _left()
         found: list[tuple[int, list[Any]]] = finished()
         return found
-    with contextlib.suppress(TypeError):  # a user's class without a hash
-        _EMPTIED_HERE.add(worker)
     taken: list[tuple[int, list[Any]]] = []
     while len(taken) < count:
         try:
@@ -53,14 +49,26 @@ def _left() -> None:
 def has_room(worker: Any, at_once: int) -> bool:
     """Whether another prompt is to be sampled: not while as many groups wait as are sampled ``at_once``.
 
-    Who takes them by a rollout of his own may wait for more: there as many may wait as released.
+    Who takes them by a rollout of his own, or calls slime's from it, may wait for more: there as many may wait as
+    released. So it is where a buffer of his own cannot be asked.
     """
-    waiting: int = worker.output_queue.qsize()
+    if not _taken_by_slimes(worker):
+        at_once = max(at_once, _RELEASED_ROOM)
     try:
-        room = at_once if worker in _EMPTIED_HERE else max(at_once, _RELEASED_ROOM)
-    except TypeError:
-        room = max(at_once, _RELEASED_ROOM)
-    return waiting < room
+        waiting: int = worker.output_queue.qsize()
+    except Exception:
+        return True
+    return waiting < at_once
+
+
+def _taken_by_slimes(worker: Any) -> bool:
+    """Whether slime itself calls its own rollout: of another one it is not known for how many it waits."""
+    # known: slime loads the function by this name, and what it takes from the worker is slime's own
+    return (
+        getattr(getattr(worker, "args", None), "rollout_function_path", None) == f"{_MODULE}.{_ROLLOUT}"
+        and released.written_in(getattr(sys.modules.get(_MODULE), _ROLLOUT, None)) == _MODULE
+        and released.written_in(worker.get_completed_groups) == _MODULE
+    )
 
 
 PATCH = Patch(
@@ -86,7 +94,8 @@ A step takes as many groups as it is short of, those that were finished first; t
 one. As in upstream's repair (PR 2238) the queue has no bound of its own, and the worker takes no new prompt while as
 many groups wait as it samples at once: at most twice that many wait. So, within one process, each prompt of the data
 source is trained on once, but for those of groups that fail. Where never more groups are finished than are asked for,
-nothing changes. A rollout of yours that takes them from slime's worker may wait for 1000, as released.
+nothing changes. A rollout of yours that takes them from slime's worker, or calls slime's, may wait for 1000, as
+released.
 
 Not repaired: a run that is resumed. Groups that wait or are sampled when a process ends are lost: checkpoints have none
 of them, and slime's data source goes on after their prompts.

@@ -88,6 +88,7 @@ class Run:
         slime.get_rollout_num_engines = lambda args: 1
         slime._global_worker = None
         self.args = SimpleNamespace(
+            rollout_function_path="slime.rollout.fully_async_rollout.generate_rollout_fully_async",
             rollout_global_dataset=True,
             rollout_batch_size=A_STEP,
             sglang_server_concurrency=at_once,
@@ -142,8 +143,21 @@ def unasked() -> dict[str, Any]:
 def awaited() -> int:
     """A rollout of a user's waits until more are finished than are sampled at once."""
     run = Run(AT_ONCE, PROMPTS)
+    run.args.rollout_function_path = "users.rollout"
     until(lambda: run.worker.queue_size() >= 3 * AT_ONCE, limit=2)
     return len(run.end())
+
+
+def awaited_then_taken() -> list[bool]:
+    """A rollout of a user's which does so, and then calls slime's own."""
+    run = Run(AT_ONCE, PROMPTS)
+    run.args.rollout_function_path = "users.rollout"
+    found = []
+    for number in range(2):
+        found.append(until(lambda: run.worker.queue_size() >= 2 * AT_ONCE, limit=2))
+        run.step(number)
+    run.end()
+    return found
 
 
 def many() -> dict[str, Any]:
@@ -188,6 +202,7 @@ def observe() -> dict[str, Any]:
         "reversed": steps(reverse=True),
         "unasked": unasked(),
         "awaited": awaited(),
+        "awaited then taken": awaited_then_taken(),
         "many": many(),
         "few": few(),
         "filtered": filtered(),

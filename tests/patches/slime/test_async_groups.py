@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 import queue
+import sys
 import types
 from types import SimpleNamespace
 
 import pytest
 
 from rlhf_patches.patches.slime import async_groups
-from rlhf_patches.patches.slime.async_groups import _EMPTIED_HERE, at_most, has_room
+from rlhf_patches.patches.slime.async_groups import at_most, has_room
 from tests.harness import slime_clone
 from tests.harness.slime_clone import with_clone
 from tests.harness.warm import TORCH, Level
 
 HELD = {
     "least reach": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
-    "hands off": "because it takes groups from the worker's queue, as slime does; which workers, it notes weakly",
+    "hands off": "because it takes groups from the worker's queue, as slime does",
     "known": ("test_a_worker_of_one_s_own_says_itself_what_is_finished", "test_a_worker_that_filters_is_not_bypassed"),
     "whatever worked": (
         "test_groups_that_are_aborted_or_fail_are_slimes_affair",
@@ -92,6 +93,7 @@ def test_a_rollout_of_one_s_own_gets_as_many_as_it_waits_for(report):
     """From slime's worker: as released."""
     for state in ("before", "after", "reverted"):
         assert report[state]["awaited"] >= 3 * AT_ONCE
+        assert report[state]["awaited then taken"] == [True, True]
 
 
 @with_clone
@@ -133,19 +135,29 @@ def test_a_worker_of_one_s_own_says_itself_what_is_finished(worker, caplog):
     assert [at_most(worker, 2) for _ in range(2)] == ["its own"] * 2
     (said,) = caplog.messages
     assert "get_completed_groups is not slime's own: what a step takes stays as released" in said
-    assert worker not in [*_EMPTIED_HERE]
 
 
-def test_there_is_room_for_as_many_as_are_sampled_at_once():
-    """Where slime's rollout takes them; of another one it is not known for how many it waits."""
-    worker, unhashable = slimes_worker(), SimpleNamespace(output_queue=queue.Queue())
-    for number in range(2):
-        worker.output_queue.put((number, []))
-        unhashable.output_queue.put((number, []))
-    assert has_room(worker, 2)
-    assert has_room(unhashable, 2)
-    assert at_most(worker, 0) == []
+def test_there_is_room_for_as_many_as_are_sampled_at_once(monkeypatch):
+    """Where slime calls its own rollout; of another one it is not known for how many it waits."""
+    module = types.ModuleType("slime.rollout.fully_async_rollout")
+    exec("def generate_rollout_fully_async(): ...", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    worker, own = slimes_worker(), Own()
+    for each in (worker, own):
+        each.args = SimpleNamespace(rollout_function_path=f"{module.__name__}.generate_rollout_fully_async")
+        for number in range(2):
+            each.output_queue.put((number, []))
     assert [has_room(worker, at_once) for at_once in (2, 3)] == [False, True]
+    assert has_room(own, 2)
+    monkeypatch.setattr(module, "generate_rollout_fully_async", lambda: None)  # somebody else's
+    assert has_room(worker, 2)
+    monkeypatch.undo()
+    assert has_room(worker, 2)
+
+
+def test_a_buffer_of_one_s_own_that_cannot_be_asked_has_room():
+    """It needs no more than what slime's worker puts into it, and what its own functions take from it."""
+    assert has_room(SimpleNamespace(output_queue=object(), get_completed_groups=Own().get_completed_groups), 1)
 
 
 @with_clone
