@@ -20,13 +20,21 @@ def bound(args: Any, function: Callable[..., Any]) -> tuple[float, ...]:
 
     Empty as well where the function has no such argument: one of the user's own, in place of slime's.
     """
-    asked: float | None = getattr(args, "eps_clip_c", None)
+    asked: Any = getattr(args, "eps_clip_c", None)
     if asked is None:
         return ()
-    if asked <= 1.0:
-        _ignored(asked)
+    if not _is_a_bound(asked):
+        _ignored(str(asked))
         return ()
     return (asked,) if _takes_a_bound(function) else ()
+
+
+def _is_a_bound(asked: Any) -> bool:
+    """A number above 1: NaN is none, and no more is a text, such as 1e1 of a configuration in YAML."""
+    try:
+        return bool(asked > 1.0)
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def _takes_a_bound(function: Callable[..., Any]) -> bool:
@@ -44,7 +52,7 @@ def _takes_a_bound(function: Callable[..., Any]) -> bool:
 
 
 @functools.cache
-def _ignored(asked: float) -> None:
+def _ignored(asked: str) -> None:
     logger.warning("--eps-clip-c %s is ignored, as slime has always done: expected a number above 1, or none", asked)
 
 
@@ -74,8 +82,8 @@ sampled (a large ratio) dominate the loss and its gradient, which is what dual-c
     repair="""\
 It is passed on. Where the advantage A is negative, the loss of a token is at most -c A: the objective is
 max(min(r A, clip(r, 1 - eps, 1 + eps_high) A), c A), equation 5 of arXiv 1912.09729, with a gradient of 0 beyond r = c.
-Without the option nothing changes. A c of 1 or less, which slime's function refuses with an error, is ignored as
-released, with a warning.
+Without the option nothing changes. A c that is no number above 1, which slime's function refuses with an error, is
+ignored as released, with a warning.
 
 Left alone: a `compute_policy_loss` of your own in slime's place, or around it, without an `eps_clip_c`; the FSDP
 backend of 0.2.0 to 0.2.2, which has the same call. main has been repaired since, and calls itself 0.3.1 all the same:

@@ -64,6 +64,7 @@ def _list(options: argparse.Namespace) -> int:
         return [printable(f"releases: {row.distribution} {row.guard}".rstrip())]
 
     output.print_report(report, options, ("PATCH", "STATUS", "HARM", "BUG"), cells, below)
+    print()
     output.print_sum(report, "`rlhf-patches explain NAME` is the page of one, `rlhf-patches doctor` says why it is so")
     output.complain_of_plugins(failures)
     return 0

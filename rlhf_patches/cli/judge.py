@@ -11,9 +11,9 @@ from pathlib import Path
 
 from .. import autoload, hook_files, settings
 from .._version import __version__
-from ..definitions import registry
-from ..definitions.status import PatchReport, Report, Status
-from ..definitions.words import printable
+from ..definitions import pages, registry
+from ..definitions.status import PatchReport, Report, Status, folded
+from ..definitions.words import plural, printable
 from ..offline import confined, download, evaluate, members
 from . import output
 from .command_line import Commands, add_output
@@ -63,8 +63,9 @@ def _doctor(options: argparse.Namespace) -> int:
         output.complain_of_plugins(failures)
         return int(bad)
     console = output.console()
-    output.print_report(report, options)
     output.print_sum(report, _next_step(report))
+    console.print()
+    output.print_report(report, options, fold=_not_here, hidden=(Status.ABSENT, Status.UNAFFECTED))
     console.print()
     console.print(printable(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})"))
     console.print(printable(_hook_state()), soft_wrap=True)
@@ -76,12 +77,19 @@ def _doctor(options: argparse.Namespace) -> int:
     return int(bad)
 
 
+def _not_here(rows: list[PatchReport]) -> list[str]:
+    others = sum(row.status is Status.UNAFFECTED for row in rows)
+    said = [f"{plural(others, 'known bug')} of other releases of what is installed: `--all` lists them"] * bool(others)
+    return [*said, *folded(row for row in rows if row.status is Status.ABSENT)]
+
+
 def _next_step(report: Report) -> str:
     if report.problems:
         return f"`rlhf-patches explain {report.problems[0].name}` says which bug stays where a patch is refused"
     applies = report.with_status(Status.APPLIES)
     if applies:
-        return f"`rlhf-patches explain {applies[0].name}`, and `rlhf-patches run -- COMMAND` to run with them"
+        worst = min(applies, key=pages.by_harm).name
+        return f"`rlhf-patches explain {worst}`, and `rlhf-patches run -- COMMAND` to run with them"
     return "`rlhf-patches audit FILE` and `rlhf-patches check NAME==VERSION` look at what is not installed here"
 
 

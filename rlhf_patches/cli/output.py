@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import settings
@@ -29,8 +29,8 @@ _COLOURS = {
     Status.UNAFFECTED: "blue",
     Status.ABSENT: "dim",
 }
-_FIRST = (Status.APPLIES, Status.ADVICE, Status.REFUSED, Status.FAILED)
-"""What a report begins with: what acts here, and what a user has to look at."""
+_FIRST = (Status.REFUSED, Status.FAILED, Status.APPLIES, Status.ADVICE)
+"""What a report begins with: what a user has to look at, and what acts here."""
 _STATUS = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
 
 
@@ -78,10 +78,11 @@ def print_report(
     cells: Callable[[PatchReport], Sequence[str]] = lambda row: (*_harm_here(row), row.why),
     below: Callable[[PatchReport], Sequence[str]] | None = None,
     fold: Callable[[list[PatchReport]], list[str]] = folded,
+    hidden: Collection[Status] = (Status.ABSENT,),
 ) -> None:
     """A table with a row for each patch, and a line for each framework that is not there.
 
-    Those that act here come first, and of each status the worst harm.
+    Problems come first, then those that act here, and of each status the worst harm.
 
     Args:
         report: the patches.
@@ -90,9 +91,10 @@ def print_report(
         cells: what a row has after the name and the status.
         below: the lines below it.
         fold: the lines for those that have no row.
+        hidden: which these are, without ``--all``.
     """
     rows = sorted(report, key=_rank)
-    shown = [row for row in rows if options.all or row.status is not Status.ABSENT]
+    shown = [row for row in rows if options.all or row.status not in hidden]
     lines = [below(row) if below else row.below(getattr(options, "long", False), harm=False) for row in shown]
     if shown:
         print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], lines)
@@ -112,11 +114,10 @@ def _harm_here(row: PatchReport) -> tuple[str, str]:
 
 
 def print_sum(report: Report, next_step: str) -> None:
-    """Below the table of a report: how many have which status, which harm is here, and what a user can do next."""
+    """How many have which status, which harm is here, and what a user can do next."""
     bugs = [row for row in report if row.kind != WATCH]
     counts = Counter(row.status for row in bugs)
     said = ", ".join(f"{counts[status]} {status}" for status in _COLOURS if counts[status])
-    print()
     say(f"{len(bugs)} known bugs: {said or 'none'}", style="bold")
     harm = pages.counted(row for row in report if row.is_there)
     if harm:

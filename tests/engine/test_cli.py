@@ -207,23 +207,29 @@ def test_a_part_of_a_name_is_enough(said):
     )
 
 
-def test_doctor_and_list_begin_with_what_applies_and_end_with_a_count(said, slime, monkeypatch):
+def test_doctor_begins_with_a_count_and_list_ends_with_it_and_problems_are_first_rows(said, slime, monkeypatch):
     monkeypatch.setenv("RLHF_PATCHES_DISABLE", "accelerate-*")
     monkeypatch.syspath_prepend(slime)
     count = sum(each.kind != "watch" for each in plugin.rlhf_patches())
     for command in ("doctor", "list"):
         out = said(command)[1].splitlines()
-        assert out[1].split()[:2] == [toy_slime.PATCH, "applies"]
+        assert first_row(out) == [toy_slime.PATCH, "applies"]
         (place,) = [number for number, line in enumerate(out) if line.startswith(f"{count} known bugs: 1 applies, ")]
+        assert (place == 0) is (command == "doctor")
         assert re.search(r"\d disabled", out[place])
         assert out[place + 1] == "In what is installed here: 1 crash."
         assert out[place + 2].startswith("Next: `rlhf-patches explain ")
     assert toy_slime.PATCH in said("doctor")[1].partition("Next: ")[2]
     make_refused(slime)
-    assert said("doctor")[1].splitlines()[1].split()[:2] == [toy_slime.PATCH, "refused"]
+    assert first_row(said("doctor")[1].splitlines()) == [toy_slime.PATCH, "refused"]
     assert f"Next: `rlhf-patches explain {toy_slime.PATCH}` says which bug stays" in said("doctor")[1]
     monkeypatch.setenv("RLHF_PATCHES_DISABLE", "*")
     assert "Next: `rlhf-patches audit FILE`" in said("doctor")[1]
+
+
+def first_row(lines):
+    (head,) = [number for number, line in enumerate(lines) if line.startswith("PATCH ")]
+    return lines[head + 1].split()[:2]
 
 
 @pytest.fixture
@@ -254,7 +260,7 @@ def test_doctor_and_list_say_what_is_wrong_the_worst_first(said, harmful):
     ]
     assert "In what is installed here: 1 wrong gradient, 1 hang." in said("list")[1]
     for command in (["doctor"], ["check", str(harmful.site)]):
-        lines = said(*command)[1].splitlines()[int(command[0] == "check") :]
+        lines = said(*command)[1].splitlines()[{"check": 1, "doctor": 4}[command[0]] :]
         assert lines[0].split() == ["PATCH", "STATUS", "HARM", "VERSION", "WHY"]
         assert [line.split()[:5] for line in lines[1:6:2]] == [
             ["x-g", "applies", "wrong", "gradient", "1.0"],
@@ -275,6 +281,9 @@ def test_a_bug_that_is_not_here_has_no_harm_here(said, harmful):
     assert err.endswith("; wrong gradient: g is wrong. When: always\n"), "which bug stays"
     harmful.metadata(None, f"{harmful.distribution.replace('-', '_')}-1.0.dist-info")
     lines = said("doctor")[1].splitlines()
+    assert not [line for line in lines if line.startswith("x-g ")]
+    assert "1 known bug of other releases of what is installed: `--all` lists them" in lines
+    lines = said("doctor", "--all")[1].splitlines()
     (row,) = [number for number, line in enumerate(lines) if line.startswith("x-g ")]
     assert lines[row].split()[:4] == ["x-g", "unaffected", "-", "-"]
     assert lines[row + 1] == "", "the last row"
