@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
@@ -23,7 +24,17 @@ def of_groups(scheduler: Any, rates: list[Any]) -> Any:
 
 def replaced(scheduler: Any) -> str:
     """What of that which makes learning rates is somebody else's; empty where all is DeepSpeed's."""
-    return released.others(scheduler, "__init__", "_format_param", "get_lr", "step", packages=("deepspeed",))
+    packages = ("deepspeed",)
+    for kind in type(scheduler).__mro__:
+        # known: DeepSpeed's own assign these and no more
+        own = [name for name in ("__setattr__", "max_lrs", "min_lrs", "delta_lrs") if name in vars(kind)]
+        if own and kind is not object:
+            return f"{kind.__name__}.{own[0]}"
+    # Which sets the rates of a step: a function of the module.
+    update = getattr(sys.modules.get("deepspeed.runtime.lr_schedules"), "update_lr", None)
+    if update is not None and not released.is_released(update, packages):
+        return "update_lr"
+    return released.others(scheduler, "__init__", "_format_param", "get_lr", "step", packages=packages)
 
 
 PATCH = Patch(
@@ -41,12 +52,15 @@ it, every group has the learning rate of the first one. No error; `get_last_lr()
 then stands for all groups.""",
     repair="""\
 The whole list is taken, as in 0.19.4. A `warmup_max_lr` that is given counts as before, one number for all groups or a
-list. Not repaired: a subclass with an `__init__`, a `get_lr`, a `step` or a `_format_param` of its own, or one that was
-put in place of DeepSpeed's, which may give each group its rate already; and `WarmupCosineLR` of 0.18.9 and earlier,
-which sets the learning rate of the first group alone to 0 for the first step.""",
+list. Not repaired: a subclass with an `__init__`, a `get_lr`, a `step`, a `_format_param`, a `__setattr__` or a
+`max_lrs` of its own, or one that was put in place of DeepSpeed's, or an `update_lr`, which may give each group its rate
+already; and `WarmupCosineLR` of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0 for the
+first step.""",
     changes_numbers="""\
 DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch each has its
-own, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again.""",
+own, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again. Who
+multiplies what a scheduler has made, its `max_lrs` or the groups' rates after a step, by each group's ratio has to take
+that out.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/8171",
         "https://github.com/deepspeedai/DeepSpeed/pull/7360",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -123,3 +124,23 @@ def test_rates_of_somebody_else_s_are_released(name):
     for scheduler in (of_a_subclass.__new__(of_a_subclass), of_the_object, of_another):
         assert of_groups(scheduler, rates) == 1e-3
         assert rates_of_groups(scheduler, optimizer, None) is None
+
+
+def test_numbers_that_a_subclass_s_own_attributes_change_are_released(monkeypatch):
+    """As above, by what is assigned, and by the function that sets a step's rates."""
+    written = {"__name__": "deepspeed.runtime.lr_schedules"}
+    exec("class WarmupLR:\n    def __init__(self): ...\n    _format_param = get_lr = step = __init__", written)
+    exec("def update_lr(groups, lrs): ...", written)
+    released, rates = written["WarmupLR"], [1e-3, 1e-4]
+
+    class Multiplied(released):
+        max_lrs = property(lambda self: [1e-3, 1e-4], lambda self, value: None)
+
+    class Assigned(released):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+
+    monkeypatch.setitem(sys.modules, "deepspeed.runtime.lr_schedules", SimpleNamespace(**written))
+    assert [of_groups(made(), rates) for made in (released, Multiplied, Assigned)] == [rates, 1e-3, 1e-3]
+    sys.modules["deepspeed.runtime.lr_schedules"].update_lr = lambda groups, lrs: None
+    assert of_groups(released(), rates) == 1e-3
