@@ -136,6 +136,9 @@ def test_a_bound_that_slime_refuses_is_ignored_as_released(caplog):
     assert [eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.0), released) for _ in range(2)] == [(), ()]
     (said,) = caplog.messages
     assert said.startswith("--eps-clip-c 1.0 is ignored")
+    for refused in (float("nan"), "1e1"):  # what YAML says is a text
+        assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=refused), released) == ()
+        assert caplog.messages[-1].startswith(f"--eps-clip-c {refused} is ignored")
 
 
 @pytest.mark.parametrize(
