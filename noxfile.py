@@ -19,6 +19,7 @@ from nox.command import CommandFailed
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from tests.harness import effort  # noqa: E402
 from tools.environments import provide  # noqa: E402
 from tools.interpreters import ENGINE_PYTHONS, FRAMEWORK_PYTHON, OF_DEBIAN, USABLE, is_here  # noqa: E402
 from tools.sessions import session  # noqa: E402
@@ -125,7 +126,7 @@ def exhaustive(session: nox.Session) -> None:
 @session(python=FRAMEWORK_PYTHON, requires=ENVIRONMENTS_MADE, name="exhaustive-quarter", tags=["rest"])
 def exhaustive_quarter(session: nox.Session) -> None:
     """A quarter of the same, the same each time."""
-    run_exhaustive(session, "--part", "1/4")
+    run_exhaustive(session, "--part", effort.OF_CI)
 
 
 @session(**SHARED, tags=["test"])

@@ -36,6 +36,10 @@ def in_part(file: str, part: str) -> bool:
     return zlib.crc32(file.encode()) % of == number - 1
 
 
+OF_CI = "1/4"
+"""The part of the exhaustive tests that CI runs, the same each time."""
+
+
 FILE = "TESTS_EFFORT"
 """The environment variable that names the file to which the processes of a session add what they have spent."""
 

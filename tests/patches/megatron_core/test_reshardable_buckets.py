@@ -26,6 +26,7 @@ HELD = {
 WORKER = "tests.patches.megatron_core.reshardable_buckets_ranks"
 SHIFTED = ["buckets", "buckets, on one rank"]
 exhaustive = pytest.mark.exhaustive
+pytestmark = pytest.mark.xdist_group("checkpoints of buckets")  # saved once, by the worker that has them all
 
 
 @pytest.fixture(scope="module")
