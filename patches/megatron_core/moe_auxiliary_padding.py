@@ -2,32 +2,99 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+from ..trl import released
+
+logger = logging.getLogger("rlhf_patches")
+
+_NAME = "megatron-core-moe-auxiliary-padding"
 _MARK = "_rlhf_patches_of_all_ranks"
+_UNMARKED = object()
+_MEGATRON = ("megatron",)
+_SCALING = (
+    "attach_and_log_load_balancing_loss",
+    "get_aux_loss_coeff",
+    "_apply_aux_loss",
+    "_apply_seq_aux_loss",
+    "_apply_global_aux_loss",
+)
 
 
-def of_all_ranks(tokens: Any) -> Any:
-    """The number itself, a tensor of Megatron's own counting, marked as that of all the loss's ranks."""
-    setattr(tokens, _MARK, True)  # writes: a tensor that Megatron has just made
+def of_all_ranks(tokens: Any, own: Any, every: Any) -> Any:
+    """The number itself, a tensor of Megatron's own counting, marked if it is that of all the loss's ranks.
+
+    Args:
+        tokens: the number.
+        own: of each expert the tokens that it was counted from.
+        every: the same of all ranks: their sum has been written into ``own``, or a user's was not.
+    """
+    return _mark(tokens) if own.data_ptr() == every.data_ptr() else tokens
+
+
+def _mark(tokens: Any) -> Any:
+    setattr(tokens, _MARK, _version(tokens))  # writes: a tensor that Megatron has just made
     return tokens
 
 
 def of_rows(tokens: Any, rows: int) -> Any:
     """The number of tokens of several rows, marked if that of one is."""
     every = tokens * rows
-    return of_all_ranks(every) if getattr(tokens, _MARK, False) else every
+    return _mark(every) if _marked(tokens) else every
 
 
-def ranks_of(tokens: Any, group: Any) -> int:
-    """By how many ranks a number of tokens is to be multiplied. One that a user has counted has no mark."""
-    return 1 if getattr(tokens, _MARK, False) else int(group.size())
+def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
+    """By how many ranks a number of tokens is to be multiplied. One that a user has counted has no mark.
+
+    As released where a user's own code may divide the loss by them already.
+
+    Args:
+        router: whose losses are scaled.
+        scaler: the class by which they are attached.
+        tokens: the number.
+        group: the ranks that share a sequence.
+    """
+    ranks = int(group.size())
+    if ranks == 1 or not _marked(tokens):
+        return ranks
+    other = released.others(router, *_SCALING, packages=_MEGATRON)
+    # known: nothing but a class of Megatron's own has its module's name
+    if not other and not (
+        str(getattr(scaler, "__module__", "")).startswith("megatron.")
+        and released.is_released(scaler.backward, _MEGATRON)
+    ):
+        other = "MoEAuxLossAutoScaler"
+    if other:
+        _left(other)
+    return ranks if other else 1
+
+
+def _marked(tokens: Any) -> bool:
+    """Whether a number is as it was counted: what a user has divided in place is another one."""
+    return getattr(tokens, _MARK, _UNMARKED) == _version(tokens)
+
+
+def _version(tokens: Any) -> Any:
+    try:
+        return tokens._version
+    except (AttributeError, RuntimeError):  # no tensor, or one of inference, whose losses are not differentiated
+        return None
+
+
+@functools.cache
+def _left(own: str) -> None:
+    import torch
+
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        logger.warning("%s: %s is not Megatron's own: load balancing stays as released", _NAME, own)
 
 
 PATCH = Patch(
-    name="megatron-core-moe-auxiliary-padding",
+    name=_NAME,
     summary="a mixture's load balancing has the weight that was set with a padding mask, too",
     harm="wrong gradient",
     bug="with a padding mask load balancing is too strong, by TP x CP",
@@ -49,9 +116,10 @@ With a mask the number is not multiplied by the ranks once more. The gradient is
 have unequal numbers of valid tokens.
 
 Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, all is bit for bit as before. So is a
-number of tokens that a router of your own, or a repair of yours, counts on each rank; and the z-loss, which is right
-with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its coefficient, which
-`megatron-core-moe-auxiliary-global` repairs.""",
+number of tokens that a router of your own, or a repair of yours, counts on each rank or divides; and the z-loss, which
+is right with a mask. Left alone, with one line: a router whose functions for these losses, or whose
+`MoEAuxLossAutoScaler`, are not Megatron's own, and may divide the loss. So, without a line, is `global_aux_loss`,
+which has, without a mask, 1 / DP of its coefficient: `megatron-core-moe-auxiliary-global` repairs it.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
         # main called itself 0.20.0 when it was read (2026-08-22) and had the defect.
@@ -60,9 +128,9 @@ with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its co
             (
                 Rewrite(
                     target="megatron.core.transformer.moe.moe_utils:get_tokens_per_expert_and_token_count",
-                    # The all-reduce has written into what this is counted from: the same number.
                     pattern="local_num_tokens = local_tokens_per_expert.sum() / topk",
-                    replacement="local_num_tokens = $OF_ALL_RANKS(global_tokens_per_expert.sum() / topk)",
+                    replacement="local_num_tokens = $OF_ALL_RANKS("
+                    "local_tokens_per_expert.sum() / topk, local_tokens_per_expert, global_tokens_per_expert)",
                     uses={"OF_ALL_RANKS": f"{__name__}:{of_all_ranks.__name__}"},
                 ),
                 Rewrite(
@@ -76,7 +144,8 @@ with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its co
                     pattern="MoEAuxLossAutoScaler.apply("
                     "activation, aux_loss * num_local_tokens * self.tp_cp_group.size())",
                     replacement="MoEAuxLossAutoScaler.apply("
-                    "activation, aux_loss * num_local_tokens * $RANKS_OF(num_local_tokens, self.tp_cp_group))",
+                    "activation, aux_loss * num_local_tokens * "
+                    "$RANKS_OF(self, MoEAuxLossAutoScaler, num_local_tokens, self.tp_cp_group))",
                     uses={"RANKS_OF": f"{__name__}:{ranks_of.__name__}"},
                 ),
             ),
@@ -86,5 +155,5 @@ with a mask. Left alone: `global_aux_loss` has, without a mask, 1 / DP of its co
     changes_numbers="""\
 In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP
 times the weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it
-had with coefficients multiplied by that number.""",
+had with coefficients multiplied by that number. Coefficients that were divided by it have to be made whole again.""",
 )

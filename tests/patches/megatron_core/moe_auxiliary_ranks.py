@@ -107,19 +107,68 @@ def counted_by_a_user(
     return every, number, every.sum() / topk
 
 
+def divided_in_place(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any, Any]:
+    """Another one: what Megatron has counted of all ranks."""
+    every, number, total = counting(*args, **kwargs)
+    number /= kwargs["reduce_group"].size()
+    return every, number, total
+
+
+def attached_in_parts(self: Any, probs: Any, coefficient: float, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    """Another one: of the loss a part has a gradient."""
+    part = loss / self.tp_cp_group.size()
+    return attaching(self, probs, coefficient, part + (loss - part).detach(), *args, **kwargs)
+
+
+def counting(*args: Any, **kwargs: Any) -> Any:
+    return importlib.import_module("megatron.core.transformer.moe.moe_utils").get_tokens_per_expert_and_token_count(
+        *args, **kwargs
+    )
+
+
+attaching = importlib.import_module(
+    "megatron.core.transformer.moe.router"
+).TopKRouter.attach_and_log_load_balancing_loss
+
+
+class OwnScaler:
+    """Another one."""
+
+    backward = None
+
+    @staticmethod
+    def apply(activation: Any, loss: Any) -> Any:
+        real = importlib.import_module("megatron.core.transformer.moe.moe_utils").MoEAuxLossAutoScaler
+        return real.apply(activation, loss / parallel_state.get_tensor_model_parallel_world_size())
+
+
+USERS: dict[str, tuple[str, Any]] = {
+    "own": ("get_tokens_per_expert_and_token_count", counted_by_a_user),
+    "place": ("get_tokens_per_expert_and_token_count", divided_in_place),
+    "attach": ("TopKRouter.attach_and_log_load_balancing_loss", attached_in_parts),
+    "scaler": ("MoEAuxLossAutoScaler", OwnScaler),
+}
+"""What a user who has met the bug puts into the router's module."""
+watching = True
+"""Whether what is logged is looked at: by a function in place of the router's."""
+
+
 def gradient(
     loss: str, per_token: bool, micro_batch: int, masked: str = "", counted: str = ""
 ) -> dict[str, list[float]]:
     """Of the routers and the norms, as the optimizer gets them."""
     if counted:
         module = importlib.import_module("megatron.core.transformer.moe.router")
+        name, own = USERS[counted]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "get_tokens_per_expert_and_token_count", counted_by_a_user)
+            patch.setattr(f"{module.__name__}.{name}", own)
             return gradient(loss, per_token, micro_batch, masked)
     model = model_of(loss, per_token)
     logged: list[float] = []
     for layer in model.module.decoder.layers:
         router = layer.mlp.router
+        if not watching:
+            continue
         router.attach_and_log_load_balancing_loss = functools.partial(
             watched, router.attach_and_log_load_balancing_loss, logged
         )
@@ -223,9 +272,11 @@ def main() -> None:
     parser.add_argument(
         "cases",
         nargs="+",
-        help="LOSS/token or mean/MICRO_BATCH[/mask or /pad[/own]]; LOSS/MICRO_BATCH[/pad] of the reference",
+        help="LOSS/token or mean/MICRO_BATCH[/mask or /pad[/USER]]; LOSS/MICRO_BATCH[/pad] of the reference",
     )
     options = parser.parse_args()
+    global watching
+    watching = options.patch != "megatron-core-moe-auxiliary-padding"
     torch.compiler.set_stance("force_eager")
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=options.tp, context_parallel_size=options.cp)
