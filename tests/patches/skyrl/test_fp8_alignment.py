@@ -159,6 +159,7 @@ def test_0_1_0(first_release):
     assert first_release["reverted"] == first_release["before"]
 
 
+@pytest.mark.exhaustive
 def test_training_is_refused_before_and_not_after(ranks):
     """On two real ranks, the same run without and with the patch."""
     for report in ranks:
@@ -173,6 +174,7 @@ def test_training_is_refused_before_and_not_after(ranks):
         assert all(case["refused_after"] == {} for case in report["cases"].values())
 
 
+@pytest.mark.exhaustive
 def test_the_models_tokens_on_each_rank(ranks):
     for report in ranks:
         for name, case in report["cases"].items():
@@ -185,6 +187,7 @@ def test_the_models_tokens_on_each_rank(ranks):
             assert {tokens % ON_A_RANK[recipe] for tokens in case["seen_after"]} == {0}, name
 
 
+@pytest.mark.exhaustive
 def test_padding_changes_no_token(ranks):
     """In fp32. Products of matrices with more rows may be summed in another order: some units in the last place."""
     for report in ranks:
@@ -196,12 +199,14 @@ def test_padding_changes_no_token(ranks):
             assert case["difference_of_gradients"] <= 2e-6, name
 
 
+@pytest.mark.exhaustive
 def test_without_fp8_training_is_the_same_bit_for_bit(ranks):
     for report in ranks:
         without = [case["same"] for name, case in report["cases"].items() if name.endswith("-None")]
         assert without == [True] * 3
 
 
+@pytest.mark.exhaustive
 def test_the_report_says_what_was_done(layouts, ranks):
     (row,) = layouts["report"]
     assert (row["name"], row["status"]) == ("skyrl-fp8-alignment", "applied")

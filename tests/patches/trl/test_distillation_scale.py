@@ -10,6 +10,7 @@ from types import FunctionType, SimpleNamespace
 import pytest
 
 from rlhf_patches.patches.trl import released, window
+from tests.harness.by_case import exhaustive_but
 from tests.harness.side_by_side import folder
 from tests.harness.warm import TORCH, TRL, Level
 
@@ -36,7 +37,7 @@ HELD = {
 WORKER = "tests.patches.trl.distillation_scale_ranks"
 ALONE = ("GOLD 4", "ULD 4", "GKD 4", "GOLD 1", "ULD 1", "GOLD 2 generated")
 TOGETHER = ("GOLD 2", "GKD 2", "ULD 2", "GKD 2 alone", "GKD 1 generated")
-OWN = ("Own 2", "Decorated 2", "Multiplies 2", "Averages 1")
+OWN, MORE_OF_ONE_S_OWN = ("Own 2",), ("Decorated 2", "Multiplies 2", "Averages 1")
 FACTORS = {1: {"GOLD 4": 1 / 4}, 2: {"GOLD 2": 1 / 4, "GKD 2": 1 / 2}}
 """By the ranks: how much too large the gradient is."""
 ULD = {1: ("ULD 4", 4.0), 2: ("ULD 2", 2.0)}
@@ -110,11 +111,12 @@ def test_a_loss_outside_train_is_trl_s_own(reports, ranks, case):
     assert reports[ranks]["after"][case]["outside train()"] == reports[ranks]["before"][case]["outside train()"] != 0
 
 
-@pytest.mark.parametrize("case", OWN)
-def test_what_is_one_s_own_is_left_alone(reports, case):
+@pytest.mark.parametrize("case", exhaustive_but((*OWN, *MORE_OF_ONE_S_OWN), *OWN))
+def test_what_is_one_s_own_is_left_alone(run_ranks, reports, case):
     """A count, a loss, and a step, which may be right already, and are here."""
-    found = reports[2]["after"][case]
-    assert found == reports[2]["before"][case]
+    report = reports[2] if case in OWN else run_ranks(WORKER, *MORE_OF_ONE_S_OWN, levels=TRL)[0]
+    found = report["after"][case]
+    assert found == report["before"][case]
     if case != "Averages 1":
         assert found["error of tokens"] < ROUNDING
 
