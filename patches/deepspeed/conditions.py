@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from . import group_learning_rates
@@ -27,12 +28,39 @@ def loses_micro_batches(self: Any) -> bool | None:
     return True if self.micro_step_id > 1 or self.gradient_accumulation_steps == 1 else None
 
 
-def never_without_offload(self: Any) -> bool | None:
-    """Of a ZeRO optimizer that takes a parameter's gradient: False without offload, else None.
+_steps: weakref.WeakKeyDictionary[Any, tuple[Any, set[int], bool | None]] = weakref.WeakKeyDictionary()
+"""Of each optimizer: the newest step's norms by parameter, the parameters of those before it, and what was told."""
 
-    Whether a micro-batch has used every parameter is not told by those that it has used.
+
+def trained_on_what_was_left(self: Any) -> bool | None:
+    """Of a ZeRO optimizer that takes a parameter's gradient: False without offload, else True or None.
+
+    True where the step before has trained a parameter of this rank that it had no gradient for on an older one, which
+    is in the optimizer's buffer yet: who empties the buffers has a right run. That a step loses micro-batches is not
+    told.
     """
-    return False if self.cpu_offload is False else None
+    if self.cpu_offload is False:
+        return False
+    if getattr(self, "zenflow", False):
+        return None
+    norms = self.norm_for_param_grads  # upstream makes another one at the end of each step
+    last, ever, told = _steps.get(self, ({}, set(), None))
+    if last is not norms:
+        told = _trained_on(self, ever.difference(last))
+        ever.update(last)
+        _steps[self] = norms, ever, told
+    return told  # the same in each call of a step, however often one is asked
+
+
+def _trained_on(optimizer: Any, params: set[int]) -> bool | None:
+    if optimizer.overflow:  # the step before trained nothing
+        return None
+    for param_id in params:
+        group, _, offset, size = optimizer.grad_position[param_id]
+        gradient = optimizer.single_partition_of_fp32_groups[group].grad
+        if gradient is not None and gradient.view(-1).narrow(0, offset, size).any():
+            return True
+    return None
 
 
 def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool:

@@ -51,5 +51,5 @@ release up to 0.19.8 has a repair.""",
         ),
     ),
     retire="when the oldest DeepSpeed in use has it repaired",
-    conditions=(Condition(_COPIES, "rlhf_patches.patches.deepspeed.conditions:never_without_offload"),),
+    conditions=(Condition(_COPIES, "rlhf_patches.patches.deepspeed.conditions:trained_on_what_was_left"),),
 )

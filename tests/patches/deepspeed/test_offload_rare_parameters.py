@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from rlhf_patches.patches.deepspeed.conditions import trained_on_what_was_left
 from tests.harness.warm import beside
 from tests.patches.deepspeed import offload_rare_parameters_ranks
 
@@ -57,3 +59,64 @@ def test_releases_that_lose_more(run_ranks, release):
             assert report["before"][case]["error"] > 0.18
         for case in RIGHT:
             assert report["before"][case]["error"] < TOLERANCE
+
+
+def test_a_run_that_meets_it_tells(run_ranks):
+    """On the rank that has the parameter's part: the condition used to hold in no run at all."""
+    case = "ZeRO-1, only in the first step"
+    reports = run_ranks(WORKER, case, levels=beside(None, "deepspeed"))
+    assert max(report["before"][case]["error"] for report in reports) > 0.5
+    assert [report["reached"].get("held", 0) > 0 for report in reports] == [False, True]
+    for report in run_ranks(WORKER, "in all", *RIGHT[:1], levels=beside(None, "deepspeed")):
+        assert not report["reached"].get("held", 0)
+
+
+class Optimizer:
+    """What the condition reads of one of two parameters, of which the first has a gradient in each step."""
+
+    cpu_offload, overflow = True, False
+
+    def __init__(self) -> None:
+        flat = torch.zeros(4)
+        flat.grad = torch.zeros(4)
+        self.norm_for_param_grads: dict[int, float] = {}
+        self.grad_position = {0: [0, 0, 0, 2], 1: [0, 0, 2, 2]}
+        self.single_partition_of_fp32_groups = [flat]
+
+    def step(self, *params: int) -> list[bool | None]:
+        told = []
+        for param in params:
+            told.append(trained_on_what_was_left(self))
+            self.norm_for_param_grads[param] = 1.0
+            self.single_partition_of_fp32_groups[0].grad[2 * param :][:2] = 1.0
+        self.norm_for_param_grads = {}
+        return told
+
+
+def test_what_is_told_of_a_step():
+    optimizer, other = Optimizer(), Optimizer()
+    assert [*optimizer.step(0, 1), *other.step(0), *optimizer.step(0), *other.step(0)] == [None] * 5
+    assert optimizer.step(1, 0) == [True, True]
+    assert optimizer.step(0, 1) == other.step(0, 1) == [None, None]
+
+
+@pytest.mark.parametrize("settings", [{"overflow": True}, {"zenflow": True}])
+def test_nothing_is_told_of_a_step_that_trained_nothing_or_of_another_way(settings):
+    optimizer = Optimizer()
+    optimizer.step(0, 1)
+    optimizer.step(0)
+    vars(optimizer).update(settings)
+    assert optimizer.step(0) == [None]
+
+
+def test_buffers_that_a_user_empties_are_right():
+    optimizer = Optimizer()
+    for params in ((0, 1), (0,), (0,)):
+        assert not any(optimizer.step(*params))
+        optimizer.single_partition_of_fp32_groups[0].grad.zero_()
+
+
+def test_never_without_offload():
+    optimizer = Optimizer()
+    optimizer.cpu_offload = False
+    assert optimizer.step(0, 1) == [False, False]
