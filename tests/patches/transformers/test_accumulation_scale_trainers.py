@@ -491,7 +491,7 @@ def left(rows, tmp_path_factory):
 FEW = (
     *("loss_function: clamped", "a subclass's loss_function", "LOSS_MAPPING", "a loss out of a dictionary"),
     *("a decorated forward", "a forward hook", "torch's class", "a head", "backward", "a smoother"),
-    *("Dividing", "KeepingTheNumber", "a dataclass as compute_loss_func"),
+    *("Dividing", "WrappedCompute", "KeepingTheNumber", "a dataclass as compute_loss_func"),
 )
 
 
