@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+logger = logging.getLogger("rlhf_patches")
 
-def scaled_back(tensor: Any, factor: float) -> Any:
-    """The tensor itself; what goes back through it is multiplied by a factor."""
-    if tensor.requires_grad:
+_NAME = "swift-linear-attention-gradient"
+
+
+def scaled_back(layer: Any, tensor: Any, factor: float) -> Any:
+    """The tensor itself; what goes back through it is multiplied by a factor, unless a user adds up the gradients."""
+    if tensor.requires_grad and not _added_up(layer):
         tensor.register_hook(lambda gradient: gradient * factor)  # writes: a tensor that the layer has just made
     return tensor
+
+
+def _added_up(layer: Any) -> bool:
+    """Whether Megatron adds up gradients of this layer over the tensor-parallel ranks: ms-swift does not ask for it."""
+    # known: by this attribute, which is what a user who has met the bug sets
+    found = any(getattr(one, "sequence_parallel", False) is True for one in layer.parameters())
+    if found:
+        _left()
+    return found
+
+
+@functools.cache
+def _left() -> None:
+    logger.warning("%s: parameters of linear attention are marked sequence_parallel: it stays as released", _NAME)
 
 
 _V3 = "swift.megatron.model.gpt.qwen3_next:Qwen3NextGatedDeltaNet.forward"
@@ -49,13 +69,13 @@ def _averaged(target: str) -> tuple[Rewrite, ...]:
     """The layer has the whole gradient of its output, and the ranks' mean goes back."""
     gather, scatter = "gather_from_sequence_parallel_region", "reduce_scatter_to_sequence_parallel_region"
     return (
-        _scaled(target, f"{gather}(hidden_states)", f"$SCALED_BACK({gather}(hidden_states), 1 / {_SIZE})"),
-        _scaled(target, f"{scatter}(res) / {_SIZE}", f"{scatter}($SCALED_BACK(res, {_SIZE})) / {_SIZE}"),
+        _scaled(target, f"{gather}(hidden_states)", f"$SCALED_BACK(self, {gather}(hidden_states), 1 / {_SIZE})"),
+        _scaled(target, f"{scatter}(res) / {_SIZE}", f"{scatter}($SCALED_BACK(self, res, {_SIZE})) / {_SIZE}"),
     )
 
 
 PATCH = Patch(
-    name="swift-linear-attention-gradient",
+    name=_NAME,
     summary="under sequence parallelism linear attention has the gradients of one rank",
     harm="wrong gradient",
     bug="what goes back through linear attention is multiplied by TP, or the layer's own gradient is divided by it",
@@ -77,12 +97,14 @@ rank. The output is bit for bit what it was; from 3.12.4 on so is what goes back
 dropouts that differ between the ranks (LoRA's, behind a mixture).
 Without sequence parallelism, and with TP of 1, nothing changes.
 
-Left alone: `SWIFT_USE_MCORE_GDN=1`, megatron-core's own layer (`megatron-core-gdn-norm-gradient`), and ms-swift 4.1 and
-later, whose models are in mcore-bridge.""",
+Left alone: from 3.12.4 on, with one line, a layer with a parameter that you have marked `sequence_parallel`, of whose
+gradients Megatron adds up the ranks' parts; `SWIFT_USE_MCORE_GDN=1`, megatron-core's own layer
+(`megatron-core-gdn-norm-gradient`), and ms-swift 4.1 and later, whose models are in mcore-bridge.""",
     changes_numbers="""\
 From 3.9.0 to 3.12.3 everything before a layer of linear attention had a part of its gradient multiplied by TP, which
 adds up over the layers; from 3.12.4 to 4.0.4 these layers' own weights had 1 / TP of theirs. With the patch all is as
-with TP of 1. A learning rate, or a clipping, that was tuned with it should be looked at again.""",
+with TP of 1. A learning rate, or a clipping, that was tuned with it should be looked at again. Who multiplies these
+layers' gradients by TP, or adds them up over the ranks after backward, has to take that out.""",
     references=(
         "https://github.com/modelscope/ms-swift/issues/6836",
         "https://github.com/modelscope/ms-swift/pull/7941",

@@ -111,6 +111,23 @@ def exact() -> dict[str, torch.Tensor]:
     return {"states": given.grad, **{name: one.grad for name, one in layer.named_parameters()}}
 
 
+def marked(own: slice) -> float:
+    """With a user's own repair, Megatron's way to add up gradients: how far they are off when it has done so."""
+    layer = class_of_release()(config(null_ref_context_ranks.Args.current), None, 0).float()
+    fill(layer)
+    given, weights = (one[own].float() for one in numbers())
+    for parameter in layer.parameters():
+        parameter.sequence_parallel, parameter.average_gradients_across_tp_domain = True, False  # type: ignore[attr-defined]
+    (layer(given)[0] * weights).sum().backward()
+    off = 0.0
+    for name, of in exact().items():
+        if name != "states":
+            found = dict(layer.named_parameters())[name].grad
+            torch.distributed.all_reduce(found)
+            off = max(off, ((found.double() - of).norm() / of.norm()).item())
+    return off
+
+
 def observe(sequence_parallel: bool) -> dict[str, Any]:
     from megatron.core import parallel_state
 
@@ -133,7 +150,9 @@ def observe(sequence_parallel: bool) -> dict[str, Any]:
         of = of[own] if name == "states" else of
         off[name] = ((found.double() - of).norm() / of.norm()).item()
     report = {"off": off, "output": output.flatten().tolist(), "bits": given.grad.flatten().tolist()}
-    return {**report, "masks": with_masks(arguments, own, rank, ranks)} if sequence_parallel else report
+    if not sequence_parallel:
+        return report
+    return {**report, "masks": with_masks(arguments, own, rank, ranks), "marked": marked(own)}
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ HELD = {
     "no new wait": "because all ranks of the group gather where they did",
     "bit for bit what it was": ("test_what_goes_back", "test_the_layers_own_weights"),
     "with TP of 1, nothing changes": "test_without_sequence_parallelism_nothing_changes",
-    "Left alone": "because nothing of these is looked at",
+    "known": "test_the_layers_own_weights",
+    "Left alone": "test_the_layers_own_weights",  # what is marked; of the others nothing is looked at
 }
 exhaustive = pytest.mark.exhaustive
 
@@ -57,6 +58,8 @@ def test_the_layers_own_weights(start):
         assert report["after"]["bits"] == report["before"]["bits"]
         assert max(report["before"]["masks"]["off"]) <= ROUNDING
         assert report["after"]["masks"] == report["before"]["masks"]
+        # Whose own gradients a user lets Megatron add up, is right as released.
+        assert report["after"]["marked"] == report["before"]["marked"] <= ROUNDING
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=exhaustive)])
