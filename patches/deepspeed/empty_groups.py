@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from typing import Any
 
 import rlhf_patches
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Signature, Variant
 
+from ..trl import released
+
 _NAME = "deepspeed-empty-groups"
+_KNOWN = ("torch", "deepspeed", "transformers", "accelerate")
+"""Whose schedulers pair rates with groups by position, or by what the groups themselves hold."""
 
 
 class AllGroups:
@@ -42,12 +47,14 @@ class AllGroups:
         """From the optimizer's present groups: loading its state puts others in their place.
 
         As they are, where the scheduler has a learning rate for each of these: a user has put an empty group back, or
-        has taken its rate from the scheduler's.
+        has taken its rate from the scheduler's, or lets its get_lr() give none for it. So where its steps are a user's.
         """
         groups = list(self._all_groups_of.param_groups)
         scheduler = self._all_groups_for and self._all_groups_for()
         rates = getattr(scheduler, "base_lrs", None)
         if rates is not None and len(rates) == len(groups):
+            return groups
+        if scheduler is not None and (_own_steps(scheduler) or _paired_with() == len(groups)):
             return groups
         for index, group in self._all_groups_removed:
             groups.insert(index, group)
@@ -79,6 +86,21 @@ class AllGroups:
 
     def __reduce__(self) -> Any:
         return AllGroups, (self._all_groups_of, self._all_groups_removed)
+
+
+def _own_steps(scheduler: Any) -> str:
+    """What of its steps somebody else has written, who may pair rates with the groups that are left."""
+    return released.others(scheduler, "step", "_update_lr", packages=_KNOWN)
+
+
+def _paired_with() -> int | None:
+    """Of how many learning rates torch is about to set each in one of the groups that it asks for; None elsewhere."""
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") != "torch.optim.lr_scheduler":
+        return None
+    # known: torch has asked get_lr(), which may be a user's
+    values = frame.f_locals.get("values")
+    return len(values) if isinstance(values, (list, tuple)) else None
 
 
 def keep_for_schedulers(optimizer: Any, client: Any) -> None:
@@ -123,6 +145,8 @@ def _pairs_wrongly(scheduler: Any, removed: list[tuple[int, dict[str, Any]]], ba
     # One that steps in a way of its own may have met the bug.
     if any(getattr(type(scheduler), name, None) is not getattr(torchs, name) for name in ("get_lr", "step")):
         return False
+    if released.others(scheduler, "get_lr", "step", "_update_lr", packages=("torch",)):
+        return False
     if hasattr(base, "_update_lr"):  # torch 2.10 and later, which refuse two lengths
         return True
     without = {index for index, _ in removed}
@@ -153,7 +177,8 @@ the original groups, and pairs them by position with those that are left. From 2
 The schedulers of the optimizer still see all its groups, the empty ones in their places, by a stand-in as their
 `optimizer`: equal to the optimizer, an instance of its class, and itself in everything but `param_groups`. DeepSpeed
 works without the empty groups, as before. A scheduler whose `base_lrs` are made those of the groups that are left sees
-these, and so does one of an optimizer that gets an empty group back. Schedulers that derive from torch's `LRScheduler`
+these, and so does one of an optimizer that gets an empty group back, one whose `get_lr()` gives as many rates as groups
+are left, and one with a `step()` or `_update_lr()` of your own. Schedulers that derive from torch's `LRScheduler`
 are found whether they were passed to `deepspeed.initialize` or not, those of any other class if they were. Their state
 keeps its form, so checkpoints fit with and without the patch. A scheduler that is made afterwards (a callable passed as
 `lr_scheduler`, one of DeepSpeed's configuration, that of transformers from 5.1 on) knows the groups that are left, as

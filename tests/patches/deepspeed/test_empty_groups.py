@@ -26,6 +26,7 @@ HELD = {
         "test_what_a_scheduler_sees_can_be_copied",
     ),
     "no new wait": "because a scheduler that cannot be asked or assigned is passed over; no lock, no collective",
+    "known": "test_rates_of_those_that_are_left_are_paired_with_them",
     "itself in everything but `param_groups`": (
         "test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups"
     ),
@@ -252,6 +253,65 @@ def test_one_that_a_user_has_repaired_sees_what_is_there():
         group["params"] = []
     assert other.optimizer.param_groups[1] is removed
     assert len(copy.copy(other.optimizer).param_groups) == 3
+
+
+class Filtering(torch.optim.lr_scheduler.LambdaLR):
+    """Of somebody who has met the bug: no rate for a group that was empty."""
+
+    def __init__(self, optimizer, factor):
+        self.full = None
+        full = [bool(group["params"]) for group in optimizer.param_groups]
+        super().__init__(optimizer, factor)
+        self.full = full
+
+    def get_lr(self):
+        rates = super().get_lr()
+        return rates if self.full is None else [rate for rate, full in zip(rates, self.full, strict=True) if full]
+
+
+def assigned(optimizer, factor):
+    """The same, of one scheduler."""
+    made = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    found = made.get_lr
+    made.get_lr = lambda: found()[::2]
+    return made
+
+
+class Pairing(torch.optim.lr_scheduler.LambdaLR):
+    """The same, which sets them itself."""
+
+    started = False
+
+    def __init__(self, optimizer, factor):
+        super().__init__(optimizer, factor)
+        self.started = True
+
+    def _update_lr(self, epoch=None):
+        self.last_epoch += 1
+        rates = self.get_lr()[:: 2 if self.started else 1]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def step(self, epoch=None):
+        self._update_lr()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.lr_scheduler.LambdaLR, Filtering, assigned, Pairing])
+def test_rates_of_those_that_are_left_are_paired_with_them(kind, monkeypatch):
+    """A user's get_lr() or step() that has met the bug, and torch's own; it is not said that they meet it."""
+    said = []
+    monkeypatch.setattr(empty_groups.rlhf_patches, "decided", lambda name, found: said.append(found))
+    sizes = (0.1, 1), (0.05, 0), (0.02, 1)
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))] * size, "lr": rate} for rate, size in sizes]
+    mine = torch.optim.SGD(groups, lr=1.0)
+    scheduler = kind(mine, lambda step: 1 / (step + 1))
+    empty_groups.keep_for_schedulers(mine, None)
+    del mine.param_groups[1]
+    for _ in range(2):
+        mine.step()
+        scheduler.step()
+    assert [group["lr"] for group in mine.param_groups] == pytest.approx([0.1 / 3, 0.02 / 3])
+    assert said == ([True] if kind is torch.optim.lr_scheduler.LambdaLR else [])
 
 
 @pytest.mark.parametrize(
