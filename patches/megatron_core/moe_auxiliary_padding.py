@@ -75,7 +75,7 @@ def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
 
 def _marked(tokens: Any) -> bool:
     """Whether a number is as it was counted: what a user has divided in place is another one."""
-    return getattr(tokens, _MARK, _UNMARKED) == _version(tokens)
+    return bool(getattr(tokens, _MARK, _UNMARKED) == _version(tokens))
 
 
 def _version(tokens: Any) -> Any:

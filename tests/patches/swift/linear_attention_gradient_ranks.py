@@ -111,13 +111,13 @@ def exact() -> dict[str, torch.Tensor]:
     return {"states": given.grad, **{name: one.grad for name, one in layer.named_parameters()}}
 
 
-def marked(own: slice) -> float:
+def marked(arguments: SimpleNamespace, own: slice) -> float:
     """With a user's own repair, Megatron's way to add up gradients: how far they are off when it has done so."""
-    layer = class_of_release()(config(null_ref_context_ranks.Args.current), None, 0).float()
+    layer = class_of_release()(config(arguments), None, 0).float()
     fill(layer)
     given, weights = (one[own].float() for one in numbers())
     for parameter in layer.parameters():
-        parameter.sequence_parallel, parameter.average_gradients_across_tp_domain = True, False  # type: ignore[attr-defined]
+        parameter.sequence_parallel, parameter.average_gradients_across_tp_domain = True, False
     (layer(given)[0] * weights).sum().backward()
     off = 0.0
     for name, of in exact().items():
@@ -152,7 +152,7 @@ def observe(sequence_parallel: bool) -> dict[str, Any]:
     report = {"off": off, "output": output.flatten().tolist(), "bits": given.grad.flatten().tolist()}
     if not sequence_parallel:
         return report
-    return {**report, "masks": with_masks(arguments, own, rank, ranks), "marked": marked(own)}
+    return {**report, "masks": with_masks(arguments, own, rank, ranks), "marked": marked(arguments, own)}
 
 
 def main() -> None:
