@@ -491,7 +491,8 @@ def left(rows, tmp_path_factory):
 FEW = (
     *("loss_function: clamped", "a subclass's loss_function", "LOSS_MAPPING", "a loss out of a dictionary"),
     *("a decorated forward", "a forward hook", "torch's class", "a head", "backward", "a smoother"),
-    *("Dividing", "WrappedCompute", "KeepingTheNumber", "a dataclass as compute_loss_func"),
+    *("Dividing", "KeepingTheNumber", "a dataclass as compute_loss_func"),
+    "a module that is called as one of Python's",
 )
 
 
