@@ -93,12 +93,12 @@ def _own_steps(scheduler: Any) -> str:
     return released.others(scheduler, "step", "_update_lr", packages=_KNOWN)
 
 
+# known: within torch's function `values` is what get_lr(), which may be a user's, has returned for this very step
 def _paired_with() -> int | None:
     """Of how many learning rates torch is about to set each in one of the groups that it asks for; None elsewhere."""
     frame = sys._getframe(2)
     if frame.f_globals.get("__name__") != "torch.optim.lr_scheduler":
         return None
-    # known: torch has asked get_lr(), which may be a user's
     values = frame.f_locals.get("values")
     return len(values) if isinstance(values, (list, tuple)) else None
 
