@@ -16,9 +16,9 @@ and further keys where they are needed: ``environment`` ("engine" unless given, 
 
 ``--few`` runs the same few each time, of every folder that is mutated a twentieth, and one at least: `make test-rest`.
 
-Of exhaustive tests those count that CI runs. Each mutation runs in a copy of the tree, with environments in which that
-copy is what is imported: the working tree is never touched. The named tests are run in the copy without any mutation
-first: one that fails there proves nothing.
+Of exhaustive tests those count that CI runs, and those that are named with their parameters. Each mutation runs in a
+copy of the tree, with environments in which that copy is what is imported: the working tree is never touched. The named
+tests are run in the copy without any mutation first: one that fails there proves nothing.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ class Copy:
         python = self.pythons[environment]
         kept["PATH"] = f"{Path(python).parent}{os.pathsep}{kept['PATH']}"
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={self.folder / 'tmp'}"]
-        command += ["--part", effort.OF_CI]
+        if not any("[" in argument for argument in arguments):
+            command += ["--part", effort.OF_CI]
         with tempfile.TemporaryFile() as output:
             # A session of its own, so that what the tests have started can be ended with them.
             process = subprocess.Popen(
