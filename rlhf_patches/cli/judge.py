@@ -12,6 +12,7 @@ from pathlib import Path
 from .. import autoload, hook_files, settings
 from .._version import __version__
 from ..definitions import pages, registry
+from ..definitions.listed import WATCH
 from ..definitions.status import PatchReport, Report, Status, folded
 from ..definitions.words import plural, printable
 from ..offline import confined, download, evaluate, members
@@ -65,7 +66,7 @@ def _doctor(options: argparse.Namespace) -> int:
     console = output.console()
     output.print_sum(report, _next_step(report))
     console.print()
-    output.print_report(report, options, fold=_not_here, hidden=(Status.ABSENT, Status.UNAFFECTED))
+    output.print_report(report, options, fold=_folded, hidden=_is_elsewhere)
     console.print()
     console.print(printable(f"rlhf-patches {__version__}, Python {sys.version.split()[0]} ({sys.executable})"))
     console.print(printable(_hook_state()), soft_wrap=True)
@@ -77,8 +78,13 @@ def _doctor(options: argparse.Namespace) -> int:
     return int(bad)
 
 
-def _not_here(rows: list[PatchReport]) -> list[str]:
-    others = sum(row.status is Status.UNAFFECTED for row in rows)
+def _is_elsewhere(row: PatchReport) -> bool:
+    """Whether a bug is not in what is installed; code that has it outside the range is."""
+    return row.status in (Status.ABSENT, Status.UNAFFECTED) and not row.unreviewed
+
+
+def _folded(rows: list[PatchReport]) -> list[str]:
+    others = sum(row.status is Status.UNAFFECTED and row.kind != WATCH for row in rows)
     said = [f"{plural(others, 'known bug')} of other releases of what is installed: `--all` lists them"] * bool(others)
     return [*said, *folded(row for row in rows if row.status is Status.ABSENT)]
 

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import settings
@@ -78,7 +78,7 @@ def print_report(
     cells: Callable[[PatchReport], Sequence[str]] = lambda row: (*_harm_here(row), row.why),
     below: Callable[[PatchReport], Sequence[str]] | None = None,
     fold: Callable[[list[PatchReport]], list[str]] = folded,
-    hidden: Collection[Status] = (Status.ABSENT,),
+    hidden: Callable[[PatchReport], bool] = lambda row: row.status is Status.ABSENT,
 ) -> None:
     """A table with a row for each patch, and a line for each framework that is not there.
 
@@ -94,7 +94,7 @@ def print_report(
         hidden: which these are, without ``--all``.
     """
     rows = sorted(report, key=_rank)
-    shown = [row for row in rows if options.all or row.status not in hidden]
+    shown = [row for row in rows if options.all or not hidden(row)]
     lines = [below(row) if below else row.below(getattr(options, "long", False), harm=False) for row in shown]
     if shown:
         print_table(heads, [(row.name, row.status.value, *cells(row)) for row in shown], lines)

@@ -217,9 +217,7 @@ class Summary:
             kinds = ", ".join(dict.fromkeys((each.ended or "").partition(" ")[2] for each in self.by_exception))
             lines[-1] += f"; {len(self.by_exception)} by an exception ({kinds}): {_names(self.by_exception)}"
         if self.not_ended:
-            were = "1 was killed or still runs"
-            if len(self.not_ended) > 1:
-                were = f"{len(self.not_ended)} were killed or still run"
+            were = plural(len(self.not_ended), "was killed or still runs", "were killed or still run")
             lines[-1] += f"; {were}: {_names(self.not_ended)}"
         problems = self.problems
         found = [f"{len(problems)} to look at:", *(f"- {text}" for text in problems)] if problems else []

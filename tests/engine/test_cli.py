@@ -290,6 +290,16 @@ def test_a_bug_that_is_not_here_has_no_harm_here(said, harmful):
     assert "In what is installed here: 1 hang." in lines
 
 
+def test_doctor_has_a_row_for_code_that_has_the_bug_outside_the_range(said, framework, monkeypatch):
+    """It is left as it is, and nobody has read this release: no count hides that."""
+    framework.write("mod", "def f(x):\n    return x - 1\n")
+    patch = framework.patch(Rewrite(framework.path("mod:f"), "$A - 1", "$A + 1"), name="x-f", versions="<1.0")
+    monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(patch, "tests")], []))
+    lines = said("doctor")[1].splitlines()
+    assert first_row(lines) == ["x-f", "unaffected"]
+    assert not [line for line in lines if "of other releases" in line]
+
+
 def test_a_pipe_gets_no_column_of_blanks(said):
     """One patch has ranges of 150 characters."""
     lines = said("list", "--all")[1].splitlines()
