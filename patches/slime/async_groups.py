@@ -17,6 +17,8 @@ logger = logging.getLogger("rlhf_patches")
 _NAME = "slime-async-dropped-groups"
 _MODULE = "slime.rollout.fully_async_rollout"
 _ROLLOUT = "generate_rollout_fully_async"
+_STEP = "_generate_rollout_async"
+_QUEUE = ("get_completed_groups", "_loop", "_make_done_cb")
 _ROOM = "self.output_queue.qsize() < max_concurrent"
 _RELEASED_ROOM = 1000
 
@@ -24,13 +26,13 @@ _RELEASED_ROOM = 1000
 def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
     """Up to ``count`` of the worker's finished groups, those that were finished first; the others stay with it.
 
-    What a function of the user's own, in place of slime's, says that is finished, it says itself.
+    What a function of the user's own, in place of slime's, says that is finished, it says itself; and the queue of one
+    that fills it in a way of his own is emptied, as released.
     """
-    finished = worker.get_completed_groups
-    # known: slime's own, by what no decorator copies
-    if released.written_in(finished) != _MODULE:
-        _left()
-        found: list[tuple[int, list[Any]]] = finished()
+    other = _own(worker)
+    if other:
+        _left(other)
+        found: list[tuple[int, list[Any]]] = worker.get_completed_groups()
         return found
     taken: list[tuple[int, list[Any]]] = []
     while len(taken) < count:
@@ -42,8 +44,19 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
 
 
 @functools.cache
-def _left() -> None:
-    logger.warning("%s: get_completed_groups is not slime's own: what a step takes stays as released", _NAME)
+def _left(other: str) -> None:
+    logger.warning("%s: %s is not slime's own: what a step takes stays as released", _NAME, other)
+
+
+def _own(worker: Any) -> str:
+    """What of that which fills and empties the queue is a user's; empty where all is slime's."""
+    # known: slime's own, by what no decorator copies
+    return next((name for name in _QUEUE if released.written_in(getattr(worker, name, None)) != _MODULE), "")
+
+
+def size(worker: Any) -> int:
+    """Of the queue: without a bound; the released one for a worker that fills or empties it in a way of its own."""
+    return _RELEASED_ROOM if _own(worker) else 0
 
 
 def has_room(worker: Any, at_once: int) -> bool:
@@ -63,11 +76,13 @@ def has_room(worker: Any, at_once: int) -> bool:
 
 def _taken_by_slimes(worker: Any) -> bool:
     """Whether slime itself calls its own rollout: of another one it is not known for how many it waits."""
-    # known: slime loads the function by this name, and what it takes from the worker is slime's own
+    # known: slime loads the function by this name, and what that calls and takes from the worker is slime's own
     return (
         getattr(getattr(worker, "args", None), "rollout_function_path", None) == f"{_MODULE}.{_ROLLOUT}"
-        and released.written_in(getattr(sys.modules.get(_MODULE), _ROLLOUT, None)) == _MODULE
-        and released.written_in(worker.get_completed_groups) == _MODULE
+        and all(
+            released.written_in(getattr(sys.modules.get(_MODULE), name, None)) == _MODULE for name in (_ROLLOUT, _STEP)
+        )
+        and not _own(worker)
     )
 
 
@@ -100,8 +115,8 @@ released.
 Not repaired: a run that is resumed. Groups that wait or are sampled when a process ends are lost: checkpoints have none
 of them, and slime's data source goes on after their prompts.
 
-Left alone, with one line: a worker of yours with a `get_completed_groups` of its own, all of whose groups a step takes
-and may drop, as released; the rollout of the examples' folder up to 0.2.4, which is no module of slime's. main has been
+Left alone, with one line: a worker of yours with a `get_completed_groups`, a `_loop` or a `_make_done_cb` of its own,
+all of whose groups a step takes and may drop, and whose queue holds 1000, as released. Left alone as well: the rollout of the examples' folder up to 0.2.4, which is no module of slime's. main has been
 repaired since, and calls itself 0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1,
 and is not needed.""",
     references=("https://github.com/THUDM/slime/pull/2238", "https://github.com/THUDM/slime/pull/1920"),
@@ -110,7 +125,7 @@ and is not needed.""",
             Guard("slime", ">=0.3.0,<=0.3.1"),
             (
                 Rewrite(
-                    target=f"{_MODULE}:_generate_rollout_async",
+                    target=f"{_MODULE}:{_STEP}",
                     pattern="worker.get_completed_groups()",
                     alongside=("while len(collected) < target: $$$", "sorted(collected.values(), key=_key)[:target]"),
                     replacement="$AT_MOST(worker, target - len(collected))",
@@ -119,7 +134,8 @@ and is not needed.""",
                 Rewrite(
                     target=f"{_MODULE}:AsyncRolloutWorker.__init__",
                     pattern="queue.Queue(maxsize=1000)",
-                    replacement="queue.Queue()",
+                    replacement="queue.Queue(maxsize=$SIZE(self))",
+                    uses={"SIZE": f"{__name__}:{size.__name__}"},
                 ),
                 Rewrite(
                     target=f"{_MODULE}:AsyncRolloutWorker._loop",

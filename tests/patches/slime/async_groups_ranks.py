@@ -160,6 +160,52 @@ def awaited_then_taken() -> list[bool]:
     return found
 
 
+def awaited_by_its_own_step() -> list[int]:
+    """A user's in the place of what slime's rollout calls: of three times as many as are sampled at once."""
+    real = slime._generate_rollout_async
+
+    async def own(args: Any, rollout_id: int, data_buffer: Any) -> list[list[Any]]:
+        worker = slime._get_global_worker(args, data_buffer)
+        end = time.monotonic() + 2
+        while worker.queue_size() < 3 * AT_ONCE and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        return [group for _, group in worker.get_completed_groups()][: 3 * AT_ONCE]
+
+    slime._generate_rollout_async = own
+    try:
+        run = Run(AT_ONCE, PROMPTS)
+        found = run.step(0)
+        run.end()
+    finally:
+        slime._generate_rollout_async = real
+    return found
+
+
+def full() -> dict[str, int]:
+    """A user's worker gives back what the queue has no room for."""
+    real = slime.AsyncRolloutWorker
+
+    class Own(real):  # type: ignore[misc, valid-type]
+        def _make_done_cb(self, gid: int) -> Any:
+            def done(task: Any) -> None:
+                if self.output_queue.full():
+                    self.data_buffer.add_samples([task.result()])
+                else:
+                    self.output_queue.put((gid, task.result()))
+
+            return done
+
+    slime.AsyncRolloutWorker = Own
+    try:
+        run = Run(MANY, MANY)
+        until(lambda: run.worker.queue_size() + len(run.source.given_back) == MANY)
+        found = {"waiting": run.worker.queue_size(), "given back": len(run.source.given_back)}
+        run.end()
+    finally:
+        slime.AsyncRolloutWorker = real
+    return found
+
+
 def many() -> dict[str, Any]:
     """More are finished at once than the released queue holds: does the loop of the worker's thread go on?"""
     run = Run(MANY, MANY)
@@ -203,6 +249,8 @@ def observe() -> dict[str, Any]:
         "unasked": unasked(),
         "awaited": awaited(),
         "awaited then taken": awaited_then_taken(),
+        "awaited by its own step": awaited_by_its_own_step(),
+        "full": full(),
         "many": many(),
         "few": few(),
         "filtered": filtered(),

@@ -21,6 +21,7 @@ HELD = {
     "least reach": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
     "hands off": "because it takes groups from the worker's queue, as slime does",
     "known": ("test_a_worker_of_one_s_own_says_itself_what_is_finished", "test_a_worker_that_filters_is_not_bypassed"),
+    "holds 1000": "test_a_callback_of_one_s_own_finds_the_queue_full",
     "whatever worked": (
         "test_groups_that_are_aborted_or_fail_are_slimes_affair",
         "test_a_worker_that_filters_is_not_bypassed",
@@ -94,6 +95,14 @@ def test_a_rollout_of_one_s_own_gets_as_many_as_it_waits_for(report):
     for state in ("before", "after", "reverted"):
         assert report[state]["awaited"] >= 3 * AT_ONCE
         assert report[state]["awaited then taken"] == [True, True]
+        assert report[state]["awaited by its own step"] == list(range(3 * AT_ONCE))
+
+
+@with_clone
+def test_a_callback_of_one_s_own_finds_the_queue_full(report):
+    """And gives back what has no room, as released."""
+    for state in ("before", "after", "reverted"):
+        assert report[state]["full"] == {"waiting": 1000, "given back": 100}
 
 
 @with_clone
@@ -117,9 +126,9 @@ class Own:
         return "its own"
 
 
-def slimes_worker():
+def slimes_worker(**own):
     found = types.FunctionType(Own.get_completed_groups.__code__, {"__name__": "slime.rollout.fully_async_rollout"})
-    return type("AsyncRolloutWorker", (Own,), {"get_completed_groups": found})()
+    return type("AsyncRolloutWorker", (Own,), {**dict.fromkeys(async_groups._QUEUE, found), **own})()
 
 
 @pytest.mark.parametrize(
@@ -135,12 +144,24 @@ def test_a_worker_of_one_s_own_says_itself_what_is_finished(worker, caplog):
     assert [at_most(worker, 2) for _ in range(2)] == ["its own"] * 2
     (said,) = caplog.messages
     assert "get_completed_groups is not slime's own: what a step takes stays as released" in said
+    assert async_groups.size(worker) == 1000
+
+
+@pytest.mark.parametrize("name", ["_loop", "_make_done_cb"])
+def test_a_worker_that_fills_the_queue_itself_stays_as_released(name, caplog):
+    """It may ask whether the queue is full, or wait for room in it."""
+    async_groups._left.cache_clear()
+    worker = slimes_worker(**{name: lambda self: None})
+    worker.get_completed_groups = types.FunctionType((lambda: "all").__code__, {"__name__": async_groups._MODULE})
+    assert at_most(worker, 2) == "all"
+    assert f"{name} is not slime's own" in caplog.text
+    assert (async_groups.size(worker), async_groups.size(slimes_worker())) == (1000, 0)
 
 
 def test_there_is_room_for_as_many_as_are_sampled_at_once(monkeypatch):
     """Where slime calls its own rollout; of another one it is not known for how many it waits."""
     module = types.ModuleType("slime.rollout.fully_async_rollout")
-    exec("def generate_rollout_fully_async(): ...", vars(module))
+    exec("def generate_rollout_fully_async(): ...\ndef _generate_rollout_async(): ...", vars(module))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     worker, own = slimes_worker(), Own()
     for each in (worker, own):
@@ -149,8 +170,11 @@ def test_there_is_room_for_as_many_as_are_sampled_at_once(monkeypatch):
             each.output_queue.put((number, []))
     assert [has_room(worker, at_once) for at_once in (2, 3)] == [False, True]
     assert has_room(own, 2)
-    monkeypatch.setattr(module, "generate_rollout_fully_async", lambda: None)  # somebody else's
-    assert has_room(worker, 2)
+    for name in ("generate_rollout_fully_async", "_generate_rollout_async"):
+        with monkeypatch.context() as within:
+            within.setattr(module, name, lambda: None)  # somebody else's
+            assert has_room(worker, 2)
+        assert not has_room(worker, 2)
     monkeypatch.undo()
     assert has_room(worker, 2)
 
