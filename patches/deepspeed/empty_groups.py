@@ -16,6 +16,8 @@ from ..trl import released
 _NAME = "deepspeed-empty-groups"
 _KNOWN = ("torch", "deepspeed", "transformers", "accelerate")
 """Whose schedulers pair rates with groups by position, or by what the groups themselves hold."""
+_SETTERS = ("step", "_update_lr")
+"""The functions of torch's that set the rates which get_lr() has given."""
 
 
 class AllGroups:
@@ -54,7 +56,7 @@ class AllGroups:
         rates = getattr(scheduler, "base_lrs", None)
         if rates is not None and len(rates) == len(groups):
             return groups
-        if scheduler is not None and (_own_steps(scheduler) or _paired_with() == len(groups)):
+        if scheduler is not None and _sets_those(scheduler, len(groups)):
             return groups
         for index, group in self._all_groups_removed:
             groups.insert(index, group)
@@ -88,19 +90,21 @@ class AllGroups:
         return AllGroups, (self._all_groups_of, self._all_groups_removed)
 
 
-def _own_steps(scheduler: Any) -> str:
-    """What of its steps somebody else has written, who may pair rates with the groups that are left."""
-    return released.others(scheduler, "step", "_update_lr", packages=_KNOWN)
-
-
 # known: within torch's function `values` is what get_lr(), which may be a user's, has returned for this very step
-def _paired_with() -> int | None:
-    """Of how many learning rates torch is about to set each in one of the groups that it asks for; None elsewhere."""
+def _sets_those(scheduler: Any, left: int) -> bool:
+    """Whether who asks for the groups has, or may have, a learning rate for each one that is left, and no others.
+
+    A step of a user's own may, and so may his get_lr() where torch asks it afterwards, or counts nothing.
+    """
+    if released.others(scheduler, "step", "_update_lr", packages=_KNOWN):
+        return True
     frame = sys._getframe(2)
-    if frame.f_globals.get("__name__") != "torch.optim.lr_scheduler":
-        return None
-    values = frame.f_locals.get("values")
-    return len(values) if isinstance(values, (list, tuple)) else None
+    if frame.f_globals.get("__name__") != "torch.optim.lr_scheduler" or frame.f_code.co_name not in _SETTERS:
+        return False
+    try:
+        return len(frame.f_locals["values"]) == left
+    except (KeyError, TypeError):
+        return bool(released.others(scheduler, "get_lr", packages=_KNOWN))
 
 
 def keep_for_schedulers(optimizer: Any, client: Any) -> None:
@@ -178,11 +182,12 @@ The schedulers of the optimizer still see all its groups, the empty ones in thei
 `optimizer`: equal to the optimizer, an instance of its class, and itself in everything but `param_groups`. DeepSpeed
 works without the empty groups, as before. A scheduler whose `base_lrs` are made those of the groups that are left sees
 these, and so does one of an optimizer that gets an empty group back, one whose `get_lr()` gives as many rates as groups
-are left, and one with a `step()` or `_update_lr()` of your own. Schedulers that derive from torch's `LRScheduler`
-are found whether they were passed to `deepspeed.initialize` or not, those of any other class if they were. Their state
-keeps its form, so checkpoints fit with and without the patch. A scheduler that is made afterwards (a callable passed as
-`lr_scheduler`, one of DeepSpeed's configuration, that of transformers from 5.1 on) knows the groups that are left, as
-before. Where no group is empty, nothing is done.""",
+are left, and one with a `step()` or `_update_lr()` of your own. So does one with a `get_lr()` of your own whose rates
+cannot be counted: a generator's, and those of a subclass of `CosineAnnealingWarmRestarts`. Schedulers that derive from
+torch's `LRScheduler` are found whether they were passed to `deepspeed.initialize` or not, those of any other class if
+they were. Their state keeps its form, so checkpoints fit with and without the patch. A scheduler that is made
+afterwards (a callable passed as `lr_scheduler`, one of DeepSpeed's configuration, that of transformers from 5.1 on)
+knows the groups that are left, as before. Where no group is empty, nothing is done.""",
     changes_numbers="""\
 Since DeepSpeed 0.3.13, without torch 2.10's check, groups behind an empty one were trained at another group's learning
 rate. It matters where the rates differ: with PEFT's LoRA+ the B matrices had the rate of the embeddings, and the ratio

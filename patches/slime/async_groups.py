@@ -116,9 +116,9 @@ Not repaired: a run that is resumed. Groups that wait or are sampled when a proc
 of them, and slime's data source goes on after their prompts.
 
 Left alone, with one line: a worker of yours with a `get_completed_groups`, a `_loop` or a `_make_done_cb` of its own,
-all of whose groups a step takes and may drop, and whose queue holds 1000, as released. Left alone as well: the rollout of the examples' folder up to 0.2.4, which is no module of slime's. main has been
-repaired since, and calls itself 0.3.1 all the same: there the patch is refused, because the code is not that of 0.3.1,
-and is not needed.""",
+all of whose groups a step takes and may drop, and whose queue holds 1000, as released. Left alone as well: the rollout
+of the examples' folder up to 0.2.4, which is no module of slime's. main has been repaired since, and calls itself 0.3.1
+all the same: there the patch is refused, because the code is not that of 0.3.1, and is not needed.""",
     references=("https://github.com/THUDM/slime/pull/2238", "https://github.com/THUDM/slime/pull/1920"),
     variants=(
         Variant(

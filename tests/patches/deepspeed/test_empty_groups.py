@@ -277,6 +277,32 @@ def assigned(optimizer, factor):
     return made
 
 
+class Uncounted(Filtering):
+    """The same, by a generator."""
+
+    def get_lr(self):
+        return (rate for rate in super().get_lr())
+
+
+class InATensor(Filtering):
+    def get_lr(self):
+        return torch.tensor(super().get_lr(), dtype=torch.float64)
+
+
+class Restarting(torch.optim.lr_scheduler.CosineAnnealingWarmRestarts):
+    """The same, of a class whose step() asks for the groups before it asks for the rates."""
+
+    started = False
+
+    def __init__(self, optimizer, factor):
+        super().__init__(optimizer, 3)
+        self.started = True
+
+    def get_lr(self):
+        rates = [rate / (self.last_epoch + 1) for rate in self.base_lrs]
+        return rates[:: 2 if self.started else 1]
+
+
 class Pairing(torch.optim.lr_scheduler.LambdaLR):
     """The same, which sets them itself."""
 
@@ -296,7 +322,9 @@ class Pairing(torch.optim.lr_scheduler.LambdaLR):
         self._update_lr()
 
 
-@pytest.mark.parametrize("kind", [torch.optim.lr_scheduler.LambdaLR, Filtering, assigned, Pairing])
+@pytest.mark.parametrize(
+    "kind", [torch.optim.lr_scheduler.LambdaLR, Filtering, assigned, Uncounted, InATensor, Restarting, Pairing]
+)
 def test_rates_of_those_that_are_left_are_paired_with_them(kind, monkeypatch):
     """A user's get_lr() or step() that has met the bug, and torch's own; it is not said that they meet it."""
     said = []
