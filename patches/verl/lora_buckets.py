@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,12 @@ def received(receive: Callable[..., Any], update: Callable[[list[Any]], Any], ad
     # The buffer that they are views of is written again for the next bucket.
     receive(on_bucket_received=lambda bucket: tensors.extend((name, tensor.clone()) for name, tensor in bucket))
     update(tensors)
+    # What is mapped next is the engine's KV cache, which gets nothing that torch keeps. The receiver, which empties the
+    # device's cache itself, has done so by now.
+    tensors.clear()
+    device = importlib.import_module("verl.utils.device").get_torch_device()
+    if hasattr(device, "empty_cache"):  # torch.cpu has none
+        device.empty_cache()
 
 
 _CALL = "lambda weights: self._update_weights(weights, peft_config=peft_config, base_sync_done=base_sync_done)"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
+import types
+import weakref
 
+import pytest
+import torch
+
+from rlhf_patches.patches.verl import lora_buckets
 from rlhf_patches.patches.verl.proofs import lora_buckets_ranks
 from tests.harness import warm
 
@@ -43,3 +49,26 @@ def test_an_adapter_in_one_bucket_is_right(report):
 def test_the_base_model_is_loaded_bucket_by_bucket(report, case):
     for state in STATES:
         assert report[state][case] == {"loaded": [ALL[:4], ALL[4:]], "adapters": 0}
+
+
+def test_the_device_gets_the_copies_memory_back(monkeypatch):
+    """vLLM maps its KV cache next, and takes nothing from what torch keeps."""
+    given, alive = [], []
+
+    def receive(on_bucket_received):
+        for bucket in (["a", "b"], ["c"]):
+            on_bucket_received([(name, torch.ones(2)) for name in bucket])
+
+    def update(tensors):
+        given.extend(weakref.ref(tensor) for _, tensor in tensors)
+
+    def empty_cache():
+        alive.append(sum(each() is not None for each in given))
+
+    device = types.ModuleType("verl.utils.device")
+    device.get_torch_device = lambda: types.SimpleNamespace(empty_cache=empty_cache)
+    monkeypatch.setitem(sys.modules, "verl.utils.device", device)
+    lora_buckets.received(receive, update, True)
+    assert (len(given), alive) == (3, [0])
+    lora_buckets.received(receive, update, False)
+    assert alive == [0], "weights that are no adapter's are never copied"
