@@ -75,8 +75,7 @@ def rates_of_groups(self: Any, optimizer: Any, warmup_max_lr: Any) -> bool | Non
     """
     if warmup_max_lr is not None:
         return False
-    # known: only a class that is defined there has such a name; what derives from it elsewhere is a user's.
-    if not type(self).__module__.startswith("deepspeed.") or group_learning_rates.replaced(self):
+    if group_learning_rates.replaced(self):
         return None
     rates = [group["lr"] for group in optimizer.param_groups]
     return len({*rates}) > 1 if all(isinstance(rate, (int, float)) for rate in rates) else None

@@ -9,6 +9,8 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 from ..trl import released
 
+_MODULE = "deepspeed.runtime.lr_schedules"
+
 
 def of_groups(scheduler: Any, rates: list[Any]) -> Any:
     """What ``warmup_max_lr`` is where none is given: each group's, and the first one's as released for a scheduler with
@@ -25,13 +27,11 @@ def of_groups(scheduler: Any, rates: list[Any]) -> Any:
 def replaced(scheduler: Any) -> str:
     """What of that which makes learning rates is somebody else's; empty where all is DeepSpeed's."""
     packages = ("deepspeed",)
-    for kind in type(scheduler).__mro__:
-        # known: DeepSpeed's own assign these and no more
-        own = [name for name in ("__setattr__", "max_lrs", "min_lrs", "delta_lrs") if name in vars(kind)]
-        if own and kind is not object:
-            return f"{kind.__name__}.{own[0]}"
+    # known: only a class that is defined there has such a name; what derives from it elsewhere is a user's
+    if type(scheduler).__module__ != _MODULE:
+        return type(scheduler).__name__
     # Which sets the rates of a step: a function of the module.
-    update = getattr(sys.modules.get("deepspeed.runtime.lr_schedules"), "update_lr", None)
+    update = getattr(sys.modules.get(_MODULE), "update_lr", None)
     if update is not None and not released.is_released(update, packages):
         return "update_lr"
     return released.others(scheduler, "__init__", "_format_param", "get_lr", "step", packages=packages)
@@ -52,10 +52,10 @@ it, every group has the learning rate of the first one. No error; `get_last_lr()
 then stands for all groups.""",
     repair="""\
 The whole list is taken, as in 0.19.4. A `warmup_max_lr` that is given counts as before, one number for all groups or a
-list. Not repaired: a subclass with an `__init__`, a `get_lr`, a `step`, a `_format_param`, a `__setattr__` or a
-`max_lrs` of its own, or one that was put in place of DeepSpeed's, or an `update_lr`, which may give each group its rate
-already; and `WarmupCosineLR` of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0 for the
-first step.""",
+list. Not repaired: a subclass of your own, and a scheduler with an `__init__`, a `get_lr`, a `step` or a
+`_format_param` that was put in place of DeepSpeed's, or an `update_lr`: they may give each group its rate already; and
+`WarmupCosineLR` of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0 for the first
+step.""",
     changes_numbers="""\
 DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch each has its
 own, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again. Who
@@ -70,7 +70,7 @@ that out.""",
             Guard("deepspeed", ">=0.17.2,<0.19.4"),
             (
                 Rewrite(
-                    target="deepspeed.runtime.lr_schedules:WarmupLR.__init__",
+                    target=f"{_MODULE}:WarmupLR.__init__",
                     pattern="[group['lr'] for group in self.optimizer.param_groups][0]",
                     replacement="$OF_GROUPS(self, [group['lr'] for group in self.optimizer.param_groups])",
                     alongside=('self.max_lrs = self._format_param(self.optimizer, warmup_max_lr, "max_lr")',),
@@ -80,7 +80,5 @@ that out.""",
         ),
     ),
     retire="when the oldest DeepSpeed in use is 0.19.4",
-    conditions=(
-        Condition("deepspeed.runtime.lr_schedules:WarmupLR.__init__", f"{__package__}.conditions:rates_of_groups"),
-    ),
+    conditions=(Condition(f"{_MODULE}:WarmupLR.__init__", f"{__package__}.conditions:rates_of_groups"),),
 )

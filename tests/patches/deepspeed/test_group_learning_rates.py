@@ -20,7 +20,7 @@ HELD = {
         "test_a_subclass_that_makes_the_list_itself_gets_the_number",
         "test_rates_of_somebody_else_s_are_released",
     ),
-    "Not repaired: a subclass": (
+    "Not repaired: a subclass of your own": (
         "test_a_subclass_that_makes_the_list_itself_gets_the_number",
         "test_rates_of_somebody_else_s_are_released",
     ),
@@ -94,13 +94,14 @@ def test_a_subclass_that_makes_the_list_itself_gets_the_number():
         def _format_param(self, optimizer, value, name):
             return [value * factor for factor in (1.0, 0.1)]
 
-    class Named(released):
-        pass
+    class Looked(released):
+        def __getattribute__(self, name):
+            return super().__getattribute__(name)
 
     rates = [1e-3, 1e-4]
-    assert [of_groups(made(), rates) for made in (released, Named, Own)] == [rates, rates, 1e-3]
+    assert [of_groups(made(), rates) for made in (released, Looked, Own)] == [rates, 1e-3, 1e-3]
     optimizer = SimpleNamespace(param_groups=[{"lr": rate} for rate in rates])
-    assert [rates_of_groups(made(), optimizer, None) for made in (released, Named, Own)] == [True, None, None]
+    assert [rates_of_groups(made(), optimizer, None) for made in (released, Looked, Own)] == [True, None, None]
 
 
 @pytest.mark.parametrize("name", ["__init__", "_format_param", "get_lr", "step"])
