@@ -25,9 +25,14 @@ type. The sum of a small gradient and of what was added up before loses the smal
 The buffers take 4 bytes for each trainable parameter in place of 2, and reductions send as much more.""",
     changes_numbers="""\
 ms-swift 4.0.0 to 4.3.1 added up Megatron's gradients in bfloat16: each is off by some 1 % at 64 micro-batches, at
-random and towards less. With the patch sums are exact to float32. Checkpoints can be trained on, and no learning rate
-depends on it; memory does, by 2 bytes for each trainable parameter: a run that only just fits can go on as before with
-`--main_grads_dtype bf16`, which needs `--use_precision_aware_optimizer true`.""",
+random and towards less. With the patch sums are exact to float32. No learning rate depends on it; memory does, by 2
+bytes for each trainable parameter: a run that only just fits can go on as before with `--main_grads_dtype bf16`, which
+needs `--use_precision_aware_optimizer true`.
+
+Checkpoints can be trained on, but for the optimizer's state in the default format, dp_reshardable: it is kept under the
+name of the sums' type, so that a run does not resume from one that was saved without the patch ("Missing key in
+checkpoint state_dict"), nor the reverse, as from 4.3.1 to 4.3.2. Finish such a run with
+`RLHF_PATCHES_DISABLE=swift-fp32-gradients`; `--dist_ckpt_optim_fully_reshardable true` saves what either can load.""",
     references=("https://github.com/modelscope/ms-swift/pull/9590",),
     variants=(
         Variant(

@@ -5,21 +5,23 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _FUNCTION = "verl.utils.megatron_utils:make_megatron_module"
-# What the user's override_ddp_config says comes after it. 0.9.1's function reads the size another way: there the engine
-# puts float32 into the override.
+# What the user's override_ddp_config says comes after it. megatron-core refuses it beside these patterns, which add up in
+# float32 themselves. 0.9.1's function reads the size another way: there the engine puts float32 into the override.
+_FLAG = "'grad_reduce_in_fp32': not {}.get('param_name_patterns_for_fp32_local_accumulation')"
 _BEFORE_0_9_1 = 'hasattr(hf_config, "text_config")'
 _BUILT = Rewrite(
     target=_FUNCTION,
     pattern="DistributedDataParallelConfig(**ddp_config_dict)",
     alongside=(_BEFORE_0_9_1, "provider.provide_distributed_model($$$ARGUMENTS)"),
-    replacement="DistributedDataParallelConfig(**{'grad_reduce_in_fp32': True, **ddp_config_dict})",
+    replacement=f"DistributedDataParallelConfig(**{{{_FLAG.format('ddp_config_dict')}, **ddp_config_dict}})",
 )
+_GIVEN = "(override_ddp_config or {})"
 _ASKED = "wrap_with_ddp=$WRAP, use_distributed_optimizer=$OPTIMIZER, use_megatron_fsdp=$FSDP, overrides="
 _BY_BRIDGE = Rewrite(
     target=_FUNCTION,
     pattern=f"create_ddp_config({_ASKED}override_ddp_config)",
     alongside=(_BEFORE_0_9_1,),
-    replacement=f"create_ddp_config({_ASKED}{{'grad_reduce_in_fp32': True, **(override_ddp_config or {{}})}})",
+    replacement=f"create_ddp_config({_ASKED}{{{_FLAG.format(_GIVEN)}, **{_GIVEN}}})",
 )
 
 PATCH = Patch(
@@ -37,13 +39,20 @@ with mbridge, the more micro-batches a mini-batch has: gradients are off by 1 % 
 megatron-core's default. verl's own wrapping and mbridge's have it True.""",
     repair="""\
 It is True on Megatron-Bridge too. What `override_ddp_config` says comes first, as does what 0.9.0 sets itself for
-`main_grads_dtype` with a precision-aware optimizer. Models without DDP, such as the reference's, have no gradients.
+`main_grads_dtype` with a precision-aware optimizer; and where `param_name_patterns_for_fp32_local_accumulation` is
+given, which megatron-core refuses beside it, it stays False. Models without DDP, such as the reference's, have no
+gradients.
 The buffers take 4 bytes for each trainable parameter in place of 2, and reductions send as much more.""",
     changes_numbers="""\
 verl 0.7.0 to 0.9.0 added up gradients in bfloat16 on Megatron-Bridge: each is off by some 1 % at 64 micro-batches, at
-random and towards less. With the patch sums are exact to float32. Checkpoints can be trained on, and no learning rate
-depends on it; memory does, by 2 bytes for each trainable parameter: a run that only just fits can go on as before with
-`+actor_rollout_ref.actor.megatron.override_ddp_config.grad_reduce_in_fp32=False`, and the same for a critic.""",
+random and towards less. With the patch sums are exact to float32. No learning rate depends on it; memory does, by 2
+bytes for each trainable parameter: a run that only just fits can go on as before with
+`+actor_rollout_ref.actor.megatron.override_ddp_config.grad_reduce_in_fp32=False`, and the same for a critic.
+
+Checkpoints can be trained on, but for the optimizer's state in the format dp_reshardable, the default of 0.8.0 and
+0.9.0: it is kept under the name of the sums' type, so that a run does not resume from one that was saved without the
+patch ("Missing key in checkpoint state_dict"), nor the reverse, as from 0.9.0 to 0.9.1. Finish such a run with the
+setting above or with `RLHF_PATCHES_DISABLE=verl-fp32-gradients`.""",
     references=("https://github.com/verl-project/verl/pull/7485",),
     variants=(
         Variant(Guard("verl", ">=0.7.0,<=0.7.1"), (_BUILT,)),

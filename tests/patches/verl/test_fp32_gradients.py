@@ -19,7 +19,7 @@ HELD = {
 # float32 keeps 24 bits of sums of bfloat16's 8: exact, but for the last additions. Seen: 4e-9.
 ROUNDING = 1e-7
 WRONG = ("by default", "all-reduce", "another override")
-SAME = ("bfloat16 asked for", "float32")
+SAME = ("bfloat16 asked for", "float32", "added up by each rank")
 # Newest first: the default of 0.9.0 is Megatron-Bridge. 0.8.0 only runs with Megatron-Bridge 0.5.
 WAYS = {"0.7": ("",), "0.9.0": ("", ", by Bridge"), "0.8": (", by Bridge",), "0.7.0": ("",)}
 
