@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _FUNCTION = "verl.utils.megatron_utils:make_megatron_module"
-# What the user's override_ddp_config says comes after it. megatron-core refuses it beside these patterns, which add up in
-# float32 themselves. 0.9.1's function reads the size another way: there the engine puts float32 into the override.
+# What the user's override_ddp_config says comes after it. megatron-core refuses it beside these patterns, which add up
+# in float32 themselves. 0.9.1's function reads the size another way: there the engine puts float32 into the override.
 _FLAG = "'grad_reduce_in_fp32': not {}.get('param_name_patterns_for_fp32_local_accumulation')"
 _BEFORE_0_9_1 = 'hasattr(hf_config, "text_config")'
 _BUILT = Rewrite(
