@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
@@ -17,12 +18,16 @@ _MARK = "_rlhf_patches_of_all_ranks"
 _UNMARKED = object()
 _MEGATRON = ("megatron",)
 _SCALING = (
+    "routing",
     "attach_and_log_load_balancing_loss",
     "get_aux_loss_coeff",
     "_apply_aux_loss",
     "_apply_seq_aux_loss",
     "_apply_global_aux_loss",
 )
+_SCORING = ("compute_routing_scores_for_aux_loss", "switch_load_balancing_loss_func")
+"""Functions of the router's module."""
+_ATTACHING = ("forward", "backward", "set_loss_scale")
 
 
 def of_all_ranks(tokens: Any, own: Any, every: Any) -> Any:
@@ -61,16 +66,23 @@ def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
     ranks = int(group.size())
     if ranks == 1 or not _marked(tokens):
         return ranks
-    other = released.others(router, *_SCALING, packages=_MEGATRON)
-    # known: nothing but a class of Megatron's own has its module's name
-    if not other and not (
-        str(getattr(scaler, "__module__", "")).startswith("megatron.")
-        and released.is_released(scaler.backward, _MEGATRON)
-    ):
-        other = "MoEAuxLossAutoScaler"
+    other = released.others(router, *_SCALING, packages=_MEGATRON) or _replaced(scaler)
     if other:
         _left(other)
     return ranks if other else 1
+
+
+def _replaced(scaler: Any) -> str:
+    """What of the functions of the router's module, and of the class that attaches losses, is a user's."""
+    module = sys.modules.get("megatron.core.transformer.moe.router")
+    for name in _SCORING:
+        if not released.is_released(getattr(module, name, None), _MEGATRON):
+            return name
+    # known: nothing but a class of Megatron's own has its module's name, and it takes torch's `apply`
+    own = str(getattr(scaler, "__module__", "")).startswith("megatron.") and "apply" not in vars(scaler)
+    if own and all(released.is_released(getattr(scaler, name), _MEGATRON) for name in _ATTACHING):
+        return ""
+    return "MoEAuxLossAutoScaler"
 
 
 def _marked(tokens: Any) -> bool:
@@ -117,9 +129,10 @@ have unequal numbers of valid tokens.
 
 Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, all is bit for bit as before. So is a
 number of tokens that a router of your own, or a repair of yours, counts on each rank or divides; and the z-loss, which
-is right with a mask. Left alone, with one line: a router whose functions for these losses, or whose
-`MoEAuxLossAutoScaler`, are not Megatron's own, and may divide the loss. So, without a line, is `global_aux_loss`,
-which has, without a mask, 1 / DP of its coefficient: `megatron-core-moe-auxiliary-global` repairs it.""",
+is right with a mask. Left alone, with one line: a router whose functions for these losses, its `routing` among them, or
+whose `MoEAuxLossAutoScaler`, `compute_routing_scores_for_aux_loss` or `switch_load_balancing_loss_func` are not
+Megatron's own, and may divide the loss. So, without a line, is `global_aux_loss`, which has, without a mask, 1 / DP of
+its coefficient: `megatron-core-moe-auxiliary-global` repairs it.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
         # main called itself 0.20.0 when it was read (2026-08-22) and had the defect.

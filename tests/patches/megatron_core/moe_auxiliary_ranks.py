@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,7 +143,39 @@ class OwnScaler:
         return real.apply(activation, loss / parallel_state.get_tensor_model_parallel_world_size())
 
 
+def divided(name: str) -> Any:
+    """Another one: of what Megatron's own function gives, the last part."""
+    real = operator.attrgetter(name)(importlib.import_module("megatron.core.transformer.moe.router"))
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        found, ranks = real(*args, **kwargs), parallel_state.get_tensor_model_parallel_world_size()
+        return (found[0], found[1] / ranks) if isinstance(found, tuple) else found / ranks
+
+    return own
+
+
+def scaled_down(scale: torch.Tensor) -> None:
+    """Another one, by the scale that Megatron's schedule sets."""
+    scaling(scale / parallel_state.get_tensor_model_parallel_world_size())
+
+
+def with_a_part(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Another one, by the coefficient."""
+    coefficient = self.config.moe_aux_loss_coeff
+    self.config.moe_aux_loss_coeff = coefficient / self.tp_cp_group.size()
+    try:
+        return routing(self, *args, **kwargs)
+    finally:
+        self.config.moe_aux_loss_coeff = coefficient
+
+
+routing = importlib.import_module("megatron.core.transformer.moe.router").TopKRouter.routing
+scaling = importlib.import_module("megatron.core.transformer.moe.router").MoEAuxLossAutoScaler.set_loss_scale
 USERS: dict[str, tuple[str, Any]] = {
+    "loss": ("switch_load_balancing_loss_func", divided("switch_load_balancing_loss_func")),
+    "scores": ("compute_routing_scores_for_aux_loss", divided("compute_routing_scores_for_aux_loss")),
+    "scale": ("MoEAuxLossAutoScaler.set_loss_scale", staticmethod(scaled_down)),
+    "routing": ("TopKRouter.routing", with_a_part),
     "own": ("get_tokens_per_expert_and_token_count", counted_by_a_user),
     "place": ("get_tokens_per_expert_and_token_count", divided_in_place),
     "attach": ("TopKRouter.attach_and_log_load_balancing_loss", attached_in_parts),

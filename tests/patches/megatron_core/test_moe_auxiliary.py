@@ -150,6 +150,9 @@ def test_the_repaired_release_is_right_by_itself(run, reference):
 # ------------------------------------------------------------------------------------- a padding mask, from 0.19 on
 
 
+HOW = ("place", "attach", "scaler", "loss", "scores", "scale", "routing")
+
+
 def test_padding(run, reference):
     """Twice on two ranks, of which one has twice the other's valid tokens. With it, once; and nothing else changes."""
     masked = ("aux/token/2/pad", "seq/token/2/pad", "global/token/2/pad", "aux/token/2/mask")
@@ -157,7 +160,7 @@ def test_padding(run, reference):
     users = (
         "aux/token/2/mask/own",
         "seq/token/2/mask/own",
-        *(f"{loss}/token/2/pad/{how}" for loss in ("aux", "seq") for how in ("place", "attach", "scaler")),
+        *(f"{loss}/token/2/pad/{how}" for loss in ("aux", "seq") for how in HOW),
     )
     others = ("aux/token/2", "z/token/2/pad", "aux/mean/2/pad", "seq/mean/2/pad", *users)
     for report in run(PADDING, *masked, *others, tp=2, release="megatron-0.19"):
