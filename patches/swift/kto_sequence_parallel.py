@@ -6,15 +6,20 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
 
+from ..trl import released
 
-def length_on_this_rank(length: Any, args: Any) -> Any:
+
+def length_on_this_rank(length: Any, trainer: Any) -> Any:
     """How many positions of the pipeline's input this tensor-parallel rank holds of one part of the batch.
 
     Args:
         length: of the whole part, in tokens: an int, or a tensor without dimensions.
-        args: the trainer's arguments, of which ``sequence_parallel`` is read.
+        trainer: of its arguments ``sequence_parallel`` is read.
     """
-    if not args.sequence_parallel:
+    if not trainer.args.sequence_parallel:
+        return length
+    # known: a user's own of either has what it takes, or may divide already.
+    if released.others(trainer, "_get_kto_length", "_get_input_tensor", packages=("swift",)):
         return length
     from megatron.core import parallel_state
 
@@ -38,8 +43,9 @@ sequence parallelism each tensor-parallel rank holds its share of each part, but
 of the whole part.""",
     repair="""\
 The length that `forward_step` slices by is divided by the tensor-parallel size when `args.sequence_parallel` is set,
-as 3.12.3 does. The loss, which slices the last stage's output (whole sequences), is left alone. 3.9.0 to 3.11.3 have
-the defect of 3.12.0 in another form. Not repaired: 3.9.0 to 3.10.0 forget context parallelism in this line too.""",
+as 3.12.3 does. The loss, which slices the last stage's output (whole sequences), is left alone, and so is a trainer
+with a `_get_kto_length` or a `_get_input_tensor` of its own, which may have the repair. 3.9.0 to 3.11.3 have the defect
+of 3.12.0 in another form. Not repaired: 3.9.0 to 3.10.0 forget context parallelism in this line too.""",
     signatures=(Signature("RuntimeError", "cannot reshape tensor of 0 elements", specific=False),),
     references=("https://github.com/modelscope/ms-swift/pull/7882",),
     variants=(
@@ -51,7 +57,7 @@ the defect of 3.12.0 in another form. Not repaired: 3.9.0 to 3.10.0 forget conte
                     pattern="length = $LENGTH",
                     alongside=("$REF.set_input_tensor(self._get_input_tensor(input_tensor, $KL, True, length, 0))",),
                     unless=("length //= $SIZE",),
-                    replacement="length = $LENGTH_ON_THIS_RANK($LENGTH, self.args)",
+                    replacement="length = $LENGTH_ON_THIS_RANK($LENGTH, self)",
                     uses={"LENGTH_ON_THIS_RANK": f"{__name__}:{length_on_this_rank.__name__}"},
                 ),
             ),

@@ -335,9 +335,19 @@ def kto_loss(case: Case, halves: dict[str, Half], outputs: dict[str, Any]) -> An
 # ---------------------------------------------------------------------------------------------- the trainer
 
 
-def make_trainer(case: Case, halves: dict[str, Half], reference: Any) -> Any:
+class Divides(MegatronKTOTrainer):
+    """A user's own repair."""
+
+    @staticmethod
+    def _get_input_tensor(input_tensor: Any, is_KL: bool, is_ref: bool, length: Any, dim: int) -> Any:  # noqa: N803
+        if dim == 0 and ARGS.sequence_parallel:
+            length = length // ARGS.tensor_model_parallel_size
+        return MegatronKTOTrainer._get_input_tensor(input_tensor, is_KL, is_ref, length, dim)
+
+
+def make_trainer(case: Case, halves: dict[str, Half], reference: Any, kind: Any) -> Any:
     """A real one without its `__init__`, which would load a model: with what `forward_step` and the loss read."""
-    trainer = object.__new__(MegatronKTOTrainer)
+    trainer = object.__new__(kind)
     ARGS.calculate_KL = case.kl == "kl"
     ARGS.padding_free = case.layout == "packed"
     # On one rank too: the patch must do nothing there.
@@ -378,7 +388,7 @@ def share(case: Case, whole: Any) -> Any:
     return whole.chunk(case.ranks)[parallel_state.get_tensor_model_parallel_rank()]
 
 
-def step(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
+def step(case: Case, expected: dict[str, Any], kind: Any = MegatronKTOTrainer) -> dict[str, Any]:
     """forward_step, the loss and the backward pass; compared with the yardstick."""
     halves = make_halves(case)
     policy, reference = (make_model(SwiftGPTModel, case, seed) for seed in range(2))
@@ -394,7 +404,7 @@ def step(case: Case, expected: dict[str, Any]) -> dict[str, Any]:
     report["right inputs"] = [list(part.shape) for part in sent]
     received = torch.cat(sent).float().requires_grad_()
     policy.set_input_tensor(received)
-    trainer = make_trainer(case, halves, reference)
+    trainer = make_trainer(case, halves, reference, kind)
     try:
         with on_stage(case):
             output, loss_func = trainer.forward_step(iter(()), Wrapper(Wrapper(policy)))
@@ -503,11 +513,11 @@ def main() -> None:
     with tensor_parallel(1):
         expected = {case: expect(case) for case in cases}
 
-    def run() -> dict[str, Any]:
+    def run(kind: Any = MegatronKTOTrainer) -> dict[str, Any]:
         results = {}
         for ranks in (1, 2):
             with tensor_parallel(ranks):
-                results.update({str(case): step(case, expected[case]) for case in cases if case.ranks == ranks})
+                results.update({str(case): step(case, expected[case], kind) for case in cases if case.ranks == ranks})
         return results
 
     function = MegatronKTOTrainer.forward_step
@@ -515,9 +525,11 @@ def main() -> None:
     report: dict[str, Any] = {
         "versions": {name: importlib.metadata.version(name) for name in ("ms-swift", "megatron-core", "trl", "torch")},
         "before": run(),
+        "own repair before": run(Divides),
     }
     report["status"] = rlhf_patches.apply(only=[NAME])[NAME].status.value
     report["after"] = run()
+    report["own repair"] = run(Divides)
     rlhf_patches.revert(only=[NAME])
     report["reverted"] = run()
     report["own code again"] = MegatronKTOTrainer.forward_step is function and function.__code__ is code

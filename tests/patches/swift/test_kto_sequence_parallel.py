@@ -106,6 +106,14 @@ def test_with_it_every_pass_gets_its_part_and_the_numbers_are_right(reports):
             assert max(result["errors"].values()) < TOLERANCE, (case, result["errors"])
 
 
+def test_a_repair_of_ones_own_is_not_divided_again(reports):
+    for report in reports:
+        assert report["own repair"] == report["own repair before"]
+        for case, result in cases_of(report, "own repair", True).items():
+            assert result["failure"] is None, (case, result)
+            assert max(result["errors"].values()) < TOLERANCE, (case, result["errors"])
+
+
 def test_without_sequence_parallelism_it_changes_nothing(reports):
     """Bit for bit, also on one tensor-parallel rank with the argument set; and it was right before."""
     for report in reports:
