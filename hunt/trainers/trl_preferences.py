@@ -121,7 +121,7 @@ def dpo(*, name: str, by: str = "trainer", **settings: Any) -> Outcome:
         settings,
         options={
             "loss_type": ["sigmoid" if loss == "chat" else loss],
-            "pad_to_multiple_of": 16 if settings.get("padding") else None,
+            **({"pad_to_multiple_of": 16} if settings.get("padding") else {}),
         },
         others=lambda: {"ref_model": None if settings.get("lora") else trl_trainer.model(seed=2)},
     )

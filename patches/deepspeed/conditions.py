@@ -13,19 +13,22 @@ def adds_to_others(self: Any) -> bool:
     return bool(self.partition_gradients and not self.cpu_offload and self.micro_step_id > 0)
 
 
-def loses_micro_batches(self: Any) -> bool | None:
-    """Of a ZeRO optimizer that begins its step: whether there was a micro-batch between the first and the last.
+def loses_micro_batches(self: Any, param: Any = None) -> bool | None:
+    """Of a ZeRO optimizer that takes a parameter's gradient: whether one of this step is lost by now.
 
-    Without an accumulation in the configuration, whether there was one before the last. None for two, which are right
-    if both use every parameter, and for ZenFlow.
+    That of a micro-batch between the first and the last; without an accumulation in the configuration, of any before
+    the last. None for the last of two, which are right if both use every parameter, and for ZenFlow.
     """
     if not self.cpu_offload:
         return False
     if getattr(self, "zenflow", False):
         return None
-    if not self.partition_gradients or self.micro_step_id < 1:  # ZeRO-1, or a step of one
+    number = self.micro_step_id
+    if not self.partition_gradients or (number == 0 and self.gradient_accumulation_steps > 1):  # ZeRO-1, or the first
         return False
-    return True if self.micro_step_id > 1 or self.gradient_accumulation_steps == 1 else None
+    if number < 2 and self.is_gradient_accumulation_boundary:
+        return False if number < 1 else True if self.gradient_accumulation_steps == 1 else None
+    return True
 
 
 _steps: weakref.WeakKeyDictionary[Any, tuple[Any, set[int], bool | None]] = weakref.WeakKeyDictionary()

@@ -105,7 +105,7 @@ the factor, Adam mostly the noise. A checkpoint is as good as what it was traine
     retire="when the oldest DeepSpeed in use is 0.19.0",
     conditions=(
         Condition(
-            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step",
+            f"{_CLASS}.copy_grads_in_partition",
             f"{__package__}.conditions:loses_micro_batches",
         ),
     ),

@@ -12,72 +12,179 @@ from .relation import Relation, Verdict
 
 NAME = "what is trained on"
 LABELS, PREDICTED = "its labels", "the tokens that are predicted"
+COMPLETIONS = "its completions' tokens"
 _IGNORED = -100
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Of a micro-batch whose inputs have ``input_ids`` and ``labels`` of one shape.
+    """Of a micro-batch whose tokens are known to be trained on or not.
 
     Args:
+        padding_trained: padding that has a label.
+        without_labels: rows.
+        ends: end tokens that are trained, or follow what is.
+        begin_twice: rows.
+        end_once: rows whose last token with a label is the end token.
+        end_twice: of these those where another end token stands before it, with nothing but white space between.
         pieces: of its first row: texts, each with what becomes of it: "label", "read" or "padding".
     """
 
     tokens: int
     labels: int
     padding: int
+    padding_trained: int
     rows: int
     without_labels: int
     ends: int
     ends_trained: int
+    begin_twice: int
+    end_once: int
+    end_twice: int
     pieces: tuple[tuple[str, str], ...] = field(default=())
 
     def relation(self) -> Relation:
         real = self.tokens - self.padding
         deviation = f"{self.labels} of {real} tokens ({self.labels / max(1, real):.0%})"
-        said = []
+        said, wrong = [], []
         if self.padding:
             said.append(f"{self.padding} more are padding")
+        if self.padding_trained:
+            wrong.append(f"{self.padding_trained} tokens of padding have a label")
         if self.without_labels:
-            said.append(f"{self.without_labels} of {self.rows} rows have no label at all")
+            wrong.append(f"{self.without_labels} of {self.rows} rows have no label at all")
         if self.ends:
-            said.append(f"{self.ends_trained} of {self.ends} end tokens have a label")
-        wrong = self.without_labels or self.ends_trained < self.ends
-        return Relation(NAME, Verdict.NOTE if wrong else Verdict.HOLDS, deviation, "; ".join(said))
+            each = f"{self.ends_trained} of {self.ends} end tokens have a label"
+            (wrong if self.ends_trained < self.ends else said).append(each)
+        if self.begin_twice:
+            wrong.append(f"{self.begin_twice} of {self.rows} rows begin with the start token twice")
+        if self.end_twice:
+            wrong.append(f"{self.end_twice} of {self.rows} rows end twice")
+        verdict = Verdict.NOTE if wrong else Verdict.HOLDS
+        if self.end_twice and self.end_twice == self.end_once:
+            verdict = Verdict.DEVIATES
+        return Relation(NAME, verdict, deviation, "; ".join([*said, *wrong]))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Tokens; which of them are trained on, and which are padding. One shape each."""
+
+    ids: torch.Tensor
+    trained: torch.Tensor
+    padded: torch.Tensor
 
 
 def read(inputs: Any, tokenizer: Any) -> Trained | None:
-    """What the first row's tokens are, and counts of all rows; None where a micro-batch has no labels of tokens.
+    """What the first row's tokens are, and counts of all rows; None where a micro-batch does not say what is trained.
 
     Args:
-        inputs: a micro-batch as the loss gets it. Where ``labels`` have another shape than ``input_ids`` (an encoder
-            and a decoder), they are what is read.
-        tokenizer: the trainer's processing class, for texts and the end token; may be None.
+        inputs: a micro-batch as the loss gets it: with labels; or, as TRL's trainers of preferences and rollouts
+            have it, with masks of completions. Where ``labels`` have another shape than ``input_ids`` (an encoder and
+            a decoder), they are what is read.
+        tokenizer: the trainer's processing class, for texts, the start and the end token; may be None.
     """
-    if not isinstance(inputs, Mapping):
+    rows = _rows_of(inputs) if isinstance(inputs, Mapping) else None
+    if rows is None:
         return None
-    ids, labels = inputs.get("input_ids"), inputs.get("labels")
-    if not (isinstance(labels, torch.Tensor) and labels.dim() == 2 and not labels.is_floating_point()):
-        return None
-    trained = labels != _IGNORED
-    if isinstance(ids, torch.Tensor) and ids.shape == labels.shape:
-        mask = inputs.get("attention_mask")
-        whole = isinstance(mask, torch.Tensor) and mask.shape == ids.shape
-        padded = (mask == 0) if isinstance(mask, torch.Tensor) and whole else torch.zeros_like(trained)
-    else:
-        ids, padded = labels.clamp(min=0), ~trained
-    end = getattr(tokenizer, "eos_token_id", None)
+    ids, trained, padded = rows.ids, rows.trained & ~rows.padded, rows.padded
+    end, start = (getattr(tokenizer, f"{name}_token_id", None) for name in ("eos", "bos"))
     ends = ((ids == end) & ~padded) if isinstance(end, int) else torch.zeros_like(trained)
+    once, twice = _endings(ids, trained, ends, tokenizer)
+    answered = trained | torch.nn.functional.pad(trained, (1, 0))[:, :-1]  # not of a prompt's turns
+    ends &= answered
     return Trained(
         tokens=ids.numel(),
         labels=int(trained.sum()),
         padding=int(padded.sum()),
+        padding_trained=int((rows.trained & padded).sum()),
         rows=ids.shape[0],
         without_labels=int((~trained.any(1)).sum()),
         ends=int(ends.sum()),
         ends_trained=int((ends & trained).sum()),
+        begin_twice=_begin_twice(ids, padded, start) if isinstance(start, int) and start != end else 0,
+        end_once=once,
+        end_twice=twice,
         pieces=tuple(_pieces(ids[0], trained[0], padded[0], tokenizer)),
     )
+
+
+def _rows_of(inputs: Mapping[str, Any]) -> _Rows | None:
+    ids, labels = inputs.get("input_ids"), inputs.get("labels")
+    if _of_tokens(labels):
+        if _of_tokens(ids) and ids.shape == labels.shape:
+            return _Rows(ids, labels != _IGNORED, _padding(inputs.get("attention_mask"), ids))
+        return _Rows(labels.clamp(min=0), labels != _IGNORED, labels == _IGNORED)
+    trained = completion(inputs)
+    if trained is not None and _of_tokens(ids) and ids.shape == trained.shape:
+        return _Rows(ids, trained, _padding(inputs.get("attention_mask"), ids))
+    if trained is not None and _of_tokens(answers := inputs.get("completion_ids")) and answers.shape == trained.shape:
+        made = _Rows(answers, trained, inputs["completion_mask"] == 0)
+        return _behind(inputs.get("prompt_ids"), inputs.get("prompt_mask"), made)
+    sides = [inputs.get(f"{side}_input_ids") for side in ("chosen", "rejected")]
+    if all(map(_of_tokens, sides)):  # TRL before 0.29
+        made = []
+        for side, tokens in zip(("chosen", "rejected"), sides, strict=True):
+            padded = _padding(inputs.get(f"{side}_attention_mask"), tokens)
+            rows = _Rows(tokens, ~padded, padded)
+            made.append(_behind(inputs.get("prompt_input_ids"), inputs.get("prompt_attention_mask"), rows))
+        return _below(*made)
+    return None
+
+
+def _of_tokens(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 2 and not value.is_floating_point()
+
+
+def _padding(mask: Any, ids: torch.Tensor) -> torch.Tensor:
+    known = isinstance(mask, torch.Tensor) and mask.shape == ids.shape
+    return mask == 0 if known else torch.zeros_like(ids, dtype=torch.bool)
+
+
+def _behind(prompts: Any, mask: Any, rows: _Rows) -> _Rows:
+    """Answers behind their prompts, where these are known."""
+    if not (_of_tokens(prompts) and len(prompts) == len(rows.ids)):
+        return rows
+    none = torch.zeros_like(prompts, dtype=torch.bool)
+    parts = (prompts, rows.ids), (none, rows.trained), (_padding(mask, prompts), rows.padded)
+    return _Rows(*(torch.cat(each, 1) for each in parts))
+
+
+def _below(one: _Rows, other: _Rows) -> _Rows:
+    width = max(one.ids.shape[1], other.ids.shape[1])
+
+    def wide(values: torch.Tensor, by: int | bool) -> torch.Tensor:
+        return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=by)
+
+    both = (one, other)
+    return _Rows(
+        torch.cat([wide(each.ids, 0) for each in both]),
+        torch.cat([wide(each.trained, False) for each in both]),
+        torch.cat([wide(each.padded, True) for each in both]),
+    )
+
+
+def _endings(ids: torch.Tensor, trained: torch.Tensor, ends: torch.Tensor, tokenizer: Any) -> tuple[int, int]:
+    """How many rows' last trained token is the end token, and in how many another one stands before it."""
+    once = twice = 0
+    for row, of_row, at_end in zip(ids, trained, ends, strict=True):
+        places = of_row.nonzero()[:, 0].tolist()
+        if not places or not at_end[places[-1]]:
+            continue
+        once += 1
+        before = places[:-1]
+        if before and not at_end[before[-1]] and not _text([int(row[before[-1]])], tokenizer).strip():
+            before.pop()  # "<|im_end|>\n<|im_end|>"
+        twice += bool(before and at_end[before[-1]])
+    return once, twice
+
+
+def _begin_twice(ids: torch.Tensor, padded: torch.Tensor, start: int) -> int:
+    found = 0
+    for row, no_token in zip(ids, padded, strict=True):
+        real = row[~no_token][:2].tolist()
+        found += real == [start, start]
+    return found
 
 
 def counts(inputs: Any) -> dict[str, float]:
@@ -90,13 +197,22 @@ def counts(inputs: Any) -> dict[str, float]:
         found[LABELS] = float((given != _IGNORED).sum())
         if given.dim() > 1:
             found[PREDICTED] = float((given[..., 1:] != _IGNORED).sum())
-    for name in ("shift_labels", "completion_mask"):
-        if isinstance(each := inputs.get(name), torch.Tensor):
-            found[f"its {name}"] = float((each != (_IGNORED if name == "shift_labels" else 0)).sum())
+    if isinstance(each := inputs.get("shift_labels"), torch.Tensor):
+        found["its shift_labels"] = float((each != _IGNORED).sum())
+    if (completions := completion(inputs)) is not None:
+        found[COMPLETIONS] = float(completions.sum())
     rows = next((each.shape[0] for each in inputs.values() if isinstance(each, torch.Tensor) and each.dim()), None)
     if rows is not None:
         found["its rows"] = float(rows)
     return found
+
+
+def completion(inputs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Which tokens of a micro-batch's completions are trained on: not a tool's; None where it has no mask of them."""
+    mask, of_tools = inputs.get("completion_mask"), inputs.get("tool_mask")
+    if not isinstance(mask, torch.Tensor):
+        return None
+    return (mask != 0) & (of_tools != 0) if isinstance(of_tools, torch.Tensor) else mask != 0
 
 
 def counts_of(inputs: Sequence[Any]) -> dict[str, list[float]]:

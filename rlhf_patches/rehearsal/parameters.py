@@ -50,11 +50,15 @@ class Told:
 
     Args:
         named: the model's parameters, without wrappers.
+        trained: those of them that required a gradient when the window began.
     """
 
-    def __init__(self, named: Mapping[str, torch.nn.Parameter]) -> None:
-        self._names = [name for name, each in named.items() if each.requires_grad]
+    def __init__(self, named: Mapping[str, torch.nn.Parameter], trained: Iterable[torch.nn.Parameter]) -> None:
+        began = {id(each) for each in trained}
+        self._names = [name for name, each in named.items() if id(each) in began]
         self._frozen = len(named) - len(self._names)
+        self._thawed = [name for name, each in named.items() if each.requires_grad and id(each) not in began]
+        self._froze = [name for name, each in named.items() if not each.requires_grad and id(each) in began]
         self._none: list[str] = []
         self._zero: list[str] = []
 
@@ -68,14 +72,19 @@ class Told:
             yield gradient
 
     def relation(self) -> Relation:
-        """A note where some got none, for it may be meant."""
+        """A deviation where the window froze or unfroze some; a note where some got none, for it may be meant."""
         counts = f"{len(self._names)} trained, {self._frozen} frozen"
         said = []
+        if self._thawed:
+            said.append(f"{len(self._thawed)} that were frozen require a gradient after the window: {shown(self._thawed)}")
+        if self._froze:
+            said.append(f"{len(self._froze)} that were trained are frozen after the window: {shown(self._froze)}")
         if self._none:
             said.append(f"{len(self._none)} require a gradient and got none: {shown(self._none)}")
         if self._zero:
             said.append(f"{len(self._zero)} got zeros: {shown(self._zero)}")
-        return Relation(TRAINED, Verdict.NOTE if said else Verdict.HOLDS, counts, "; ".join(said))
+        verdict = Verdict.DEVIATES if self._thawed or self._froze else Verdict.NOTE if said else Verdict.HOLDS
+        return Relation(TRAINED, verdict, counts, "; ".join(said))
 
 
 def shown(names: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .labels import LABELS, PREDICTED
+from .labels import COMPLETIONS, LABELS, PREDICTED
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Mine:
         counts: what a micro-batch may be weighted by, one number each, by what it is.
         noise: how far one and the same gradient moves by rounding.
         carries: whether each micro-batch brings the number that its window's loss is divided by.
+        generation: how many micro-batches share rollouts, whose number of tokens each of them brings; 0 where none do.
+        totals: these numbers.
         problem: why there is nothing of all that.
     """
 
@@ -29,13 +31,15 @@ class Mine:
     counts: dict[str, list[float]] = field(default_factory=dict)
     noise: float = 0.0
     carries: bool = False
+    generation: int = 0
+    totals: tuple[float, ...] = ()
     problem: str = ""
 
     def only(self, place: int) -> Mine:
         """With one of its micro-batches."""
         counts = {name: [each[place]] for name, each in self.counts.items()}
         evenly = None if self.evenly is None else self.evenly[place : place + 1]
-        return replace(self, own=self.own[place : place + 1], evenly=evenly, counts=counts)
+        return replace(self, own=self.own[place : place + 1], evenly=evenly, counts=counts, totals=())
 
 
 def gathered(mine: Mine) -> list[Mine]:
@@ -70,8 +74,23 @@ def laws(of_ranks: list[Mine]) -> dict[str, list[float]]:
             found[f"a share by {name} within its rank"] = [
                 count / sum(each.counts[name]) / ranks for each in of_ranks for count in each.counts[name]
             ]
+    if all(each.generation and each.totals for each in of_ranks):
+        return {"a share by the tokens of its generation": _of_generations(of_ranks)}
     if all(each.carries for each in of_ranks):
         found["the window's number, which each micro-batch brings"] = [1 / ranks] * sum(numbers)
+    return found
+
+
+def _of_generations(of_ranks: list[Mine]) -> list[float]:
+    """The mean over generations, each a mean over its tokens. What the window does not have is as the run counted it."""
+    size, number = of_ranks[0].generation, len(of_ranks[0].own)
+    found = []
+    for each in of_ranks:
+        for place, count in enumerate(each.counts[COMPLETIONS]):
+            first = place // size * size
+            whole = first + size <= number
+            total = sum(sum(rank.counts[COMPLETIONS][first : first + size]) for rank in of_ranks)
+            found.append(count / ((total if whole else each.totals[place]) or 1.0) * size / number)
     return found
 
 

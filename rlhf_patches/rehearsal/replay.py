@@ -74,6 +74,7 @@ class Replay:
         self._trainer, self._model, self._where, self._step, self._loss = trainer, model, where, step, loss
         self._inner = where.inner
         self._start = Kept(trainer, where.inner)
+        self._of_its_own_tokens = False
 
     def again(self, call: Call, more: Mapping[str, Any]) -> torch.Tensor:
         """The loss of a call, from the state that it found."""
@@ -91,6 +92,8 @@ class Replay:
         """The loss of a micro-batch by itself."""
         with self._one_micro_batch():
             try:
+                if self._of_its_own_tokens:
+                    return self.again(self._with_its_own_total(call), {}) / self._trainer.accelerator.num_processes
                 return self.again(call, {})
             except TypeError:  # it divides by the number, whatever it is
                 count = labels.counts(call.inputs).get(labels.PREDICTED)
@@ -106,12 +109,19 @@ class Replay:
     @contextlib.contextmanager
     def _one_micro_batch(self) -> Iterator[None]:
         args, trainer = self._trainer.args, self._trainer
-        before = args.gradient_accumulation_steps, getattr(trainer, "current_gradient_accumulation_steps", None)
-        args.gradient_accumulation_steps = trainer.current_gradient_accumulation_steps = 1
+        # TRL's GRPO multiplies by the last of these.
+        names = ("gradient_accumulation_steps", "steps_per_generation")
+        before = {name: getattr(args, name) for name in names if hasattr(args, name)}
+        current = getattr(trainer, "current_gradient_accumulation_steps", None)
+        trainer.current_gradient_accumulation_steps = 1
         try:
+            for name in before:
+                setattr(args, name, 1)
             yield
         finally:
-            args.gradient_accumulation_steps, trainer.current_gradient_accumulation_steps = before
+            trainer.current_gradient_accumulation_steps = current
+            for name, value in before.items():
+                setattr(args, name, value)
 
     def own(self, call: Call, scale: float = 1.0) -> list[torch.Tensor | None]:
         """The gradients of a micro-batch by itself, its loss times ``scale``."""
@@ -127,16 +137,29 @@ class Replay:
         return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
     def carries_its_total(self, call: Call) -> bool:
-        """Whether the loss divides by a number that its micro-batch brings: of the whole window, as TRL's do."""
-        total = call.inputs.get("num_items_in_batch") if isinstance(call.inputs, Mapping) else None
-        if not isinstance(total, (int, float, torch.Tensor)):
+        """Whether the loss divides by a number that its micro-batch brings: of more than itself, as TRL's do."""
+        if _total(call) is None:
             return False
         with self._one_micro_batch():
             one = float(self.again(call, {}).detach())
-            twice = {**call.inputs, "num_items_in_batch": total * 2}
-            half = float(self.again(Call(twice, {}, call.random, call.buffers), {}).detach())
+            half = float(self.again(_with_total(call, _total(call) * 2), {}).detach())
         self._where.after_forward()
         return abs(half * 2 - one) <= 1e-3 * abs(one)
+
+    def divide_by_own_tokens(self) -> bool:
+        """From now on have each micro-batch bring the number of its own tokens; False where that is not known.
+
+        TRL's losses that are sums over tokens divide by those of a whole generation, and multiply by the ranks.
+        """
+        kind = type(self._trainer)
+        functions = (getattr(kind, "_compute_loss", None), kind.compute_loss)
+        ours = [getattr(each, "__globals__", {}).get("__name__", "") for each in functions if each is not None]
+        self._of_its_own_tokens = all(str(name).startswith("trl.") for name in ours)
+        return self._of_its_own_tokens
+
+    def _with_its_own_total(self, call: Call) -> Call:
+        count = labels.completion(call.inputs).sum().clamp(min=1)
+        return _with_total(call, count.to(_total(call)) if isinstance(_total(call), torch.Tensor) else count.item())
 
     def of_routers(self, calls: list[Call], own: list[torch.Tensor]) -> torch.Tensor | None:
         """What of the micro-batches' own gradients is their routers' loss, which is a mean whatever the tokens are."""
@@ -151,8 +174,8 @@ class Replay:
         owners = [vars(each) for each in (self._trainer, *self._inner.modules())]
         return states.zeroed([(own, name) for own in owners for name in _OF_ROUTERS if name in own])
 
-    def made(self, steps: list[Step]) -> torch.Tensor:
-        """The gradient that the trainer makes of a window."""
+    def made(self, steps: list[Step], alone: bool = False) -> torch.Tensor:
+        """The gradient that the trainer makes of a window; ``alone``, that of this rank."""
         trainer, accelerator, args = self._trainer, self._trainer.accelerator, self._trainer.args
         self._start.put_back()
         state = accelerator.gradient_state
@@ -169,7 +192,8 @@ class Replay:
                 for place, (step, sample) in enumerate(zip(steps, samples, strict=True)):
                     last = place == len(steps) - 1
                     state._set_sync_gradients(last)
-                    apart = contextlib.nullcontext() if last or self._model is self._inner else self._model.no_sync()
+                    reduces = (last and not alone) or self._model is self._inner
+                    apart = contextlib.nullcontext() if reduces else self._model.no_sync()
                     step.random.put_back()
                     with apart:
                         self._step(self._model, sample, *counted)
@@ -179,3 +203,13 @@ class Replay:
             if before[1] > 1:
                 accelerator.gradient_accumulation_steps = before[1]
             state._set_sync_gradients(before[2])
+
+
+def _total(call: Call) -> Any:
+    """What a micro-batch says that its loss be divided by; None where it says nothing."""
+    total = call.inputs.get("num_items_in_batch") if isinstance(call.inputs, Mapping) else None
+    return total if isinstance(total, (int, float, torch.Tensor)) else None
+
+
+def _with_total(call: Call, total: Any) -> Call:
+    return Call({**call.inputs, "num_items_in_batch": total}, {}, call.random, call.buffers)

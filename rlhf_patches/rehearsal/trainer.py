@@ -27,6 +27,7 @@ _SCALE = 0.7310585786300049
 """A loss times this, its gradient divided by it: the same but for rounding."""
 _SAME = 1e-6
 _SMOOTH = 0.03
+_STILL = 1e-3
 _FINE = 1e-5
 
 
@@ -167,17 +168,19 @@ class Rehearsal:
         if self._why_not:
             return self._why_not
         calls = sum(len(step.calls) for step in self._steps)
-        if calls != len(self._steps):
+        if calls and calls != len(self._steps):
             return f"compute_loss was called {calls} times in {micro_batches(len(self._steps))}"
+        if not calls and (self._where.steps_in_backward is not None or self._model_counts()):
+            return f"compute_loss was not called; {self._no_second_window()}"
         return ""
 
     def _of_the_window(self) -> list[Relation]:
         end = Kept(self._trainer, self._inner)
-        calls = [step.calls[0] for step in self._steps]
+        calls = [call for step in self._steps for call in step.calls]
         try:
-            told = parameters.Told(self._where.named)
+            told = parameters.Told(self._where.named, self._where.parameters)
             self._used = self._replay.sketch(told.noted(self._where.window())) / self._replay.grad_scale()
-            mine = self._attempt(lambda: self._own_of(calls))
+            mine = self._attempt(lambda: self._own_of(calls) if calls else self._own_by_steps())
             of_ranks = ranks.gathered(mine)
             problem = next((f"rank {rank}: {each.problem}" for rank, each in enumerate(of_ranks) if each.problem), "")
             if problem:
@@ -186,6 +189,8 @@ class Rehearsal:
             found = [self._judged(WINDOW, of_ranks)]
             if len(of_ranks) > 1 and self._where.shows_ranks:
                 found.append(self._agree(of_ranks))
+            if not calls:
+                return [*found, told.relation()]
             found.append(self._copies(of_ranks))
             slope = self._attempt(self._slope)
             found.append(slope if isinstance(slope, Relation) else not_held(SLOPE, slope.problem))
@@ -205,21 +210,39 @@ class Rehearsal:
     def _own_of(self, calls: list[Call]) -> ranks.Mine:
         """What this rank's micro-batches give by themselves."""
         # Each rank makes the same calls, whatever it finds: a loss may gather from all of them.
-        problem = ""
+        problem, carries, generation = "", all([self._replay.carries_its_total(call) for call in calls]), 0
         for place, call in enumerate(calls):
             again = float(self._replay.again(call, call.more).detach())
             self._where.after_forward()
             if not abs(again - call.loss) <= _SAME * max(1.0, abs(call.loss)) and not problem:
                 why = f"{again:.6g} after {call.loss:.6g} for micro-batch {place}"
                 problem = f"this loss does not repeat itself from the same state ({why})"
+        counts = labels.counts_of([call.inputs for call in calls])
+        if carries and labels.COMPLETIONS in counts and self._replay.divide_by_own_tokens():
+            generation = getattr(self._trainer.args, "steps_per_generation", None) or len(calls)
         own = [self._replay.sketch(self._replay.own(call)) for call in calls]
         first = own[0]
         other = self._replay.sketch(self._replay.own(calls[0], scale=_SCALE)) / _SCALE
         noise = float((other - first).norm()) / (float(first.norm()) or 1.0)
-        counts = labels.counts_of([call.inputs for call in calls])
-        carries = [self._replay.carries_its_total(call) for call in calls]
         evenly = self._replay.of_routers(calls, own)
-        return ranks.Mine(self._used, torch.stack(own), evenly, counts, noise, all(carries), problem)
+        totals = tuple(float(call.inputs["num_items_in_batch"]) for call in calls) if generation else ()
+        return ranks.Mine(
+            self._used, torch.stack(own), evenly, counts, noise, carries, generation, totals, problem=problem
+        )
+
+    def _own_by_steps(self) -> ranks.Mine:
+        """The same where ``training_step`` computes the loss itself: of a window of each micro-batch alone."""
+        own = [self._replay.made([step], alone=True) for step in self._steps]
+        again = self._replay.made([self._steps[0]], alone=True)
+        problem = "" if torch.equal(again, own[0]) else "training_step does not repeat itself from the same state"
+        return ranks.Mine(self._used, torch.stack(own), noise=self._unit(), problem=problem)
+
+    def _unit(self) -> float:
+        """In the last place of what the gradients are computed in, where that is coarser than float32."""
+        computed = {each.dtype for each in self._where.parameters}
+        computed |= {torch.bfloat16} if self._trainer.args.bf16 else set()
+        computed |= {torch.float16} if self._trainer.args.fp16 else set()
+        return max((torch.finfo(each).eps for each in computed - {torch.float32, torch.float64}), default=0.0)
 
     def _judged(
         self,
@@ -286,9 +309,12 @@ class Rehearsal:
             return f"{trainer.__name__} makes its inputs itself (rollouts)"
         if self._where.steps_in_backward is not None:
             return "DeepSpeed's engine counts micro-batches itself"
-        if self._goes_on and self._model is not self._inner:
+        if self._model_counts():
             return "the run goes on, and DistributedDataParallel would count one more window"
         return ""
+
+    def _model_counts(self) -> bool:
+        return self._goes_on and self._model is not self._inner
 
     # -- a micro-batch in pieces
 
@@ -353,6 +379,8 @@ class Rehearsal:
         if not size:
             return not_held(SLOPE, "the gradient is 0")
         ratio = rise / (2 * step) / size**2
+        if abs(ratio) < _STILL:
+            return not_held(SLOPE, "the loss stays what it is: it holds the model against itself, as GRPO's first does")
         if abs(ratio - 1) <= _SMOOTH:
             return Relation(SLOPE, Verdict.HOLDS, f"{ratio:.3f}")
         text = "of what the gradient says: a part of the loss is detached or not smooth, or a backward pass is wrong"

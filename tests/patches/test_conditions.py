@@ -47,9 +47,9 @@ def online(steps, kind="NO", by_accelerate=1):
 
 
 def offloaded(steps, last, **settings):
-    """A ZeRO-2 optimizer that begins a step, with the number of its last micro-batch."""
+    """A ZeRO-2 optimizer that takes a gradient of a micro-batch, with its number, the last one of its step."""
     found = {"cpu_offload": True, "partition_gradients": True, "gradient_accumulation_steps": steps}
-    return Has(**{**found, "micro_step_id": last, **settings})
+    return Has(**{**found, "micro_step_id": last, "is_gradient_accumulation_boundary": True, **settings})
 
 
 def distilling(ranks=4, loss="trl.experimental.gkd.gkd_trainer", **settings):
@@ -79,6 +79,10 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("deepspeed.conditions:loses_micro_batches", [offloaded(2, 1)], None),
         ("deepspeed.conditions:loses_micro_batches", [offloaded(1, 1)], True),
         ("deepspeed.conditions:loses_micro_batches", [offloaded(1, 0)], False),
+        *(
+            ("deepspeed.conditions:loses_micro_batches", [offloaded(*each, is_gradient_accumulation_boundary=False)], told)
+            for each, told in (((4, 0), False), ((4, 1), True), ((2, 0), False), ((1, 0), True))
+        ),
         ("deepspeed.conditions:loses_micro_batches", [offloaded(4, 3, partition_gradients=False)], False),
         ("deepspeed.conditions:loses_micro_batches", [offloaded(4, 3, zenflow=True)], None),
         ("deepspeed.conditions:drops_by_logits", [True, "position"], False),

@@ -97,19 +97,28 @@ def table(name: str, patches: str, ranks: int, **settings: Any) -> dict[str, Any
     if not {*settings} <= {*takes(name), *SETTINGS, "deepspeed"}:
         return {"cannot": "it does not take these settings"}
     found: list[Relation] = []
-    if patches == "on":
-        rlhf_patches.apply()
-    before = asked()
     try:
-        build(name, lambda trainer: found.extend(rehearsed(trainer)), ranks=ranks, **settings)
-        after = {name: (numbers, before.get(name, (0, 0))) for name, numbers in asked().items()}
-        repaired = [name for name, ((_, now), (_, earlier)) in after.items() if now > earlier]
-        ran = [name for name, ((now, _), (earlier, _)) in after.items() if now > earlier and name not in repaired]
+        with noted(patches) as acted:
+            build(name, lambda trainer: found.extend(rehearsed(trainer)), ranks=ranks, **settings)
     except trainers.CannotRun as error:
         return {"cannot": str(error)}
+    return {"acted": acted, **{each.name: each.as_json() for each in found}}
+
+
+@contextlib.contextmanager
+def noted(patches: str) -> Iterator[dict[str, list[str]]]:
+    """Meanwhile the patches are on or off; which of them have met their bug by the end, and which only ran."""
+    if patches == "on":
+        rlhf_patches.apply()
+    before, acted = asked(), dict[str, list[str]]()
+    try:
+        yield acted
+        after = {name: (numbers, before.get(name, (0, 0))) for name, numbers in asked().items()}
+        acted["repaired"] = [name for name, ((_, now), (_, earlier)) in after.items() if now > earlier]
+        ran = [name for name, ((now, _), (earlier, _)) in after.items() if now > earlier]
+        acted["ran"] = [name for name in ran if name not in acted["repaired"]]
     finally:
         rlhf_patches.revert()
-    return {"acted": {"repaired": repaired, "ran": ran}, **{each.name: each.as_json() for each in found}}
 
 
 def asked() -> dict[str, tuple[int, int]]:
@@ -259,6 +268,16 @@ def goes_on(name: str, **settings: Any) -> list[Any]:
     return found
 
 
+def of_this_process() -> int:
+    """How many ranks it is one of; alone it has no launcher's variables."""
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # of what the warm process has loaded
+    ranks = int(os.environ["WORLD_SIZE"])
+    if ranks == 1:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+    return ranks
+
+
 def main() -> None:
     parser = states.parser()
     parser.add_argument("what", choices=("off", "on", "users", "go-on"))
@@ -266,11 +285,7 @@ def main() -> None:
     parser.add_argument("--variant", default="as it is", help="one of them, or some: zero3, dropout")
     options = parser.parse_args()
     os.chdir(options.out)
-    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # of what the warm process has loaded
-    ranks = int(os.environ["WORLD_SIZE"])
-    if ranks == 1:
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            os.environ.pop(name, None)
+    ranks = of_this_process()
     rank = os.environ.get("RANK", "0")
     settings = {key: value for each in options.variant.split(", ") for key, value in VARIANTS[each].items()}
     if options.what in PATCHES:

@@ -78,3 +78,11 @@ def test_a_template_without_an_end_leaves_none(report):
     """As the page says."""
     assert answers(report["before"]["chat, no end"]) == ENDED_BY_THE_TEMPLATE
     assert answers(report["after"]["chat, no end"]) == {"chosen": [["w3"]], "rejected": [["w4", "w5"]]}
+
+
+def test_a_rehearsal_finds_it(run_ranks):
+    worker = "tests.patches.transformers.rehearsal_catalogue_ranks"
+    (found,) = run_ranks(worker, "a chat", levels=beside("trl-0.27", "trl_dpo"), ranks=1)
+    released, repaired = (found["a chat"][patches]["what is trained on"] for patches in ("off", "on"))
+    assert (released["verdict"], repaired["verdict"]) == ("deviates", "holds")
+    assert "4 of 4 rows end twice" in released["text"]

@@ -1,0 +1,54 @@
+"""Bugs of the catalogue that a rehearsal finds, by name: what it says of the run as released, and with the patch.
+
+`FOUND` is the whole list, as docs/rehearse.md has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.harness.warm import TRL, beside
+from tests.patches.transformers import rehearsal_catalogue_ranks as runs
+
+WORKER = runs.__name__
+WINDOW, TRAINED = "the window's weights", "trained and frozen"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One of the worker's, the relation that it deviates from, and a part of what is said."""
+
+    patch: str
+    name: str
+    said: str
+    relation: str = WINDOW
+    release: str | None = None
+    ranks: int = 1
+
+
+CASES = (
+    Case("trl-grpo-dapo-scale", "two generations in a step", "2.000 x a share by the tokens of its gen", release="trl-1.5"),
+    Case("trl-grpo-dapo-scale", "half of a generation in a step", "0.500 x a share by the tokens", release="trl-1.5"),
+    Case("trl-grpo-truncated-count", "truncated", " x a share by the tokens of its generation", release="trl-1.5"),
+    Case("trl-online-dpo-accumulation", "online", "4.000 x one part for each micro-batch"),
+    Case("transformers-moe-aux-loss", "mixture on two ranks", "the router's loss counts 2.000 x", ranks=2),
+    Case("deepspeed-offload-accumulation", "offloaded", "4 of 8 micro-batches count", release="deepspeed-0.18.2", ranks=2),
+    Case("peft-disable-adapter-restore", "a frozen half", "that were frozen require a gradient after", TRAINED),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_found_and_repaired(run_ranks, case):
+    levels = beside(case.release, "trl") if case.release else TRL
+    found = run_ranks(WORKER, case.name, levels=levels, ranks=case.ranks)
+    for of_rank in found:
+        released, repaired = (of_rank[case.name][patches] for patches in ("off", "on"))
+        assert released[case.relation]["verdict"] == "deviates"
+        assert case.said in released[case.relation]["text"]
+        assert released["acted"] == {"repaired": [], "ran": []}
+        acted = repaired.pop("acted")
+        assert repaired[case.relation]["verdict"] == "holds"
+        assert not [row for row in repaired.values() if row["verdict"] == "deviates"]
+        assert case.patch in acted["repaired"] + acted["ran"]
