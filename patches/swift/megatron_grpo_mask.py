@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+from ..trl import released
+
+# What makes the mask, is handed it, or says where log-probabilities stand.
+_USES = (
+    *("_generate_and_score_completions", "_get_encoded_batch", "_maybe_compute_logps", "_compute_kl_from_batches"),
+    *("_replace_data_iterator", "forward_step", "loss_func", "model_forward", "get_logps"),
+)
+
+
+def as_predicted(labels: Any, trainer: Any) -> Any:
+    """Each label where it is predicted, as get_batch_on_this_tp_rank has it before the model sees it."""
+    # known: another of these may shift the mask itself, or stand on where it is as released.
+    if released.others(trainer, *_USES, packages=("swift", "rlhf_patches")):
+        return labels
+    return labels.roll(-1, -1)
+
 
 _TRAINER = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
 
@@ -14,10 +33,10 @@ def _variant(versions: str, function: str, matches: int) -> Variant:
             Rewrite(
                 target=f"{_TRAINER}.{function}",
                 pattern="labels != -100",
-                # What get_batch_on_this_tp_rank does to the labels before the model sees them.
-                replacement="labels.roll(-1, -1) != -100",
+                replacement="$AS_PREDICTED(labels, self) != -100",
                 matches=matches,
                 unless=("torch.roll(labels, shifts=-1, dims=-1)",),
+                uses={"AS_PREDICTED": f"{__name__}:{as_predicted.__name__}"},
             ),
         ),
     )
@@ -41,7 +60,8 @@ Log-probabilities stand where a token is predicted, one place before the token, 
 So each turn's first token is left out, and one place after its last is counted, where there is nothing to predict.""",
     repair="""\
 The mask is shifted by one, as the labels are and as 4.0.3 does; it has as many tokens as before. Log-probabilities
-that the rollout engine sent lie by the mask, and so where the trainer's own do.
+that the rollout engine sent lie by the mask, and so where the trainer's own do. A trainer stays as released that has
+a loss of its own, or another method of its own that is handed the mask: it may have the repair.
 
 Not repaired: before 4.0.3 the trainer's log-probabilities are those at temperature 1 whatever `--temperature` the
 rollouts were sampled with. In 3.11 the losses `dapo` and `cispo` are divided by the prompts' tokens too.""",

@@ -72,7 +72,23 @@ class Model:
         return self.model(**inputs)
 
 
-def trainer_of(model: Any, loss_type: str, packed: bool, mode: str | None) -> Any:
+def shifted(by: str) -> dict[str, Any]:
+    """A user's own repair, in a method of this name."""
+    released: Any = getattr(importlib.import_module("swift.megatron.trainers.grpo_trainer").MegatronGRPOTrainer, by)
+
+    def loss_func(trainer: Any, output: Any, data: dict[str, Any]) -> Any:
+        return released(trainer, output, {**data, "completion_mask": data["completion_mask"].roll(-1, -1)})
+
+    def generate(trainer: Any, batch: Any) -> Any:
+        made = released(trainer, batch)
+        for each in made:
+            each["completion_mask"] = each["completion_mask"].roll(-1, -1)
+        return made
+
+    return {by: loss_func if by == "loss_func" else generate}
+
+
+def trainer_of(model: Any, loss_type: str, packed: bool, mode: str | None, own: str = "") -> Any:
     module: Any = importlib.import_module("swift.megatron.trainers.grpo_trainer")
     args = SimpleNamespace(
         **dict.fromkeys((f"{each}_parallel_size" for each in ("tensor_model", "pipeline_model", "context")), 1),
@@ -88,7 +104,8 @@ def trainer_of(model: Any, loss_type: str, packed: bool, mode: str | None) -> An
         loss_type=loss_type,
     )
     null_ref_context_ranks.Args.current = args  # what ms-swift 3 reads with `get_args()`
-    trainer = object.__new__(module.MegatronGRPOTrainer)
+    kind = module.MegatronGRPOTrainer
+    trainer = object.__new__(type("Own", (kind,), shifted(own)) if own else kind)
     trainer.args, trainer.device, trainer.stimer = args, torch.device("cpu"), Timer()
     trainer.truncation_strategy, trainer.dynamic_sample, trainer.kl_in_reward = "delete", False, False
     trainer.rollout_importance_sampling_mode, trainer.rollout_importance_sampling_threshold = mode, CAP
@@ -145,10 +162,10 @@ def as_defined(model: Any, rows: list[dict[str, Any]], loss_type: str, mode: str
     return torch.cat(terms).mean() if loss_type == "cispo" else torch.stack([each.mean() for each in terms]).mean()
 
 
-def step(loss_type: str, packed: bool, mode: str | None = None) -> dict[str, Any]:
+def step(loss_type: str, packed: bool, mode: str | None = None, own: str = "") -> dict[str, Any]:
     policy = megatron_model()
     model = Model(policy)
-    trainer = trainer_of(model, loss_type, packed, mode)
+    trainer = trainer_of(model, loss_type, packed, mode, own)
     rows = rollouts(mode is not None)
     exact = megatron_model()
     exact.load_state_dict(policy.state_dict())
@@ -175,6 +192,13 @@ def step(loss_type: str, packed: bool, mode: str | None = None) -> dict[str, Any
 
 
 def observe() -> dict[str, Any]:
+    found = of_the_release()
+    for own in ("loss_func", "_generate_and_score_completions"):
+        found[f"own {own}"] = step("grpo", True, own=own)
+    return found
+
+
+def of_the_release() -> dict[str, Any]:
     layouts: tuple[bool, ...] = (True, False)
     losses: list[tuple[str, str | None]] = [("grpo", None), ("cispo", None), ("grpo", "token_truncate")]
     if importlib.metadata.version("ms-swift").startswith("3.11."):  # packs always, and divides CISPO's by prompts too
