@@ -8,16 +8,41 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
+from ..trl import released
+
 logger = logging.getLogger("rlhf_patches")
 
 _NAME = "swift-linear-attention-gradient"
 
 
-def scaled_back(layer: Any, tensor: Any, factor: float) -> Any:
-    """The tensor itself; what goes back through it is multiplied by a factor, unless a user adds up the gradients."""
-    if tensor.requires_grad and not _added_up(layer):
+def gathered(layer: Any, gather: Any, states: Any) -> Any:
+    """The whole sequence; what goes back is this rank's piece, unless a user's code may see to it."""
+    if _stays(layer, gather):
+        return gather(states)
+    return gather(states, tensor_parallel_output_grad=False)
+
+
+def scaled_back(layer: Any, tensor: Any, factor: float, *mappings: Any) -> Any:
+    """The tensor itself; what goes back through it is multiplied by a factor, unless a user's code may see to it."""
+    if tensor.requires_grad and not _stays(layer, *mappings) and not _added_up(layer):
         tensor.register_hook(lambda gradient: gradient * factor)  # writes: a tensor that the layer has just made
     return tensor
+
+
+def _stays(layer: Any, *mappings: Any) -> str:
+    """What of the layer's forward and of Megatron's functions between the ranks is a user's, who may have met the bug.
+
+    Args:
+        layer: of linear attention.
+        mappings: what gathers a sequence, and what scatters it.
+    """
+    # known: ms-swift's and Megatron's own, by what no decorator copies
+    other = released.others(layer, "forward", packages=("swift",))
+    if not all(released.is_released(mapping, ("megatron",)) for mapping in mappings):
+        other = other or "what gathers or scatters"
+    if other:
+        _left(f"{other} is not the release's own")
+    return other
 
 
 def _added_up(layer: Any) -> bool:
@@ -25,13 +50,16 @@ def _added_up(layer: Any) -> bool:
     # known: by this attribute, which is what a user who has met the bug sets
     found = any(getattr(one, "sequence_parallel", False) is True for one in layer.parameters())
     if found:
-        _left()
+        _left("parameters are marked sequence_parallel")
     return found
 
 
 @functools.cache
-def _left() -> None:
-    logger.warning("%s: parameters of linear attention are marked sequence_parallel: it stays as released", _NAME)
+def _left(why: str) -> None:
+    import torch
+
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        logger.warning("%s: %s: linear attention stays as released", _NAME, why)
 
 
 _V3 = "swift.megatron.model.gpt.qwen3_next:Qwen3NextGatedDeltaNet.forward"
@@ -46,7 +74,8 @@ def _gathered(target: str) -> Rewrite:
     return Rewrite(
         target=target,
         pattern="gather_from_sequence_parallel_region(hidden_states)",
-        replacement="gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)",
+        replacement="$GATHERED(self, gather_from_sequence_parallel_region, hidden_states)",
+        uses={"GATHERED": f"{__name__}:{gathered.__name__}"},
         unless=("reduce_scatter_to_sequence_parallel_region($$$ARGUMENTS)",),  # as 3.12.4 does
     )
 
@@ -68,9 +97,12 @@ def _scaled(target: str, pattern: str, replacement: str) -> Rewrite:
 def _averaged(target: str) -> tuple[Rewrite, ...]:
     """The layer has the whole gradient of its output, and the ranks' mean goes back."""
     gather, scatter = "gather_from_sequence_parallel_region", "reduce_scatter_to_sequence_parallel_region"
+    both = f"{gather}, {scatter}"
     return (
-        _scaled(target, f"{gather}(hidden_states)", f"$SCALED_BACK(self, {gather}(hidden_states), 1 / {_SIZE})"),
-        _scaled(target, f"{scatter}(res) / {_SIZE}", f"{scatter}($SCALED_BACK(self, res, {_SIZE})) / {_SIZE}"),
+        _scaled(
+            target, f"{gather}(hidden_states)", f"$SCALED_BACK(self, {gather}(hidden_states), 1 / {_SIZE}, {both})"
+        ),
+        _scaled(target, f"{scatter}(res) / {_SIZE}", f"{scatter}($SCALED_BACK(self, res, {_SIZE}, {both})) / {_SIZE}"),
     )
 
 
@@ -97,8 +129,9 @@ rank. The output is bit for bit what it was; from 3.12.4 on so is what goes back
 dropouts that differ between the ranks (LoRA's, behind a mixture).
 Without sequence parallelism, and with TP of 1, nothing changes.
 
-Left alone: from 3.12.4 on, with one line, a layer with a parameter that you have marked `sequence_parallel`, of whose
-gradients Megatron adds up the ranks' parts; `SWIFT_USE_MCORE_GDN=1`, megatron-core's own layer
+Left alone, with one line: from 3.12.4 on a layer with a parameter that you have marked `sequence_parallel`, of whose
+gradients Megatron adds up the ranks' parts; and a layer with a `forward` of your own, or between whose ranks functions
+of your own gather or scatter. Left alone as well: `SWIFT_USE_MCORE_GDN=1`, megatron-core's own layer
 (`megatron-core-gdn-norm-gradient`), and ms-swift 4.1 and later, whose models are in mcore-bridge.""",
     changes_numbers="""\
 From 3.9.0 to 3.12.3 everything before a layer of linear attention had a part of its gradient multiplied by TP, which

@@ -128,6 +128,68 @@ def marked(arguments: SimpleNamespace, own: slice) -> float:
     return off
 
 
+class Times(torch.autograd.Function):
+    """The tensor; what goes back is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0] * ctx.factor, None
+
+
+def by_users(arguments: SimpleNamespace, own: slice, ranks: int) -> dict[str, float]:
+    """With repairs of a user's own, how far all gradients are off: around the layer, and in the place of Megatron's."""
+    kind: Any = class_of_release()
+    module: Any = importlib.import_module(kind.__module__)
+    divided = hasattr(module, "reduce_scatter_to_sequence_parallel_region")  # from 3.12.4 on
+    names = ("gather_from_sequence_parallel_region", f"{'reduce_' * divided}scatter_to_sequence_parallel_region")
+    real = (kind.forward, *(getattr(module, name) for name in names))
+    # To 3.12.3 the weights are right; from 3.12.4 on they have a part, and what goes back is right.
+    into, out = (1 / ranks, ranks) if divided else (1 / ranks, 1)
+
+    def forward(self: Any, states: torch.Tensor, **more: Any) -> Any:
+        found, bias = real[0](self, Times.apply(states, into), **more)
+        return Times.apply(found, out), bias
+
+    def gather(states: torch.Tensor) -> Any:
+        return Times.apply(real[1](states), into)
+
+    def scatter(found: torch.Tensor) -> Any:
+        return real[2](Times.apply(found, out))
+
+    found = {}
+    for name, of in {"forward": (forward, *real[1:]), "mappings": (real[0], gather, scatter)}.items():
+        kind.forward = of[0]
+        for one, function in zip(names, of[1:], strict=True):
+            setattr(module, one, function)
+        try:
+            found[name] = off_by(arguments, own)
+        finally:
+            kind.forward = real[0]
+            for one, function in zip(names, real[1:], strict=True):
+                setattr(module, one, function)
+    return found
+
+
+def off_by(arguments: SimpleNamespace, own: slice) -> float:
+    """The largest of the errors."""
+    layer = class_of_release()(config(arguments), None, 0).float()
+    fill(layer)
+    given, weights = (one[own].float() for one in numbers())
+    given.requires_grad_()
+    (layer(given)[0] * weights).sum().backward()
+    found = {name: one.grad for name, one in layer.named_parameters()} | {"states": given.grad}
+    off = 0.0
+    for name, of in exact().items():
+        of = of[own] if name == "states" else of
+        off = max(off, ((found[name].double() - of).norm() / of.norm()).item())
+    return off
+
+
 def observe(sequence_parallel: bool) -> dict[str, Any]:
     from megatron.core import parallel_state
 
@@ -152,7 +214,8 @@ def observe(sequence_parallel: bool) -> dict[str, Any]:
     report = {"off": off, "output": output.flatten().tolist(), "bits": given.grad.flatten().tolist()}
     if not sequence_parallel:
         return report
-    return {**report, "masks": with_masks(arguments, own, rank, ranks), "marked": marked(arguments, own)}
+    more = {"masks": with_masks(arguments, own, rank, ranks), "marked": marked(arguments, own)}
+    return {**report, **more, "users": by_users(arguments, own, ranks)}
 
 
 def main() -> None:

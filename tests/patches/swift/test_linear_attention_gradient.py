@@ -35,6 +35,9 @@ def start(run_ranks):
             assert len(report["after"]["off"]) == 1 + OWN_WEIGHTS
             assert max(report["after"]["off"].values()) <= ROUNDING
             assert report["after"]["output"] == report["before"]["output"]
+            # Repairs of a user's own are right as released.
+            for state in ("before", "after") if sequence else ():
+                assert [one <= ROUNDING for one in report[state]["users"].values()] == [True] * 2
         return found
 
     return run
