@@ -5,9 +5,27 @@ Source: https://github.com/THUDM/slime, ``slime_plugins/models/hf_attention.py``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+from ..trl import released
+
+_COMPUTES_ALL = ("slime_plugins.models.qwen3_next", "slime_plugins.models.qwen3_5")
+
+
+def computes_all(layer: Any) -> bool:
+    """Whether each rank computes the same from whole sequences, and leaves the gradient to the gathering."""
+    # known: slime's own two were read; another may compute a rank's share of the heads, or add up the gradient itself.
+    return released.written_in(vars(layer).get("hf_forward", type(layer).hf_forward)) in _COMPUTES_ALL
+
+
+def gathering(layer: Any) -> Callable[..., Any]:
+    """What gathers a layer's sequences of all tensor-parallel ranks."""
+    from megatron.core import tensor_parallel
+
+    return gathered_sequence if computes_all(layer) else tensor_parallel.gather_from_sequence_parallel_region
 
 
 def gathered_sequence(hidden_states: Any, tensor_parallel_output_grad: bool = False, group: Any = None) -> Any:
@@ -60,8 +78,9 @@ The sequence-parallel gathering's backward takes this rank's piece, the context-
 have. The gradient is then that of one rank. Without sequence and context parallelism nothing changes. In v0.2.0 to
 v0.2.3 without sequence parallelism, and in later ones without context parallelism, all is bit for bit as before.
 
-Left alone: `--allgather-cp`, whose ranks have other pieces of a sequence than this layer puts together
-([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",
+Left alone: a layer with an `hf_forward` of the user's own, which may divide the heads, where the sum over ranks was
+right, or add up the gradient itself; and `--allgather-cp`, whose ranks have other pieces of a sequence than this layer
+puts together ([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",
     changes_numbers="""\
 In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part
 that was TP times too large, and products of it over the layers. From v0.2.4 to 0.3.1, with context parallelism, it
@@ -78,15 +97,19 @@ checkpoints can be trained on.""",
                     target=_FORWARD,
                     pattern="tensor_parallel.gather_from_sequence_parallel_region",
                     alongside=("output = tensor_parallel.scatter_to_sequence_parallel_region($OUTPUT, group=$GROUP)",),
-                    replacement="$GATHER",
-                    uses={"GATHER": f"{__name__}:{gathered_sequence.__name__}"},
+                    replacement="$GATHERING(self)",
+                    uses={"GATHERING": f"{__name__}:{gathering.__name__}"},
                 ),
                 Rewrite(
                     target=_FORWARD,
                     pattern="hidden_states_list = $GATHERED",
                     alongside=("output_list.append(chunks[2 * cp_size - 1 - cp_rank])",),
-                    replacement="hidden_states_list = $GATHER(hidden_states, mpu.get_context_parallel_group())",
-                    uses={"GATHER": f"{__name__}:{gathered.__name__}"},
+                    replacement="hidden_states_list = $GATHER(hidden_states, mpu.get_context_parallel_group())"
+                    " if $COMPUTES_ALL(self) else $GATHERED",
+                    uses={
+                        "GATHER": f"{__name__}:{gathered.__name__}",
+                        "COMPUTES_ALL": f"{__name__}:{computes_all.__name__}",
+                    },
                 ),
             ),
         ),

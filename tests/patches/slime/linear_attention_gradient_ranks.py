@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from tests.harness import megatron_on_cpu
 torch.set_num_threads(1)
 megatron_on_cpu.install()
 
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer import TransformerConfig
 
 NAME = "slime-linear-attention-gradient"
@@ -71,12 +71,34 @@ def places(tensor: int, sequence_parallel: bool) -> torch.Tensor:
     return own.chunk(tensor)[parallel_state.get_tensor_model_parallel_rank()] if sequence_parallel else own
 
 
+def slimes(function: Any) -> Any:
+    """As if the function were written in a module of slime's."""
+    names = {**function.__globals__, "__name__": "slime_plugins.models.qwen3_next"}
+    return FunctionType(function.__code__, names, closure=function.__closure__)
+
+
+def divided(states: torch.Tensor, into: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """A user's own attention, of which each tensor-parallel rank has a share; it adds up what goes back under CP."""
+    if parallel_state.get_context_parallel_world_size() > 1:
+        group = parallel_state.get_context_parallel_group()
+        states = states.view_as(states)
+        states.register_hook(lambda gradient: torch.distributed.nn.functional.all_reduce(gradient, group=group))
+    rank, ranks = (getattr(parallel_state, f"get_tensor_model_parallel_{of}")() for of in ("rank", "world_size"))
+    own = attention(states, into.chunk(ranks, 1)[rank], out.chunk(ranks)[rank])
+    return tensor_parallel.reduce_from_tensor_model_parallel_region(own)
+
+
 def observe(tensor: int, sequence_parallel: bool, folder: Path) -> dict[str, Any]:
     module = importlib.import_module("slime_plugins.models.hf_attention")
 
     class Layer(module.HuggingfaceAttention):  # type: ignore[name-defined]
+        @slimes
         def hf_forward(self, hidden_states: torch.Tensor, packed_seq_params: Any) -> torch.Tensor:
             return attention(hidden_states, weights["in"], weights["out"])
+
+    class Own(module.HuggingfaceAttention):  # type: ignore[name-defined]
+        def hf_forward(self, hidden_states: torch.Tensor, packed_seq_params: Any) -> torch.Tensor:
+            return divided(hidden_states, weights["in"].detach(), weights["out"].detach())
 
     given = {name: one.float() for name, one in numbers().items()}
     weights = {name: given[name].requires_grad_() for name in ("in", "out")}
@@ -89,8 +111,13 @@ def observe(tensor: int, sequence_parallel: bool, folder: Path) -> dict[str, Any
     (output * given["of loss"][own]).sum().backward()
     for one in weights.values():  # as distributed data parallelism adds them up
         torch.distributed.all_reduce(one.grad, group=parallel_state.get_context_parallel_group())
+    states_of_own = given["states"][own].detach().requires_grad_()
+    config = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1)
+    output, _ = Own(args, config, 1)(states_of_own, None, packed_seq_params=SimpleNamespace(cu_seqlens_q=bounds))
+    (output * given["of loss"][own]).sum().backward()
     right = exact()
     found = {"states": (states_of_rank.grad, right["states"][own])}
+    found["own"] = (states_of_own.grad, right["states"][own])
     found.update({name: (one.grad, right[name]) for name, one in weights.items()})
     return {
         **{name: ((one.double() - of).norm() / of.norm()).item() for name, (one, of) in found.items()},

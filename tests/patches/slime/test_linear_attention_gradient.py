@@ -73,6 +73,7 @@ def test_sequence_parallelism(start, tag):
     for report in start(tag, 2, 1, "SP"):
         assert report["before"]["states"] == pytest.approx(1.0, abs=ROUNDING)
         assert report["after"]["states"] <= ROUNDING
+        assert max(report[state]["own"] for state in ("before", "after")) <= ROUNDING, "heads of a rank"
 
 
 @each(CUT)
@@ -82,6 +83,7 @@ def test_context_parallelism(start, tag):
     assert max(report["before"]["states"] for report in found) > 0.3, "seen: 0.45 and 0.26"
     for report in found:
         assert report["after"]["states"] <= ROUNDING
+        assert max(report[state]["own"] for state in ("before", "after")) <= ROUNDING, "which adds up itself"
 
 
 @exhaustive
