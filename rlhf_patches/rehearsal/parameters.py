@@ -59,6 +59,12 @@ class Told:
         self._frozen = len(named) - len(self._names)
         self._thawed = [name for name, each in named.items() if each.requires_grad and id(each) not in began]
         self._froze = [name for name, each in named.items() if not each.requires_grad and id(each) in began]
+        masters = any(hasattr(each, "ds_id") or hasattr(each, "_hp_mapping") for each in named.values())
+        self._coarse = [
+            name
+            for name, each in named.items()
+            if id(each) in began and each.dtype in (torch.bfloat16, torch.float16) and not masters
+        ]
         self._none: list[str] = []
         self._zero: list[str] = []
 
@@ -83,6 +89,9 @@ class Told:
             said.append(f"{len(self._none)} require a gradient and got none: {shown(self._none)}")
         if self._zero:
             said.append(f"{len(self._zero)} got zeros: {shown(self._zero)}")
+        if self._coarse:
+            lost = "small updates are rounded away unless the optimizer keeps float32 copies"
+            said.append(f"{len(self._coarse)} are in bfloat16 or float16 themselves, where {lost}")
         verdict = Verdict.DEVIATES if self._thawed or self._froze else Verdict.NOTE if said else Verdict.HOLDS
         return Relation(TRAINED, verdict, counts, "; ".join(said))
 

@@ -107,20 +107,25 @@ def unknown(trainer: Any, model: torch.nn.Module) -> str:
     module = str(getattr(function, "__globals__", {}).get("__name__"))
     if module not in _MEANS or getattr(trainer, "compute_loss_func", None) is not None:
         return f"whether {type(trainer).__name__}'s loss is a mean over rows is not known"
-    base = model.get_base_model() if _kind(model).__module__.startswith("peft.") else model
-    loss = getattr(base, "loss_function", None)  # a model may be given another one
+    loss = getattr(base(model), "loss_function", None)  # a model may be given another one
     of_loss = str(getattr(loss, "__module__", None))
-    if not (_kind(base).__module__.startswith("transformers.") and (loss is None or of_loss.startswith(_LOSSES))):
-        return f"whether {_kind(base).__name__}'s loss is a mean over rows is not known"
+    if not (kind(model).__module__.startswith("transformers.") and (loss is None or of_loss.startswith(_LOSSES))):
+        return f"whether {kind(model).__name__}'s loss is a mean over rows is not known"
     for name, each in model.named_modules():
         if each.training and isinstance(each, torch.nn.modules.batchnorm._BatchNorm):
             return f"{name} normalises over rows"
     return ""
 
 
-def _kind(model: torch.nn.Module) -> type:
-    """A model's class, of which FSDP2 makes another one."""
-    return next(each for each in type(model).__mro__ if not each.__name__.startswith("FSDP"))
+def base(model: torch.nn.Module) -> torch.nn.Module:
+    """A model without ``torch.compile``'s wrapper and PEFT's."""
+    plain: Any = getattr(model, "_orig_mod", model)
+    return plain.get_base_model() if type(plain).__module__.startswith("peft.") else plain  # type: ignore[no-any-return]
+
+
+def kind(model: torch.nn.Module) -> type:
+    """The class of a model's base, of which FSDP2 makes another one."""
+    return next(each for each in type(base(model)).__mro__ if not each.__name__.startswith("FSDP"))
 
 
 def judge(name: str, found: Mine, noise: float) -> Relation:

@@ -15,6 +15,8 @@ from . import labels, sharding, sketches, states
 _OF_ROUTERS = ("router_aux_loss_coef", "aux_loss_coef", "router_z_loss_coef")
 """By what models of transformers, and TRL's trainers, multiply a router's loss."""
 
+_OF_MODELS = ("input_ids", "attention_mask", "position_ids")
+
 
 @dataclass
 class Call:
@@ -87,6 +89,15 @@ class Replay:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TypeError(f"compute_loss returns {type(loss).__name__}, no scalar tensor")
         return loss.reshape(())
+
+    def logits(self, call: Call) -> torch.Tensor:
+        """Of the model on a call's inputs without their labels, from the state that it found."""
+        call.buffers.put_back()
+        call.random.put_back()
+        inputs = {name: value for name, value in states.copy_of(call.inputs).items() if name in _OF_MODELS}
+        with torch.no_grad(), self._trainer.compute_loss_context_manager():
+            made: torch.Tensor = self._inner(**inputs).logits
+        return made
 
     def alone(self, call: Call) -> torch.Tensor:
         """The loss of a micro-batch by itself."""

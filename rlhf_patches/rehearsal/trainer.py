@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import labels, parameters, pieces, ranks, sharding, states, window
+from . import formula, labels, parameters, pieces, ranks, sharding, states, window
 from .relation import Relation, Verdict, micro_batches, not_held
 from .replay import Call, Kept, Replay, Step
 
@@ -195,6 +195,7 @@ class Rehearsal:
             slope = self._attempt(self._slope)
             found.append(slope if isinstance(slope, Relation) else not_held(SLOPE, slope.problem))
             found.append(self._one_by_one(calls[0]))
+            found.append(self._by_formula(calls[0]))
             return [*found, told.relation()]
         finally:
             end.put_back()
@@ -350,6 +351,30 @@ class Rehearsal:
         if losses[0] != losses[1]:
             return ranks.Mine(problem="the loss draws random numbers")
         return ranks.Mine(whole, torch.stack(own), counts=labels.counts_of(cut.pieces))
+
+    # -- the loss from its logits
+
+    def _by_formula(self, call: Call) -> Relation:
+        """Of the first micro-batch, without dropout."""
+        why = formula.unknown(self._trainer, self._inner, call.inputs)
+        if why := ranks.problem(ranks.gathered(ranks.Mine(problem=why))):
+            return not_held(formula.NAME, why)
+
+        def both() -> ranks.Mine:
+            with pieces.without_dropout(self._inner), self._replay.without_routers_loss():
+                loss = float(self._replay.alone(call).detach().double())
+                self._where.after_forward()
+                logits = self._replay.logits(call)
+                self._where.after_forward()
+            smoothing = getattr(self._trainer.args, "label_smoothing_factor", 0.0)
+            expected = formula.cross_entropy(logits, call.inputs["labels"], smoothing)
+            return ranks.Mine(used=torch.tensor([loss, expected], dtype=torch.float64))
+
+        of_ranks = ranks.gathered(self._attempt(both))
+        if why := ranks.problem(of_ranks):
+            return not_held(formula.NAME, why)
+        found = [formula.judge(*each.used.tolist(), self._noise) for each in of_ranks]
+        return next((each for each in found if each.verdict is Verdict.DEVIATES), found[0])
 
     # -- the loss along its gradient
 

@@ -73,6 +73,15 @@ def truncated(use: Use) -> None:
         runs.build("trl/grpo", use)
 
 
+def mixed_precision(use: Use) -> None:
+    """FSDP2 of a model in bfloat16."""
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"  # as `accelerate launch` has it; transformers asks for a GPU
+    try:
+        runs.build("transformers/llama", use, sharding="fsdp2", dtype="bfloat16", ranks=2)
+    finally:
+        del os.environ["ACCELERATE_MIXED_PRECISION"]
+
+
 def of_the_hunt(name: str, **settings: Any) -> Callable[[Use], None]:
     return lambda use: runs.build(name, use, **settings)
 
@@ -87,6 +96,8 @@ CASES: dict[str, Callable[[Use], None]] = {
     "offloaded": of_the_hunt(
         "transformers/llama", sharding="zero2", deepspeed=OFFLOADED, micro_batch=1, accumulation=4, ranks=2
     ),
+    "smoothed and compiled": of_the_hunt("transformers/smoothed", compiled=True),
+    "mixed precision": mixed_precision,
     "a frozen half": with_a_frozen_half,
     "a chat": of_the_hunt("trl/dpo-chat"),
 }
