@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
@@ -14,11 +14,13 @@ from ..trl import released
 
 logger = logging.getLogger("rlhf_patches")
 
+_MODULE = "slime.utils.ppo_utils"
+
 
 def bound(args: Any, function: Callable[..., Any]) -> tuple[float, ...]:
     """``--eps-clip-c``; empty where there is none, or one that slime's function refuses in the middle of a step.
 
-    Empty as well where the function has no such argument: one of the user's own, in place of slime's.
+    Empty as well where the function is one of the user's own, in place of slime's.
     """
     asked: Any = getattr(args, "eps_clip_c", None)
     if asked is None:
@@ -38,17 +40,15 @@ def _is_a_bound(asked: Any) -> bool:
 
 
 def _takes_a_bound(function: Callable[..., Any]) -> bool:
-    """What a decorator of the user's copies from the function within is not what the decorator takes."""
+    """Slime's own, within torch.compile's wrapper: one of the user's may have a bound already, whatever it takes."""
     # In the globals of what was decorated there is another module's name, whatever attributes it has copied.
     while released.written_in(function).startswith("torch.") and hasattr(function, "_torchdynamo_orig_callable"):
         function = function._torchdynamo_orig_callable
-    try:
-        # known: slime's own, within torch.compile's wrapper, has the name in the fifth place
-        parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
-    except (TypeError, ValueError):
+    # known: slime's own, by what no decorator copies; in every release it has the name in the fifth place
+    if released.written_in(function) != _MODULE or not isinstance(function, FunctionType):
         return False
-    fifth = parameters[4] if len(parameters) > 4 else None
-    return fifth is not None and (fifth.name, fifth.kind) == ("eps_clip_c", fifth.POSITIONAL_OR_KEYWORD)
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount][4:5] == ("eps_clip_c",)
 
 
 @functools.cache
@@ -85,7 +85,7 @@ max(min(r A, clip(r, 1 - eps, 1 + eps_high) A), c A), equation 5 of arXiv 1912.0
 Without the option nothing changes. A c that is no number above 1, which slime's function refuses with an error, is
 ignored as released, with a warning.
 
-Left alone: a `compute_policy_loss` of your own in slime's place, or around it, without an `eps_clip_c`; the FSDP
+Left alone: a `compute_policy_loss` of your own in slime's place, or around it, which may have a bound already; the FSDP
 backend of 0.2.0 to 0.2.2, which has the same call. main has been repaired since, and calls itself 0.3.1 all the same:
 there the patch is refused, because the code is not that of 0.3.1, and is not needed.""",
     references=(

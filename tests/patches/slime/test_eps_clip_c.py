@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -105,7 +106,12 @@ def test_main_has_it_already(run):
         check(report[state][bound], bound, "HEAD")
 
 
-def released(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None): ...
+def own(ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=3.0):
+    """By somebody who has met the bug, whose --eps-clip-c is still what it was when it had no effect."""
+
+
+released = types.FunctionType(own.__code__, {"__name__": "slime.utils.ppo_utils"})
+before_it = types.FunctionType((lambda kl, advantages, low, high: None).__code__, released.__globals__)
 
 
 def decorated(function):
@@ -147,6 +153,9 @@ def test_a_bound_that_slime_refuses_is_ignored_as_released(caplog):
         (released, True),
         (torch.compile(released, dynamic=True), True),
         (torch.compile(torch.compile(released)), True),
+        (own, False),
+        (torch.compile(own), False),
+        (before_it, False),
         (decorated(torch.compile(released)), False),
         (decorated(released), False),
         (torch.compile(decorated(released)), False),
