@@ -23,12 +23,12 @@ def bound(args: Any, function: Callable[..., Any]) -> tuple[float, ...]:
     Empty as well where the function is one of the user's own, in place of slime's.
     """
     asked: Any = getattr(args, "eps_clip_c", None)
-    if asked is None:
+    if asked is None or not _takes_a_bound(function):
         return ()
     if not _is_a_bound(asked):
         _ignored(str(asked))
         return ()
-    return (asked,) if _takes_a_bound(function) else ()
+    return (asked,)
 
 
 def _is_a_bound(asked: Any) -> bool:

@@ -137,6 +137,7 @@ def test_a_bound_that_slime_refuses_is_ignored_as_released(caplog):
     assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.5), released) == (1.5,)
     assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=None), released) == ()
     assert eps_clip_c.bound(SimpleNamespace(), released) == ()
+    assert eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.0), own) == ()  # which may not ignore it
     assert caplog.messages == []
     eps_clip_c._ignored.cache_clear()
     assert [eps_clip_c.bound(SimpleNamespace(eps_clip_c=1.0), released) for _ in range(2)] == [(), ()]
