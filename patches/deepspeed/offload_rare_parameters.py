@@ -33,7 +33,11 @@ does not run beside a torch of today.""",
     what_to_do="""\
 If every micro-batch uses every parameter that is trained, nothing: such runs are right. Otherwise let them: add
 `sum((0 * p).sum() for p in model.parameters())` to each loss; or offload no optimizer. ZeRO-1 alone does not help. No
-release up to 0.19.8 has a repair.""",
+release up to 0.19.8 has a repair.
+
+That a run meets it is told on the rank that has the part of such a parameter, one step later: in the log by rank 0
+alone, by all ranks with `RLHF_PATCHES_LOG=warning:all`, or in `RLHF_PATCHES_REPORT`. A rank all of whose parameters
+were left out by a step does not see it.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/7967",
         "https://github.com/deepspeedai/DeepSpeed/pull/7981",
