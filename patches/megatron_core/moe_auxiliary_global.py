@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from rlhf_patches import Guard, Patch, Rewrite, Variant
+
+from ..trl import released
+
+# Of these verl (for its router replay) and mcore-bridge have a `routing` of their own, which hands the loss on.
+_MEGATRON = ("megatron", "mcore_bridge", "verl", "rlhf_patches")
+_WEIGHING = ("routing", "get_aux_loss_coeff", "attach_and_log_load_balancing_loss")
+
+
+def is_megatrons(router: Any) -> bool:
+    """Whether the loss's weight is Megatron's own: a user's code may have multiplied it by the ranks already."""
+    balancing = vars(sys.modules["megatron.core.transformer.moe.router"]).get("switch_load_balancing_loss_func")
+    # known: by what no decorator copies
+    return released.is_released(balancing, _MEGATRON) and not released.others(router, *_WEIGHING, packages=_MEGATRON)
+
 
 _OF = 'self.get_aux_loss_coeff("global_aux_loss")'
 _REPLICAS = "self.tp_dp_cp_group.size() // self.tp_cp_group.size()"
@@ -20,8 +37,9 @@ def _weighed(replicas: str, counted: str) -> tuple[Rewrite, ...]:
         Rewrite(
             target="megatron.core.transformer.moe.router:TopKRouter._apply_global_aux_loss",
             pattern=f"global_aux_loss_coeff = {_OF}",
-            replacement=f"global_aux_loss_coeff = {_OF} * {replicas}",
+            replacement=f"global_aux_loss_coeff = {_OF} * ({replicas} if $IS_MEGATRONS(self) else 1)",
             alongside=(counted,),
+            uses={"IS_MEGATRONS": f"{__name__}:{is_megatrons.__name__}"},
         ),
     )
 
@@ -50,8 +68,9 @@ ranks' rows in its micro-batches. What is logged is divided by the same number, 
 With one data-parallel rank and for the other balancing losses and the z-loss, all is bit for bit as before. So is
 `--calculate-per-token-loss` with a padding mask, where the number of tokens is that of all ranks as released.
 
-Left alone: that the share of tokens that each expert has is that of the micro-batches so far in a step, and that ranks
-count as having equal numbers of tokens without a mask.""",
+Left alone: a router that weighs the loss by a user's own code, which may have the repair; that the share of tokens that
+each expert has is that of the micro-batches so far in a step, and that ranks count as having equal numbers of tokens
+without a mask.""",
     changes_numbers="""\
 Since megatron-core 0.15.0 `global_aux_loss` had 1 / DP of the weight that was set; all other gradients were right.
 With the patch it has all of it. A run that was tuned without it has the balance that it had with the coefficient

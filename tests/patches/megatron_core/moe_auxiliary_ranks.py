@@ -11,6 +11,7 @@ import importlib
 import json
 import operator
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -169,6 +170,18 @@ def with_a_part(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.config.moe_aux_loss_coeff = coefficient
 
 
+def times_replicas(self: Any, kind: str) -> float:
+    """A repair of a user's own of what is over all ranks."""
+    return weighing(self, kind) * parallel_state.get_data_parallel_world_size()  # type: ignore[no-any-return]
+
+
+def attached_times_replicas(self: Any, probs: Any, coefficient: float, loss: Any, *args: Any, **kwargs: Any) -> Any:
+    """Another one."""
+    replicas = parallel_state.get_data_parallel_world_size() if kwargs.get("reduce_group_has_dp") else 1
+    return attaching(self, probs, coefficient * replicas, loss * replicas, *args, **kwargs)
+
+
+weighing = importlib.import_module("megatron.core.transformer.moe.router").TopKRouter.get_aux_loss_coeff
 routing = importlib.import_module("megatron.core.transformer.moe.router").TopKRouter.routing
 scaling = importlib.import_module("megatron.core.transformer.moe.router").MoEAuxLossAutoScaler.set_loss_scale
 USERS: dict[str, tuple[str, Any]] = {
@@ -179,6 +192,8 @@ USERS: dict[str, tuple[str, Any]] = {
     "own": ("get_tokens_per_expert_and_token_count", counted_by_a_user),
     "place": ("get_tokens_per_expert_and_token_count", divided_in_place),
     "attach": ("TopKRouter.attach_and_log_load_balancing_loss", attached_in_parts),
+    "weight": ("TopKRouter.get_aux_loss_coeff", times_replicas),
+    "replicas": ("TopKRouter.attach_and_log_load_balancing_loss", attached_times_replicas),
     "scaler": ("MoEAuxLossAutoScaler", OwnScaler),
 }
 """What a user who has met the bug puts into the router's module."""
@@ -202,9 +217,7 @@ def gradient(
         router = layer.mlp.router
         if not watching:
             continue
-        router.attach_and_log_load_balancing_loss = functools.partial(
-            watched, router.attach_and_log_load_balancing_loss, logged
-        )
+        router.attach_and_log_load_balancing_loss = watched(router.attach_and_log_load_balancing_loss, logged)
     batches = zip(*(part(of).split(micro_batch) for of in (tokens(), mask(masked))), strict=True)
 
     def forward_step(iterator: Iterator[Any], model: Any) -> Any:
@@ -232,10 +245,14 @@ def gradient(
     }
 
 
-def watched(attach: Any, logged: list[float], probs: Any, coefficient: float, loss: Any, *args: Any, **kw: Any) -> Any:
-    """What is logged."""
-    logged.append((loss / coefficient).item())
-    return attach(probs, coefficient, loss, *args, **kw)
+def watched(attach: Any, logged: list[float]) -> Any:
+    """What is logged; by a function that is taken for whose method it is called before."""
+
+    def own(probs: Any, coefficient: float, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        logged.append((loss / coefficient).item())
+        return attach(probs, coefficient, loss, *args, **kwargs)
+
+    return FunctionType(own.__code__, {"__name__": attach.__func__.__globals__["__name__"]}, closure=own.__closure__)
 
 
 def noted(gating: Any, logits: list[torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:

@@ -250,6 +250,14 @@ def test_a_loss_over_all_ranks_of_one_replica(run, reference, ranks, tp):
             assert_factor(reference, report["after"], case, 1.0)
 
 
+def test_a_weight_of_ones_own_over_all_ranks_is_not_multiplied_again(run, reference):
+    cases = ("global/mean/1/mask/weight", "global/mean/1/mask/replicas")
+    for report in run(GLOBAL, *cases):
+        for case in cases:
+            assert report["after"][case] == report["before"][case]
+            assert_factor(reference, report["after"], case, 1.0)
+
+
 def test_other_losses_than_that_over_all_ranks(run):
     for report in run(GLOBAL, "aux/mean/1", "seq/mean/1", "z/mean/1", "aux/token/1"):
         assert report["after"] == report["before"]
