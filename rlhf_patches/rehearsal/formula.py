@@ -28,15 +28,12 @@ def unknown(trainer: Any, model: torch.nn.Module, inputs: Any) -> str:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = pieces.kind(model).__name__
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or "ForCausalLM" not in _loss_type(model):
+    of_loss = getattr(pieces.base(model), "loss_type", None)  # None: the default, a causal model's
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or "ForCausalLM" not in str(of_loss or "ForCausalLM"):
         return f"whether {kind} predicts the next token is not known"
     if (loss := getattr(trainer.args, "loss_type", None)) not in _CROSS_ENTROPIES:
         return f"the loss is {loss}"
     return ""
-
-
-def _loss_type(model: torch.nn.Module) -> str:
-    return str(getattr(pieces.base(model), "loss_type", None))
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> float:

@@ -110,30 +110,30 @@ def read(inputs: Any, tokenizer: Any) -> Trained | None:
 
 
 def _rows_of(inputs: Mapping[str, Any]) -> _Rows | None:
-    ids, labels = inputs.get("input_ids"), inputs.get("labels")
-    if _of_tokens(labels):
-        if _of_tokens(ids) and ids.shape == labels.shape:
+    ids, labels = _tokens(inputs, "input_ids"), _tokens(inputs, "labels")
+    if labels is not None:
+        if ids is not None and ids.shape == labels.shape:
             return _Rows(ids, labels != _IGNORED, _padding(inputs.get("attention_mask"), ids))
         return _Rows(labels.clamp(min=0), labels != _IGNORED, labels == _IGNORED)
-    trained = completion(inputs)
-    if trained is not None and _of_tokens(ids) and ids.shape == trained.shape:
+    trained, answers = completion(inputs), _tokens(inputs, "completion_ids")
+    if trained is not None and ids is not None and ids.shape == trained.shape:
         return _Rows(ids, trained, _padding(inputs.get("attention_mask"), ids))
-    if trained is not None and _of_tokens(answers := inputs.get("completion_ids")) and answers.shape == trained.shape:
-        made = _Rows(answers, trained, inputs["completion_mask"] == 0)
-        return _behind(inputs.get("prompt_ids"), inputs.get("prompt_mask"), made)
-    sides = [inputs.get(f"{side}_input_ids") for side in ("chosen", "rejected")]
-    if all(map(_of_tokens, sides)):  # TRL before 0.29
-        made = []
-        for side, tokens in zip(("chosen", "rejected"), sides, strict=True):
-            padded = _padding(inputs.get(f"{side}_attention_mask"), tokens)
-            rows = _Rows(tokens, ~padded, padded)
-            made.append(_behind(inputs.get("prompt_input_ids"), inputs.get("prompt_attention_mask"), rows))
-        return _below(*made)
-    return None
+    if trained is not None and answers is not None and answers.shape == trained.shape:
+        rows = _Rows(answers, trained, inputs["completion_mask"] == 0)
+        return _behind(_tokens(inputs, "prompt_ids"), inputs.get("prompt_mask"), rows)
+    both = []
+    for side in ("chosen", "rejected"):  # TRL before 0.29
+        if (tokens := _tokens(inputs, f"{side}_input_ids")) is None:
+            return None
+        padded = _padding(inputs.get(f"{side}_attention_mask"), tokens)
+        prompts = _tokens(inputs, "prompt_input_ids")
+        both.append(_behind(prompts, inputs.get("prompt_attention_mask"), _Rows(tokens, ~padded, padded)))
+    return _below(*both)
 
 
-def _of_tokens(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 2 and not value.is_floating_point()
+def _tokens(inputs: Mapping[str, Any], name: str) -> torch.Tensor | None:
+    value = inputs.get(name)
+    return value if isinstance(value, torch.Tensor) and value.dim() == 2 and not value.is_floating_point() else None
 
 
 def _padding(mask: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -141,9 +141,9 @@ def _padding(mask: Any, ids: torch.Tensor) -> torch.Tensor:
     return mask == 0 if known else torch.zeros_like(ids, dtype=torch.bool)
 
 
-def _behind(prompts: Any, mask: Any, rows: _Rows) -> _Rows:
+def _behind(prompts: torch.Tensor | None, mask: Any, rows: _Rows) -> _Rows:
     """Answers behind their prompts, where these are known."""
-    if not (_of_tokens(prompts) and len(prompts) == len(rows.ids)):
+    if prompts is None or len(prompts) != len(rows.ids):
         return rows
     none = torch.zeros_like(prompts, dtype=torch.bool)
     parts = (prompts, rows.ids), (none, rows.trained), (_padding(mask, prompts), rows.padded)

@@ -82,7 +82,9 @@ class Told:
         counts = f"{len(self._names)} trained, {self._frozen} frozen"
         said = []
         if self._thawed:
-            said.append(f"{len(self._thawed)} that were frozen require a gradient after the window: {shown(self._thawed)}")
+            said.append(
+                f"{len(self._thawed)} that were frozen require a gradient after the window: {shown(self._thawed)}"
+            )
         if self._froze:
             said.append(f"{len(self._froze)} that were trained are frozen after the window: {shown(self._froze)}")
         if self._none:

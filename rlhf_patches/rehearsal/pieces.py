@@ -119,8 +119,8 @@ def unknown(trainer: Any, model: torch.nn.Module) -> str:
 
 def base(model: torch.nn.Module) -> torch.nn.Module:
     """A model without ``torch.compile``'s wrapper and PEFT's."""
-    plain: Any = getattr(model, "_orig_mod", model)
-    return plain.get_base_model() if type(plain).__module__.startswith("peft.") else plain  # type: ignore[no-any-return]
+    plain: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return plain.get_base_model() if type(plain).__module__.startswith("peft.") else plain
 
 
 def kind(model: torch.nn.Module) -> type:

@@ -82,7 +82,7 @@ def laws(of_ranks: list[Mine]) -> dict[str, list[float]]:
 
 
 def _of_generations(of_ranks: list[Mine]) -> list[float]:
-    """The mean over generations, each a mean over its tokens. What the window does not have is as the run counted it."""
+    """The mean over generations, each a mean over its tokens; those beyond the window are as the run counted them."""
     size, number = of_ranks[0].generation, len(of_ranks[0].own)
     found = []
     for each in of_ranks:

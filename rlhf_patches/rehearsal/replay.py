@@ -169,8 +169,9 @@ class Replay:
         return self._of_its_own_tokens
 
     def _with_its_own_total(self, call: Call) -> Call:
-        count = labels.completion(call.inputs).sum().clamp(min=1)
-        return _with_total(call, count.to(_total(call)) if isinstance(_total(call), torch.Tensor) else count.item())
+        mask, total = labels.completion(call.inputs), _total(call)
+        count = 1 if mask is None else max(1, int(mask.sum()))
+        return _with_total(call, torch.full_like(total, count) if isinstance(total, torch.Tensor) else count)
 
     def of_routers(self, calls: list[Call], own: list[torch.Tensor]) -> torch.Tensor | None:
         """What of the micro-batches' own gradients is their routers' loss, which is a mean whatever the tokens are."""

@@ -373,7 +373,7 @@ class Rehearsal:
         of_ranks = ranks.gathered(self._attempt(both))
         if why := ranks.problem(of_ranks):
             return not_held(formula.NAME, why)
-        found = [formula.judge(*each.used.tolist(), self._noise) for each in of_ranks]
+        found = [formula.judge(float(each.used[0]), float(each.used[1]), self._noise) for each in of_ranks]
         return next((each for each in found if each.verdict is Verdict.DEVIATES), found[0])
 
     # -- the loss along its gradient

@@ -110,7 +110,7 @@ def main() -> None:
     os.chdir(options.out)
     rank = os.environ.get("RANK", "0")
     runs.of_this_process()
-    found = {}
+    found: dict[str, Any] = {}
     for case in options.cases:
         found[case] = {}
         for patches in runs.PATCHES:
