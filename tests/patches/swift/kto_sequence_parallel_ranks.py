@@ -339,7 +339,7 @@ class Divides(MegatronKTOTrainer):
     """A user's own repair."""
 
     @staticmethod
-    def _get_input_tensor(input_tensor: Any, is_KL: bool, is_ref: bool, length: Any, dim: int) -> Any:  # noqa: N803
+    def _get_input_tensor(input_tensor: Any, is_KL: bool, is_ref: bool, length: Any, dim: int) -> Any:
         if dim == 0 and ARGS.sequence_parallel:
             length = length // ARGS.tensor_model_parallel_size
         return MegatronKTOTrainer._get_input_tensor(input_tensor, is_KL, is_ref, length, dim)
