@@ -94,10 +94,10 @@ def _of_generations(of_ranks: list[Mine]) -> list[float]:
     return found
 
 
-def counts_what_nothing_predicts(of_ranks: list[Mine], factor: float) -> bool:
+def counts_what_nothing_predicts(of_ranks: list[Mine], factor: float, noise: float) -> bool:
     """Whether a factor is that of a count of all labels, where a causal model predicts all but the first."""
     totals = [sum(sum(each.counts.get(name, ())) for each in of_ranks) for name in (PREDICTED, LABELS)]
-    return totals[0] < totals[1] and abs(factor - totals[0] / totals[1]) < 1e-4
+    return totals[0] < totals[1] and abs(factor - totals[0] / totals[1]) < max(1e-4, noise)
 
 
 def _near(one: float, other: float) -> bool:

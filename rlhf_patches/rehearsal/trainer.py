@@ -263,7 +263,7 @@ class Rehearsal:
             return Relation(name, Verdict.HOLDS, weights, text)
         if found.factor is not None:
             text = f"{found.factor:.3f} x {found.nearest}"
-            if found.factor < 1 and ranks.counts_what_nothing_predicts(of_ranks, found.factor):
+            if found.factor < 1 and ranks.counts_what_nothing_predicts(of_ranks, found.factor, self._noise):
                 text += ": the count has each row's first label, too, which nothing predicts"
             return Relation(name, Verdict.DEVIATES, weights, text)
         if found.of_the_even is not None:

@@ -80,7 +80,11 @@ def stepping(ranks, steps, by_accelerate, n_gpu=0):
         ("deepspeed.conditions:loses_micro_batches", [offloaded(1, 1)], True),
         ("deepspeed.conditions:loses_micro_batches", [offloaded(1, 0)], False),
         *(
-            ("deepspeed.conditions:loses_micro_batches", [offloaded(*each, is_gradient_accumulation_boundary=False)], told)
+            (
+                "deepspeed.conditions:loses_micro_batches",
+                [offloaded(*each, is_gradient_accumulation_boundary=False)],
+                told,
+            )
             for each, told in (((4, 0), False), ((4, 1), True), ((2, 0), False), ((1, 0), True))
         ),
         ("deepspeed.conditions:loses_micro_batches", [offloaded(4, 3, partition_gradients=False)], False),

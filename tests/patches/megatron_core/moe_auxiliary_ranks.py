@@ -172,7 +172,7 @@ def with_a_part(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def times_replicas(self: Any, kind: str) -> float:
     """A repair of a user's own of what is over all ranks."""
-    return weighing(self, kind) * parallel_state.get_data_parallel_world_size()  # type: ignore[no-any-return]
+    return weighing(self, kind) * parallel_state.get_data_parallel_world_size()
 
 
 def attached_times_replicas(self: Any, probs: Any, coefficient: float, loss: Any, *args: Any, **kwargs: Any) -> Any:

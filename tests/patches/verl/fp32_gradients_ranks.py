@@ -63,7 +63,7 @@ def newer(released: type) -> type:
     """Megatron-Bridge's configuration with what megatron-core has from 0.19 on, and refuses; it does nothing here."""
 
     @dataclass
-    class Newer(released):  # type: ignore[misc,valid-type]
+    class Newer(released):
         param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = ()
 
         def finalize(self) -> None:

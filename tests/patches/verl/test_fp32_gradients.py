@@ -14,6 +14,7 @@ HELD = {
     "hands off": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
     "whatever worked": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
     "no new wait": "because the same collectives reduce the same buffers, of another type",
+    "refuses beside it, it stays False": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
     "go on as before": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
 }
 # float32 keeps 24 bits of sums of bfloat16's 8: exact, but for the last additions. Seen: 4e-9.
