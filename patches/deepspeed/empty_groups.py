@@ -11,7 +11,7 @@ from typing import Any
 import rlhf_patches
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Signature, Variant
 
-from ..trl import released
+from .. import released
 
 _NAME = "deepspeed-empty-groups"
 _KNOWN = ("torch", "deepspeed", "transformers", "accelerate")

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from ..trl import released
+from .. import released
 
 _MODULE = "deepspeed.runtime.lr_schedules"
 

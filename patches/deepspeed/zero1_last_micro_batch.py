@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from ..trl import released
-
-logger = logging.getLogger("rlhf_patches")
+from .. import released
 
 _NAME = "deepspeed-zero1-last-micro-batch"
 _EPILOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_epilogue"
@@ -22,14 +18,9 @@ def comes_first(engine: Any) -> bool:
     # known: where it was written, whatever it is called
     if released.written_in(engine.allreduce_gradients).startswith("deepspeed."):
         return True
-    if getattr(engine, "global_rank", 0) == 0:
-        _left(f"{type(engine).__name__}.allreduce_gradients")
+    own = f"{type(engine).__name__}.allreduce_gradients"
+    released.stays(_NAME, f"{own} is not DeepSpeed's own", "the gradient")
     return False
-
-
-@functools.cache
-def _left(own: str) -> None:
-    logger.warning("%s: %s is not DeepSpeed's own: the gradient stays as released", _NAME, own)
 
 
 _USES = {"COMES_FIRST": f"{__name__}:{comes_first.__name__}"}

@@ -7,8 +7,9 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from ..trl import released
+from .. import released
 
+_NAME = "megatron-core-moe-auxiliary-global"
 # Of these verl (for its router replay) and mcore-bridge have a `routing` of their own, which hands the loss on.
 _MEGATRON = ("megatron", "mcore_bridge", "verl", "rlhf_patches")
 _WEIGHING = ("routing", "get_aux_loss_coeff", "attach_and_log_load_balancing_loss")
@@ -18,7 +19,12 @@ def is_megatrons(router: Any) -> bool:
     """Whether the loss's weight is Megatron's own: a user's code may have multiplied it by the ranks already."""
     balancing = vars(sys.modules["megatron.core.transformer.moe.router"]).get("switch_load_balancing_loss_func")
     # known: by what no decorator copies
-    return released.is_released(balancing, _MEGATRON) and not released.others(router, *_WEIGHING, packages=_MEGATRON)
+    other = released.others(router, *_WEIGHING, packages=_MEGATRON)
+    if not released.is_released(balancing, _MEGATRON):
+        other = "switch_load_balancing_loss_func"
+    if other:
+        released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
+    return not other
 
 
 _OF = 'self.get_aux_loss_coeff("global_aux_loss")'
@@ -45,7 +51,7 @@ def _weighed(replicas: str, counted: str) -> tuple[Rewrite, ...]:
 
 
 PATCH = Patch(
-    name="megatron-core-moe-auxiliary-global",
+    name=_NAME,
     summary="global_aux_loss has the weight that was set, whatever the number of data-parallel ranks",
     harm="wrong gradient",
     bug="load balancing with global_aux_loss is too weak, by the number of data-parallel ranks",

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import sys
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from ..trl import released
-
-logger = logging.getLogger("rlhf_patches")
+from .. import released
 
 _NAME = "megatron-core-moe-auxiliary-padding"
 _MARK = "_rlhf_patches_of_all_ranks"
@@ -68,7 +64,7 @@ def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
         return ranks
     other = released.others(router, *_SCALING, packages=_MEGATRON) or _replaced(scaler)
     if other:
-        _left(other)
+        released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
     return ranks if other else 1
 
 
@@ -95,14 +91,6 @@ def _version(tokens: Any) -> Any:
         return tokens._version
     except (AttributeError, RuntimeError):  # no tensor, or one of inference, whose losses are not differentiated
         return None
-
-
-@functools.cache
-def _left(own: str) -> None:
-    import torch
-
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        logger.warning("%s: %s is not Megatron's own: load balancing stays as released", _NAME, own)
 
 
 PATCH = Patch(

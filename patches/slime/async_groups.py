@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import queue
 import sys
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from ..trl import released
-
-logger = logging.getLogger("rlhf_patches")
+from .. import released
 
 _NAME = "slime-async-dropped-groups"
 _MODULE = "slime.rollout.fully_async_rollout"
@@ -31,7 +27,7 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
     """
     other = _own(worker)
     if other:
-        _left(other)
+        released.stays(_NAME, f"{other} is not slime's own", "what a step takes")
         found: list[tuple[int, list[Any]]] = worker.get_completed_groups()
         return found
     taken: list[tuple[int, list[Any]]] = []
@@ -41,11 +37,6 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
         except queue.Empty:
             break
     return taken
-
-
-@functools.cache
-def _left(other: str) -> None:
-    logger.warning("%s: %s is not slime's own: what a step takes stays as released", _NAME, other)
 
 
 def _own(worker: Any) -> str:

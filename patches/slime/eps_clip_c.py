@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from ..trl import released
+from .. import released
 
 logger = logging.getLogger("rlhf_patches")
 

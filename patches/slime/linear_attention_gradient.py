@@ -10,15 +10,19 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from ..trl import released
+from .. import released
 
+_NAME = "slime-linear-attention-gradient"
 _COMPUTES_ALL = ("slime_plugins.models.qwen3_next", "slime_plugins.models.qwen3_5")
 
 
 def computes_all(layer: Any) -> bool:
     """Whether each rank computes the same from whole sequences, and leaves the gradient to the gathering."""
     # known: slime's own two were read; another may compute a rank's share of the heads, or add up the gradient itself.
-    return released.written_in(vars(layer).get("hf_forward", type(layer).hf_forward)) in _COMPUTES_ALL
+    if released.written_in(vars(layer).get("hf_forward", type(layer).hf_forward)) in _COMPUTES_ALL:
+        return True
+    released.stays(_NAME, f"{type(layer).__name__}.hf_forward is not slime's own", "linear attention")
+    return False
 
 
 def gathering(layer: Any) -> Callable[..., Any]:
@@ -57,7 +61,7 @@ def gathered(hidden_states: Any, group: Any) -> Any:
 _FORWARD = "slime_plugins.models.hf_attention:HuggingfaceAttention.forward"
 
 PATCH = Patch(
-    name="slime-linear-attention-gradient",
+    name=_NAME,
     summary="what goes back through a layer of linear attention is the whole model's, under TP and under CP",
     harm="wrong gradient",
     bug="what goes back through linear attention is multiplied by TP, or, since v0.2.4, a part of it under CP is lost",

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from ..trl import released
+from .. import released
 
 _NAME = "swift-grpo-loss-scale"
 _PACKAGES = ("swift", "trl", "transformers", "accelerate")
@@ -25,7 +25,7 @@ def divided_once(trainer: Any, loss: Any) -> Any:
         return loss
     steps = getattr(trainer, "current_gradient_accumulation_steps", trainer.args.gradient_accumulation_steps)
     if steps != 1 and (other := replaced(trainer)):
-        released.left(trainer, _NAME, other)
+        released.left(_NAME, other)
         return loss
     return loss * steps
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
 
-from ..trl import released
+from .. import released
+
+_NAME = "swift-kto-sequence-parallel"
 
 
 def length_on_this_rank(length: Any, trainer: Any) -> Any:
@@ -19,7 +21,8 @@ def length_on_this_rank(length: Any, trainer: Any) -> Any:
     if not trainer.args.sequence_parallel:
         return length
     # known: a user's own of either has what it takes, or may divide already.
-    if released.others(trainer, "_get_kto_length", "_get_input_tensor", packages=("swift",)):
+    if other := released.others(trainer, "_get_kto_length", "_get_input_tensor", packages=("swift",)):
+        released.stays(_NAME, f"{other} is not ms-swift's own", "the pipeline's input")
         return length
     from megatron.core import parallel_state
 
@@ -27,7 +30,7 @@ def length_on_this_rank(length: Any, trainer: Any) -> Any:
 
 
 PATCH = Patch(
-    name="swift-kto-sequence-parallel",
+    name=_NAME,
     summary="MegatronKTOTrainer slices the pipeline's input by what a sequence-parallel rank holds",
     harm="crash",
     bug="pipeline stages but the first slice the reference's and the KL's input wrongly",

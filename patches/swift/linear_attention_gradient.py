@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from ..trl import released
-
-logger = logging.getLogger("rlhf_patches")
+from .. import released
 
 _NAME = "swift-linear-attention-gradient"
 
@@ -41,7 +37,7 @@ def _stays(layer: Any, *mappings: Any) -> str:
     if not all(released.is_released(mapping, ("megatron",)) for mapping in mappings):
         other = other or "what gathers or scatters"
     if other:
-        _left(f"{other} is not the release's own")
+        released.stays(_NAME, f"{other} is not the release's own", "linear attention")
     return other
 
 
@@ -50,16 +46,8 @@ def _added_up(layer: Any) -> bool:
     # known: by this attribute, which is what a user who has met the bug sets
     found = any(getattr(one, "sequence_parallel", False) is True for one in layer.parameters())
     if found:
-        _left("parameters are marked sequence_parallel")
+        released.stays(_NAME, "parameters are marked sequence_parallel", "linear attention")
     return found
-
-
-@functools.cache
-def _left(why: str) -> None:
-    import torch
-
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        logger.warning("%s: %s: linear attention stays as released", _NAME, why)
 
 
 _V3 = "swift.megatron.model.gpt.qwen3_next:Qwen3NextGatedDeltaNet.forward"

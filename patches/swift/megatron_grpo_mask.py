@@ -6,8 +6,9 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from ..trl import released
+from .. import released
 
+_NAME = "swift-megatron-grpo-mask"
 # What makes the mask, is handed it, or says where log-probabilities stand.
 _USES = (
     *("_generate_and_score_completions", "_get_encoded_batch", "_maybe_compute_logps", "_compute_kl_from_batches"),
@@ -18,7 +19,8 @@ _USES = (
 def as_predicted(labels: Any, trainer: Any) -> Any:
     """Each label where it is predicted, as get_batch_on_this_tp_rank has it before the model sees it."""
     # known: another of these may shift the mask itself, or stand on where it is as released.
-    if released.others(trainer, *_USES, packages=("swift", "rlhf_patches")):
+    if other := released.others(trainer, *_USES, packages=("swift", "rlhf_patches")):
+        released.stays(_NAME, f"{other} is not ms-swift's own", "the mask")
         return labels
     return labels.roll(-1, -1)
 
@@ -43,7 +45,7 @@ def _variant(versions: str, function: str, matches: int) -> Variant:
 
 
 PATCH = Patch(
-    name="swift-megatron-grpo-mask",
+    name=_NAME,
     summary="Megatron GRPO's loss is over the tokens of the completion, the first one included",
     harm="wrong gradient",
     of_rollouts=True,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import dpo_liger_settings, released, window
+from .. import released
+from . import dpo_liger_settings, window
 
 
 def part_of_a_generation(self: Any) -> float | bool | None:

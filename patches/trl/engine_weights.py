@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from . import released
+from .. import released
 
 _LOADED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Owners of an engine (a `VLLMGeneration`, or a trainer before 0.28) that have loaded it since it last slept."""

@@ -8,7 +8,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from trl.generation.vllm_generation import VLLMGeneration
 
-from . import released
+from .. import released
 
 _METHODS = ("_generate", "_tool_call_loop", "_generate_single_turn")
 """By which all ranks come to the loop, and generate in it."""

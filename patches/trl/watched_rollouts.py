@@ -7,8 +7,8 @@ from typing import Any
 
 from rlhf_patches import watching
 
+from .. import released
 from ..rollouts import dropout, figures, samples
-from . import released
 from .watch_rollouts import NAME, OTHER_POLICY, OTHER_PROMPT
 
 _DIFFERENCE = "sampling/sampling_logp_difference/mean"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import released
+from .. import released
 
 COUNTED = ("dapo", "cispo", "vespo")
 """Of GRPO's losses those that are divided by the tokens of a generation."""
@@ -55,7 +55,7 @@ def divided(trainer: Any, loss: Any) -> Any:
     if steps == 1:
         return loss
     if other := replaced_step(trainer):
-        released.left(trainer, "trl-online-dpo-accumulation", other)
+        released.left("trl-online-dpo-accumulation", other)
         return loss
     return loss / steps
 
@@ -66,7 +66,7 @@ def part_of_a_generation(trainer: Any) -> float:
     # Outside train() it is not there, and upstream does not ask for it.
     part = getattr(trainer, "current_gradient_accumulation_steps", of_a_generation) / of_a_generation
     if part != 1 and (other := replaced_in_grpo(trainer)):
-        released.left(trainer, "trl-grpo-dapo-scale", other)
+        released.left("trl-grpo-dapo-scale", other)
         return 1.0
     return float(part)
 
@@ -77,7 +77,7 @@ def trained_tokens(trainer: Any, generated: Any, kept: Any) -> Any:
     Both are made on every rank, so that all of them gather.
     """
     if trainer.loss_type in COUNTED and (other := replaced_in_grpo(trainer)):
-        released.left(trainer, "trl-grpo-truncated-count", other)
+        released.left("trl-grpo-truncated-count", other)
         return generated
     return kept
 
@@ -112,7 +112,7 @@ def _backward(trainer: Any) -> str:
 
 def _is_left(trainer: Any, loss_of: Callable[..., Any], *more: str) -> bool:
     if other := replaced(trainer, loss_of, *more):
-        released.left(trainer, "trl-distillation-scale", other)
+        released.left("trl-distillation-scale", other)
     return bool(other)
 
 

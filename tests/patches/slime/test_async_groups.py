@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlhf_patches.patches import released
 from rlhf_patches.patches.slime import async_groups
 from rlhf_patches.patches.slime.async_groups import at_most, has_room
 from tests.harness import slime_clone
@@ -140,7 +141,7 @@ def slimes_worker(**own):
     ],
 )
 def test_a_worker_of_one_s_own_says_itself_what_is_finished(worker, caplog):
-    async_groups._left.cache_clear()
+    released.stays.cache_clear()
     assert [at_most(worker, 2) for _ in range(2)] == ["its own"] * 2
     (said,) = caplog.messages
     assert "get_completed_groups is not slime's own: what a step takes stays as released" in said
@@ -150,7 +151,7 @@ def test_a_worker_of_one_s_own_says_itself_what_is_finished(worker, caplog):
 @pytest.mark.parametrize("name", ["_loop", "_make_done_cb"])
 def test_a_worker_that_fills_the_queue_itself_stays_as_released(name, caplog):
     """It may ask whether the queue is full, or wait for room in it."""
-    async_groups._left.cache_clear()
+    released.stays.cache_clear()
     worker = slimes_worker(**{name: lambda self: None})
     worker.get_completed_groups = types.FunctionType((lambda: "all").__code__, {"__name__": async_groups._MODULE})
     assert at_most(worker, 2) == "all"

@@ -9,7 +9,8 @@ from types import FunctionType, SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.trl import released, window
+from rlhf_patches.patches import released
+from rlhf_patches.patches.trl import window
 from tests.harness.by_case import exhaustive_but
 from tests.harness.side_by_side import folder
 from tests.harness.warm import TORCH, TRL, Level

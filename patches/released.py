@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from types import FunctionType, MethodType
 from typing import Any
 
+from rlhf_patches import ranks
+
 logger = logging.getLogger("rlhf_patches")
 
 _RELEASED = ("trl", "transformers", "accelerate")
-_said: set[str] = set()
 
 
 def others(owner: Any, *names: str, packages: tuple[str, ...] = _RELEASED) -> str:
@@ -41,9 +43,13 @@ def written_in(function: Any) -> str:
     return str(type(function).__module__)
 
 
-def left(trainer: Any, patch: str, other: str) -> None:
-    """Say once in a process, on rank 0, that a loss stays as released."""
-    text = f"{patch}: {other} is not the release's own: the gradient stays as released"
-    if trainer.accelerator.is_main_process and text not in _said:
-        _said.add(text)
-        logger.warning("%s", text)
+def left(patch: str, other: str) -> None:
+    """Say once in a process, on rank 0, that a gradient stays as released, since ``other`` is not the release's."""
+    stays(patch, f"{other} is not the release's own", "the gradient")
+
+
+@functools.cache
+def stays(patch: str, why: str, what: str) -> None:
+    """Say once in a process, on rank 0, that what a patch repairs stays as released, and why."""
+    if ranks.place().rank in (None, "0"):
+        logger.warning("%s: %s: %s stays as released", patch, why, what)
