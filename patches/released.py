@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
 from types import FunctionType, MethodType
 from typing import Any
-
-from rlhf_patches import ranks
 
 logger = logging.getLogger("rlhf_patches")
 
@@ -51,5 +51,12 @@ def left(patch: str, other: str) -> None:
 @functools.cache
 def stays(patch: str, why: str, what: str) -> None:
     """Say once in a process, on rank 0, that what a patch repairs stays as released, and why."""
-    if ranks.place().rank in (None, "0"):
+    if _is_first_rank():
         logger.warning("%s: %s: %s stays as released", patch, why, what)
+
+
+def _is_first_rank() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_rank() == 0)
+    return os.environ.get("RANK", "0") == "0"
