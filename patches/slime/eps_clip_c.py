@@ -44,11 +44,11 @@ def _takes_a_bound(function: Callable[..., Any]) -> bool:
     # In the globals of what was decorated there is another module's name, whatever attributes it has copied.
     while released.written_in(function).startswith("torch.") and hasattr(function, "_torchdynamo_orig_callable"):
         function = function._torchdynamo_orig_callable
-    # known: slime's own, by what no decorator copies; in every release it has the name in the fifth place
+    # known: slime's own, by what no decorator copies
     if released.written_in(function) != _MODULE or not isinstance(function, FunctionType):
         return False
-    code = function.__code__
-    return code.co_varnames[: code.co_argcount][4:5] == ("eps_clip_c",)
+    code = function.__code__  # known: slime's function was read; in every release that has it
+    return code.co_varnames[: code.co_argcount][4:5] == ("eps_clip_c",)  # known: the name is in the fifth place
 
 
 @functools.cache
