@@ -33,7 +33,7 @@ def levels(release):
 
 @pytest.fixture(
     scope="module",
-    params=["0.7", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("0.9.0", "0.8", "0.7.0"))],
+    params=["0.7", "0.8", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("0.9.0", "0.7.0"))],
 )
 def release_and_reports(request, run_ranks):
     found = run_ranks(WORKER, levels=levels(request.param))
