@@ -23,12 +23,14 @@ def loses_micro_batches(self: Any, param: Any = None) -> bool | None:
         return False
     if getattr(self, "zenflow", False):
         return None
-    number = self.micro_step_id
-    if not self.partition_gradients or (number == 0 and self.gradient_accumulation_steps > 1):  # ZeRO-1, or the first
+    number, accumulates = self.micro_step_id, self.gradient_accumulation_steps > 1
+    if not self.partition_gradients:  # ZeRO-1
         return False
-    if number < 2 and self.is_gradient_accumulation_boundary:
-        return False if number < 1 else True if self.gradient_accumulation_steps == 1 else None
-    return True
+    if not self.is_gradient_accumulation_boundary:
+        return bool(number > 0 or not accumulates)
+    if number == 1 and accumulates:
+        return None
+    return bool(number > 0)
 
 
 _steps: weakref.WeakKeyDictionary[Any, tuple[Any, set[int], bool | None]] = weakref.WeakKeyDictionary()

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from . import pieces, window
+from .labels import IGNORED
 from .relation import Relation, Verdict
 
 NAME = "the loss by its formula"
-_IGNORED = -100
 _CROSS_ENTROPIES = (None, "nll", "chunked_nll")
 """Of SFT's ``loss_type``."""
 
@@ -45,7 +45,7 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float =
         smoothing: the part of the vocabulary's mean, as ``label_smoothing_factor`` has it.
     """
     wanted = labels[:, 1:].to(logits.device)
-    there = wanted != _IGNORED
+    there = wanted != IGNORED
     scores = logits[:, :-1][there].double().log_softmax(-1)
     own = -scores.gather(-1, wanted[there][:, None]).mean()
     return float((1 - smoothing) * own - smoothing * scores.mean())

@@ -12,8 +12,7 @@ from .relation import Relation, Verdict
 
 NAME = "what is trained on"
 LABELS, PREDICTED = "its labels", "the tokens that are predicted"
-COMPLETIONS = "its completions' tokens"
-_IGNORED = -100
+IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ def _rows_of(inputs: Mapping[str, Any]) -> _Rows | None:
     ids, labels = _tokens(inputs, "input_ids"), _tokens(inputs, "labels")
     if labels is not None:
         if ids is not None and ids.shape == labels.shape:
-            return _Rows(ids, labels != _IGNORED, _padding(inputs.get("attention_mask"), ids))
-        return _Rows(labels.clamp(min=0), labels != _IGNORED, labels == _IGNORED)
+            return _Rows(ids, labels != IGNORED, _padding(inputs.get("attention_mask"), ids))
+        return _Rows(labels.clamp(min=0), labels != IGNORED, labels == IGNORED)
     trained, answers = completion(inputs), _tokens(inputs, "completion_ids")
     if trained is not None and ids is not None and ids.shape == trained.shape:
         return _Rows(ids, trained, _padding(inputs.get("attention_mask"), ids))
@@ -194,13 +193,13 @@ def counts(inputs: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     given = inputs.get("labels")
     if isinstance(given, torch.Tensor) and given.dim() and not given.is_floating_point():
-        found[LABELS] = float((given != _IGNORED).sum())
+        found[LABELS] = float((given != IGNORED).sum())
         if given.dim() > 1:
-            found[PREDICTED] = float((given[..., 1:] != _IGNORED).sum())
+            found[PREDICTED] = float((given[..., 1:] != IGNORED).sum())
     if isinstance(each := inputs.get("shift_labels"), torch.Tensor):
-        found["its shift_labels"] = float((each != _IGNORED).sum())
+        found["its shift_labels"] = float((each != IGNORED).sum())
     if (completions := completion(inputs)) is not None:
-        found[COMPLETIONS] = float(completions.sum())
+        found["its completions' tokens"] = float(completions.sum())
     rows = next((each.shape[0] for each in inputs.values() if isinstance(each, torch.Tensor) and each.dim()), None)
     if rows is not None:
         found["its rows"] = float(rows)

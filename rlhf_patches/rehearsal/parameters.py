@@ -25,7 +25,7 @@ def optimizers(optimizer: Any, named: Mapping[str, torch.nn.Parameter]) -> Relat
     if not groups:
         return not_held(OPTIMIZER, f"{type(optimizer).__name__} has no param_groups")
     theirs = {id(parameter) for group in groups for parameter in group["params"]}
-    if any(hasattr(each, "ds_id") or hasattr(each, "_hp_mapping") for each in named.values()):
+    if _is_deepspeeds(named):
         return not_held(OPTIMIZER, "DeepSpeed's has partitions of them")
     if "Dummy" in type(getattr(optimizer, "optimizer", optimizer)).__name__:
         return not_held(OPTIMIZER, f"{type(optimizer).__name__} only stands for one")
@@ -59,12 +59,8 @@ class Told:
         self._frozen = len(named) - len(self._names)
         self._thawed = [name for name, each in named.items() if each.requires_grad and id(each) not in began]
         self._froze = [name for name, each in named.items() if not each.requires_grad and id(each) in began]
-        masters = any(hasattr(each, "ds_id") or hasattr(each, "_hp_mapping") for each in named.values())
-        self._coarse = [
-            name
-            for name, each in named.items()
-            if id(each) in began and each.dtype in (torch.bfloat16, torch.float16) and not masters
-        ]
+        low = [name for name in self._names if named[name].dtype in (torch.bfloat16, torch.float16)]
+        self._coarse = [] if _is_deepspeeds(named) else low
         self._none: list[str] = []
         self._zero: list[str] = []
 
@@ -96,6 +92,11 @@ class Told:
             said.append(f"{len(self._coarse)} are in bfloat16 or float16 themselves, where {lost}")
         verdict = Verdict.DEVIATES if self._thawed or self._froze else Verdict.NOTE if said else Verdict.HOLDS
         return Relation(TRAINED, verdict, counts, "; ".join(said))
+
+
+def _is_deepspeeds(named: Mapping[str, torch.nn.Parameter]) -> bool:
+    """Whether a ZeRO optimizer has partitions of a model's parameters, in float32."""
+    return any(hasattr(each, "ds_id") or hasattr(each, "_hp_mapping") for each in named.values())
 
 
 def shown(names: Iterable[str]) -> str:

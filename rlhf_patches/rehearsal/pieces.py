@@ -103,9 +103,7 @@ def _documents(given: Mapping[str, torch.Tensor], starts: list[int]) -> Cut:
 
 def unknown(trainer: Any, model: torch.nn.Module) -> str:
     """Why rows may reach each other on purpose; empty where the loss is known to be a mean over tokens or rows."""
-    function = type(trainer).compute_loss
-    module = str(getattr(function, "__globals__", {}).get("__name__"))
-    if module not in _MEANS or getattr(trainer, "compute_loss_func", None) is not None:
+    if written_in(type(trainer).compute_loss) not in _MEANS or getattr(trainer, "compute_loss_func", None) is not None:
         return f"whether {type(trainer).__name__}'s loss is a mean over rows is not known"
     loss = getattr(base(model), "loss_function", None)  # a model may be given another one
     of_loss = str(getattr(loss, "__module__", None))
@@ -115,6 +113,11 @@ def unknown(trainer: Any, model: torch.nn.Module) -> str:
         if each.training and isinstance(each, torch.nn.modules.batchnorm._BatchNorm):
             return f"{name} normalises over rows"
     return ""
+
+
+def written_in(function: Any) -> str:
+    """The module of a function's code: told by what no decorator copies."""
+    return str(getattr(function, "__globals__", {}).get("__name__"))
 
 
 def base(model: torch.nn.Module) -> torch.nn.Module:

@@ -6,7 +6,22 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .labels import COMPLETIONS, LABELS, PREDICTED
+from .labels import LABELS, PREDICTED
+
+
+@dataclass(frozen=True)
+class Generations:
+    """Rollouts that are divided into micro-batches, of a loss that is a sum over tokens.
+
+    Args:
+        size: how many micro-batches one generation makes.
+        tokens: of each micro-batch of the window: how many are trained on.
+        totals: what each of them brings as the number of its generation's.
+    """
+
+    size: int
+    tokens: tuple[float, ...]
+    totals: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -20,8 +35,7 @@ class Mine:
         counts: what a micro-batch may be weighted by, one number each, by what it is.
         noise: how far one and the same gradient moves by rounding.
         carries: whether each micro-batch brings the number that its window's loss is divided by.
-        generation: how many micro-batches share rollouts, whose number of tokens each of them brings; 0 where none do.
-        totals: these numbers.
+        generations: where that is the number of a generation's tokens, and ``own`` is by those of each micro-batch.
         problem: why there is nothing of all that.
     """
 
@@ -31,15 +45,14 @@ class Mine:
     counts: dict[str, list[float]] = field(default_factory=dict)
     noise: float = 0.0
     carries: bool = False
-    generation: int = 0
-    totals: tuple[float, ...] = ()
+    generations: Generations | None = None
     problem: str = ""
 
     def only(self, place: int) -> Mine:
         """With one of its micro-batches."""
         counts = {name: [each[place]] for name, each in self.counts.items()}
         evenly = None if self.evenly is None else self.evenly[place : place + 1]
-        return replace(self, own=self.own[place : place + 1], evenly=evenly, counts=counts, totals=())
+        return replace(self, own=self.own[place : place + 1], evenly=evenly, counts=counts, generations=None)
 
 
 def gathered(mine: Mine) -> list[Mine]:
@@ -60,6 +73,9 @@ def problem(of_ranks: list[Mine]) -> str:
 
 def laws(of_ranks: list[Mine]) -> dict[str, list[float]]:
     """The weights that are right, by what they are called; a window's gradient is the mean over ranks."""
+    generations = [each.generations for each in of_ranks if each.generations is not None]
+    if len(generations) == len(of_ranks):
+        return {"a share by the tokens of its generation": _shares(generations)}
     numbers = [len(each.own) for each in of_ranks]
     ranks = len(of_ranks)
     found = {"one part for each micro-batch": [1 / number / ranks for number in numbers for _ in range(number)]}
@@ -74,22 +90,20 @@ def laws(of_ranks: list[Mine]) -> dict[str, list[float]]:
             found[f"a share by {name} within its rank"] = [
                 count / sum(each.counts[name]) / ranks for each in of_ranks for count in each.counts[name]
             ]
-    if all(each.generation and each.totals for each in of_ranks):
-        return {"a share by the tokens of its generation": _of_generations(of_ranks)}
     if all(each.carries for each in of_ranks):
         found["the window's number, which each micro-batch brings"] = [1 / ranks] * sum(numbers)
     return found
 
 
-def _of_generations(of_ranks: list[Mine]) -> list[float]:
+def _shares(of_ranks: list[Generations]) -> list[float]:
     """The mean over generations, each a mean over its tokens; those beyond the window are as the run counted them."""
-    size, number = of_ranks[0].generation, len(of_ranks[0].own)
+    size, number = of_ranks[0].size, len(of_ranks[0].tokens)
     found = []
     for each in of_ranks:
-        for place, count in enumerate(each.counts[COMPLETIONS]):
+        for place, count in enumerate(each.tokens):
             first = place // size * size
             whole = first + size <= number
-            total = sum(sum(rank.counts[COMPLETIONS][first : first + size]) for rank in of_ranks)
+            total = sum(sum(rank.tokens[first : first + size]) for rank in of_ranks)
             found.append(count / ((total if whole else each.totals[place]) or 1.0) * size / number)
     return found
 

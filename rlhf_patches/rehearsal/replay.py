@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import labels, sharding, sketches, states
+from . import labels, pieces, ranks, sharding, sketches, states
 
 _OF_ROUTERS = ("router_aux_loss_coef", "aux_loss_coef", "router_z_loss_coef")
 """By what models of transformers, and TRL's trainers, multiply a router's loss."""
@@ -80,22 +80,25 @@ class Replay:
 
     def again(self, call: Call, more: Mapping[str, Any]) -> torch.Tensor:
         """The loss of a call, from the state that it found."""
-        call.buffers.put_back()
-        call.random.put_back()
         more = {name: value for name, value in more.items() if name != "return_outputs"}
-        with self._trainer.compute_loss_context_manager():
+        with self._as_found(call):
             made = self._loss(self._inner, states.copy_of(call.inputs), **more)
         loss = made[0] if isinstance(made, tuple) else made
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TypeError(f"compute_loss returns {type(loss).__name__}, no scalar tensor")
         return loss.reshape(())
 
-    def logits(self, call: Call) -> torch.Tensor:
-        """Of the model on a call's inputs without their labels, from the state that it found."""
+    def _as_found(self, call: Call) -> contextlib.AbstractContextManager[Any]:
+        """What a call found, for another one."""
         call.buffers.put_back()
         call.random.put_back()
+        found: contextlib.AbstractContextManager[Any] = self._trainer.compute_loss_context_manager()
+        return found
+
+    def logits(self, call: Call) -> torch.Tensor:
+        """Of the model on a call's inputs without their labels, from the state that it found."""
         inputs = {name: value for name, value in states.copy_of(call.inputs).items() if name in _OF_MODELS}
-        with torch.no_grad(), self._trainer.compute_loss_context_manager():
+        with torch.no_grad(), self._as_found(call):
             made: torch.Tensor = self._inner(**inputs).logits
         return made
 
@@ -157,16 +160,20 @@ class Replay:
         self._where.after_forward()
         return abs(half * 2 - one) <= 1e-3 * abs(one)
 
-    def divide_by_own_tokens(self) -> bool:
-        """From now on have each micro-batch bring the number of its own tokens; False where that is not known.
+    def generations(self, calls: list[Call]) -> ranks.Generations | None:
+        """Of micro-batches that bring a number; from now on each brings that of its own tokens. None if not known.
 
         TRL's losses that are sums over tokens divide by those of a whole generation, and multiply by the ranks.
         """
         kind = type(self._trainer)
-        functions = (getattr(kind, "_compute_loss", None), kind.compute_loss)
-        ours = [getattr(each, "__globals__", {}).get("__name__", "") for each in functions if each is not None]
-        self._of_its_own_tokens = all(str(name).startswith("trl.") for name in ours)
-        return self._of_its_own_tokens
+        functions = [each for each in (getattr(kind, "_compute_loss", None), kind.compute_loss) if each is not None]
+        masks = [mask for call in calls if (mask := labels.completion(call.inputs)) is not None]
+        if len(masks) < len(calls) or not all(pieces.written_in(each).startswith("trl.") for each in functions):
+            return None
+        self._of_its_own_tokens = True
+        size = getattr(self._trainer.args, "steps_per_generation", None) or len(calls)
+        totals = tuple(float(_total(call)) for call in calls)
+        return ranks.Generations(size, tuple(float(mask.sum()) for mask in masks), totals)
 
     def _with_its_own_total(self, call: Call) -> Call:
         mask, total = labels.completion(call.inputs), _total(call)

@@ -170,8 +170,8 @@ class Rehearsal:
         calls = sum(len(step.calls) for step in self._steps)
         if calls and calls != len(self._steps):
             return f"compute_loss was called {calls} times in {micro_batches(len(self._steps))}"
-        if not calls and (self._where.steps_in_backward is not None or self._model_counts()):
-            return f"compute_loss was not called; {self._no_second_window()}"
+        if not calls and (why := self._counted_elsewhere()):
+            return f"compute_loss was not called; {why}"
         return ""
 
     def _of_the_window(self) -> list[Relation]:
@@ -211,7 +211,7 @@ class Rehearsal:
     def _own_of(self, calls: list[Call]) -> ranks.Mine:
         """What this rank's micro-batches give by themselves."""
         # Each rank makes the same calls, whatever it finds: a loss may gather from all of them.
-        problem, carries, generation = "", all([self._replay.carries_its_total(call) for call in calls]), 0
+        problem, carries = "", all([self._replay.carries_its_total(call) for call in calls])
         for place, call in enumerate(calls):
             again = float(self._replay.again(call, call.more).detach())
             self._where.after_forward()
@@ -219,17 +219,13 @@ class Rehearsal:
                 why = f"{again:.6g} after {call.loss:.6g} for micro-batch {place}"
                 problem = f"this loss does not repeat itself from the same state ({why})"
         counts = labels.counts_of([call.inputs for call in calls])
-        if carries and labels.COMPLETIONS in counts and self._replay.divide_by_own_tokens():
-            generation = getattr(self._trainer.args, "steps_per_generation", None) or len(calls)
+        generations = self._replay.generations(calls) if carries else None
         own = [self._replay.sketch(self._replay.own(call)) for call in calls]
         first = own[0]
         other = self._replay.sketch(self._replay.own(calls[0], scale=_SCALE)) / _SCALE
         noise = float((other - first).norm()) / (float(first.norm()) or 1.0)
         evenly = self._replay.of_routers(calls, own)
-        totals = tuple(float(call.inputs["num_items_in_batch"]) for call in calls) if generation else ()
-        return ranks.Mine(
-            self._used, torch.stack(own), evenly, counts, noise, carries, generation, totals, problem=problem
-        )
+        return ranks.Mine(self._used, torch.stack(own), evenly, counts, noise, carries, generations, problem)
 
     def _own_by_steps(self) -> ranks.Mine:
         """The same where ``training_step`` computes the loss itself: of a window of each micro-batch alone."""
@@ -308,14 +304,15 @@ class Rehearsal:
         trainer, base = type(self._trainer), transformers.Trainer
         if trainer._prepare_inputs is not base._prepare_inputs:
             return f"{trainer.__name__} makes its inputs itself (rollouts)"
+        return self._counted_elsewhere()
+
+    def _counted_elsewhere(self) -> str:
+        """Who would count micro-batches that the run does not take; empty where nobody does."""
         if self._where.steps_in_backward is not None:
             return "DeepSpeed's engine counts micro-batches itself"
-        if self._model_counts():
+        if self._goes_on and self._model is not self._inner:
             return "the run goes on, and DistributedDataParallel would count one more window"
         return ""
-
-    def _model_counts(self) -> bool:
-        return self._goes_on and self._model is not self._inner
 
     # -- a micro-batch in pieces
 
@@ -330,8 +327,7 @@ class Rehearsal:
         of_ranks = ranks.gathered(self._attempt(lambda: self._of_pieces(call, cut, most)))
         if why := ranks.problem(of_ranks):
             return not_held(cut.name, why)
-        found = [pieces.judge(cut.name, each, self._noise) for each in of_ranks]
-        return next((each for each in found if each.verdict is Verdict.DEVIATES), found[0])
+        return _first_that_deviates([pieces.judge(cut.name, each, self._noise) for each in of_ranks])
 
     def _of_pieces(self, call: Call, cut: pieces.Cut, most: int) -> ranks.Mine:
         """Their own gradients, and as ``used`` that of all of them at once."""
@@ -373,8 +369,8 @@ class Rehearsal:
         of_ranks = ranks.gathered(self._attempt(both))
         if why := ranks.problem(of_ranks):
             return not_held(formula.NAME, why)
-        found = [formula.judge(float(each.used[0]), float(each.used[1]), self._noise) for each in of_ranks]
-        return next((each for each in found if each.verdict is Verdict.DEVIATES), found[0])
+        both_of = [each.used.tolist() for each in of_ranks]
+        return _first_that_deviates([formula.judge(loss, expected, self._noise) for loss, expected in both_of])
 
     # -- the loss along its gradient
 
@@ -410,3 +406,8 @@ class Rehearsal:
             return Relation(SLOPE, Verdict.HOLDS, f"{ratio:.3f}")
         text = "of what the gradient says: a part of the loss is detached or not smooth, or a backward pass is wrong"
         return Relation(SLOPE, Verdict.NOTE, f"{ratio:.3f}", text)
+
+
+def _first_that_deviates(of_ranks: list[Relation]) -> Relation:
+    """Else that of rank 0."""
+    return next((each for each in of_ranks if each.verdict is Verdict.DEVIATES), of_ranks[0])

@@ -44,8 +44,10 @@ MORE = (
     *(f"trl/{name}" for name in ("rloo", "grpo-cispo", "grpo-sapo", "grpo-luspo", "grpo-vespo", "sft-mixtral")),
 )
 
-MET = ("transformers/bart", "transformers/bert-masked", "transformers/bert-tokens", "transformers/llama-classes")
-MET += ("trl/sft-mixtral",)
+MET = (
+    *(f"transformers/{name}" for name in ("bart", "bert-masked", "bert-tokens", "llama-classes")),
+    "trl/sft-mixtral",
+)
 """Of `MORE` these meet transformers-accumulation-scale, as T5 and Mixtral do."""
 
 

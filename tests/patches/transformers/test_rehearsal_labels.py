@@ -97,9 +97,8 @@ def test_what_says_nothing_of_what_is_trained():
 # -- shares of generations
 
 
-def of(counts, generation, totals):
-    own = torch.zeros(len(counts), 1)
-    return ranks.Mine(own=own, counts={labels.COMPLETIONS: counts}, generation=generation, totals=totals)
+def of(tokens, size, totals):
+    return ranks.Mine(own=torch.zeros(len(tokens), 1), generations=ranks.Generations(size, tuple(tokens), totals))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +109,7 @@ def of(counts, generation, totals):
         ([of([1.0, 3.0, 2.0, 2.0], 2, (4.0,) * 4)], [0.125, 0.375, 0.25, 0.25]),
         ([of([1.0, 3.0], 4, (8.0, 8.0))], [0.25, 0.75]),  # half of a generation: its number is the run's
         ([of([1.0], 1, (4.0,)), of([3.0], 1, (4.0,))], [0.25, 0.75]),
+        ([of([0.0], 1, (4.0,)), of([4.0], 1, (4.0,))], [0.0, 1.0]),  # all of one rank's are cut off
     ],
 )
 def test_shares_of_generations(of_ranks, shares):
