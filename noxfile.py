@@ -49,7 +49,7 @@ def pytest(session: nox.Session, *arguments: str, python: str = "python") -> Non
 
 # -- sessions ------------------------------------------------------------------------------------------
 
-# Two at a time; the warm processes and what ran on them are shared. A framework that is not installed is an error.
+# Two at a time; the fork servers and what ran on them are shared. A framework that is not installed is an error.
 REAL = ("-n", "2", "--dist", "loadgroup", "--frameworks", "required")
 # Of the megatron-core patch, for a second release: what the two calls do, and the crash and the cure in training.
 BEFORE_AND_AFTER = (
@@ -306,14 +306,14 @@ def hunt(session: nox.Session) -> None:
 def hunt_sample(session: nox.Session) -> None:
     """The hunt's own tests, and every patch on against off over a few configurations."""
     pytest(session, "tests/hunt", python=TRL_PYTHON)
-    session.run(TRL_PYTHON, "-m", "hunt", "--environment", "trl", "--ours", "0.03", external=True)
+    session.run(TRL_PYTHON, "-m", "hunt", "--environment", "trl", "--check-patches", "0.03", external=True)
 
 
 @session(**BOTH, name="hunt-rest", tags=["rest"])
 def hunt_rest(session: nox.Session) -> None:
     """The bugs of the catalogue in older releases; every patch on against off, over a tenth of the configurations."""
-    run_hunt(session, "--power")
-    run_hunt(session, "--ours", "0.1")
+    run_hunt(session, "--known-bugs")
+    run_hunt(session, "--check-patches", "0.1")
 
 
 @session(**SHARED, name="demo-megatron")

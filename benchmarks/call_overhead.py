@@ -58,7 +58,7 @@ def patched(folder: Path, kind: str, qualname: str) -> object:
     }
     namespace = importlib.import_module(module)
     if kind in changes:
-        text = dict.fromkeys(("summary", "symptom", "cause", "repair", "retire"), "benchmark")
+        text = dict.fromkeys(("summary", "symptom", "cause", "repair", "obsolete_when"), "benchmark")
         patch = Patch(
             name="call-overhead",
             references=("-",),

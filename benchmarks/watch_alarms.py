@@ -90,7 +90,7 @@ def main() -> None:
         missing = [number for number in own if number not in found]
         if missing:
             sys.exit(f"runs {missing} did not end:\n{done.stderr[-3000:]}")
-    told = {number: each for number, each in found.items() if any("told" in one for one in each.values())}
+    told = {number: each for number, each in found.items() if any("warning" in one for one in each.values())}
     print(f"{len(found)} right runs of {STEPS} steps, {len(told)} of which a watch spoke of")
     for number, each in told.items():
         print(f"  {RUNS[number]}: {each}")

@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from hunt import cells, frameworks, ours, page, power, relations, trainers
+from hunt import cells, check_patches, frameworks, known_bugs, page, relations, trainers
 from hunt.cells import Cell, Verdict
 from hunt.frameworks import ENVIRONMENTS, FRAMEWORKS
 from hunt.runs import Runner
 from hunt.trainers import Trainer
 from tests.harness import failures, side_by_side
-from tests.harness.warm import serving
+from tests.harness.forkserver import serving
 
 ENVIRONMENT_FILES = Path(__file__).resolve().parents[1] / "tests" / "environments"
 Item = TypeVar("Item")
@@ -33,19 +33,19 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="frameworks, trainers, relations, releases, cells")
     parser.add_argument("--environment", choices=ENVIRONMENTS, required=True, help="that of this interpreter")
     parser.add_argument(
-        "--ours", type=float, metavar="SHARE", help="every patch on against off, over a share of 0 to 1"
+        "--check-patches", type=float, metavar="SHARE", help="every patch on against off, over a share of 0 to 1"
     )
-    parser.add_argument("--power", action="store_true", help="find the bugs of the catalogue in older releases")
+    parser.add_argument("--known-bugs", action="store_true", help="find the bugs of the catalogue in older releases")
     parser.add_argument("--write", action="store_true", help="write what is found into docs/hunt.md")
     options = parser.parse_args()
     chosen = Chosen(options.environment, options.names, parser)
     if chosen.nothing:
         return 0
-    if options.write and (chosen.release or (options.names and options.ours)):
-        parser.error("--write is for the newest releases, and for all of --ours")
-    if options.ours is not None:
-        return hold_ours(chosen, options.ours, options.write)
-    if options.power:
+    if options.write and (chosen.release or (options.names and options.check_patches)):
+        parser.error("--write is for the newest releases, and for all of --check-patches")
+    if options.check_patches is not None:
+        return check_every_patch(chosen, options.check_patches, options.write)
+    if options.known_bugs:
         return find_known(chosen, options.write)
     return hunt(chosen, options.write)
 
@@ -101,8 +101,8 @@ class Chosen:
 @contextlib.contextmanager
 def running() -> Iterator[Runner]:
     """Warm processes, and what runs on them."""
-    with tempfile.TemporaryDirectory(prefix="hunt-") as folder, serving() as warm:
-        runner = Runner(warm, Path(folder), trainers.every())
+    with tempfile.TemporaryDirectory(prefix="hunt-") as folder, serving() as forkserver:
+        runner = Runner(forkserver, Path(folder), trainers.every())
         try:
             yield runner
         finally:
@@ -144,35 +144,35 @@ def summary(verdicts: Sequence[tuple[Cell, Verdict]], spent: Sequence[float], to
     return f"{len(verdicts)} cells: {kinds}; {cost}"
 
 
-def hold_ours(chosen: Chosen, share: float, write: bool) -> int:
+def check_every_patch(chosen: Chosen, share: float, write: bool) -> int:
     """Every patch on against off."""
-    every = [each for trainer in chosen.trainers.values() for each in ours.configurations(trainer)]
+    every = [each for trainer in chosen.trainers.values() for each in check_patches.configurations(trainer)]
     started, kinds = time.monotonic(), Counter[str]()
-    known = ours.accepted()
+    known = check_patches.accepted()
     with running() as runner:
         some = every[:: round(1 / share)]
         for each, finding in judged(
-            some, lambda each: ours.judge(each, chosen.release_of(each.trainer), runner, known)
+            some, lambda each: check_patches.judge(each, chosen.release_of(each.trainer), runner, known)
         ):
             kinds[finding.kind] += 1
-            if finding.kind != ours.SAME:
+            if finding.kind != check_patches.SAME:
                 print(f"{finding.kind:<9}{each.name:<60} {finding.words}", flush=True)
-            if finding.kind == ours.BROKEN:
+            if finding.kind == check_patches.BROKEN:
                 failures.note(f"{each.name}: {finding.words}")
         spent = sum(result.seconds for result in runner.results)
     counts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     words = f"{sum(kinds.values())} configurations: {counts}; {spent:.0f} CPU s, {time.monotonic() - started:.0f} s"
     print(words)
     if write:
-        page.write(chosen.environment, "ours", words)
-    return int(bool(kinds[ours.BROKEN]) or not kinds[ours.SAME])
+        page.write(chosen.environment, "check-patches", words)
+    return int(bool(kinds[check_patches.BROKEN]) or not kinds[check_patches.SAME])
 
 
 def find_known(chosen: Chosen, write: bool) -> int:
-    """The bugs of power.toml, each in a release that has it."""
+    """The bugs of known_bugs.toml, each in a release that has it."""
     started, known, rows = time.monotonic(), cells.reasons(), []
     every = trainers.every()
-    seen = [each for each in power.seen(every, relations.every()) if each.cell.trainer.name in chosen.trainers]
+    seen = [each for each in known_bugs.seen(every, relations.every()) if each.cell.trainer.name in chosen.trainers]
     with running() as runner:
         for each, verdict in judged(seen, lambda each: cells.judge(each.cell, runner, known, each.bug)):
             found = verdict.kind == cells.KNOWN and each.bug in verdict.why
@@ -184,7 +184,7 @@ def find_known(chosen: Chosen, write: bool) -> int:
     print(words)
     if write:
         kept = [[each.bug, each.cell.name, verdict.found] for each, verdict, found in rows if found]
-        page.write(chosen.environment, "power", words, kept, chosen.whole)
+        page.write(chosen.environment, "known-bugs", words, kept, chosen.whole)
     return int(not rows or not all(found for *_, found in rows))
 
 

@@ -1,4 +1,4 @@
-"""Which environment has a framework, what a warm process loads of it, and which older releases lie beside it."""
+"""Which environment has a framework, what a fork server loads of it, and which older releases lie beside it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlhf_patches.definitions import registry
-from tests.harness import side_by_side, warm
-from tests.harness.warm import TORCH, Level, Levels
+from tests.harness import forkserver, side_by_side
+from tests.harness.forkserver import TORCH, Level, Levels
 
 ENVIRONMENTS = ("trl", "megatron")
 """Two, since ms-swift has no room for TRL 1 (noxfile.py)."""
@@ -24,7 +24,7 @@ class Framework:
         environment: the one that has it.
         modules: what is imported for it, in this order.
         below: the framework on which it is loaded, in a process that the two share.
-        levels: what loads it instead, given a release's folder or None: the tests' own (tests/harness/warm.py).
+        levels: what loads it instead, given a release's folder or None: the tests' own (tests/harness/forkserver.py).
         releases: how the names of the folders begin in which older releases of it are; all of them if empty.
         newest: the folder that has a newer release than the environment itself.
     """
@@ -45,7 +45,7 @@ def _loaded(name: str, path: str | None = None) -> Level:
 def _verl(release: str | None) -> Levels:
     since = {"verl_critic": "0.7", "verl_distillation": "0.8"}
     more = (_loaded(name) for name, first in since.items() if _at_least("verl", release, first))
-    return (*warm.verl(release and release.removeprefix("verl-")), *more)
+    return (*forkserver.verl(release and release.removeprefix("verl-")), *more)
 
 
 def _at_least(framework: str, release: str | None, wanted: str) -> bool:
@@ -60,8 +60,8 @@ def _skyrl(release: str | None) -> str:
 
 def _skyrl_megatron(release: str | None) -> Levels:
     name = _skyrl(release or "skyrl-0.3")  # 0.4's workers want packages for which there is no stand-in
-    levels = warm.skyrl(name)
-    return (*levels, warm.SKYRL_WORKERS) if name == "0.3" else levels
+    levels = forkserver.skyrl(name)
+    return (*levels, forkserver.SKYRL_WORKERS) if name == "0.3" else levels
 
 
 def _skyrl_dispatch(release: str | None) -> Levels:
@@ -71,16 +71,16 @@ def _skyrl_dispatch(release: str | None) -> Levels:
 
 
 def _math_verify(release: str | None) -> Levels:
-    return warm.beside(release or "math-verify-0.9", "math_verify")
+    return forkserver.beside(release or "math-verify-0.9", "math_verify")
 
 
 def _transformer_engine(release: str | None) -> Levels:
-    return warm.transformer_engine((release or "transformer-engine-2.11").removeprefix("transformer-engine-"))
+    return forkserver.transformer_engine((release or "transformer-engine-2.11").removeprefix("transformer-engine-"))
 
 
 def _training(name: str, release: str | None) -> Levels:
     assert release is None
-    return warm.trainer(name)
+    return forkserver.trainer(name)
 
 
 FRAMEWORKS = {
@@ -125,19 +125,24 @@ FRAMEWORKS = {
         "transformers",
     ),
     "openrlhf": Framework(
-        "trl", levels=lambda release: warm.beside(release, "openrlhf"), releases="openrlhf-", newest="openrlhf-0.11.2"
+        "trl",
+        levels=lambda release: forkserver.beside(release, "openrlhf"),
+        releases="openrlhf-",
+        newest="openrlhf-0.11.2",
     ),
     "verl": Framework("megatron", levels=_verl, releases="verl-"),
-    "skyrl": Framework("megatron", levels=lambda name: warm.skyrl_trainer(_skyrl(name)), releases="skyrl-"),
+    "skyrl": Framework("megatron", levels=lambda name: forkserver.skyrl_trainer(_skyrl(name)), releases="skyrl-"),
     "skyrl_megatron": Framework("megatron", levels=_skyrl_megatron, releases="skyrl-"),
     "skyrl_dispatch": Framework("megatron", levels=_skyrl_dispatch, releases="skyrl-"),
-    "swift": Framework("megatron", levels=lambda name: warm.swift(name, "swift_transformers"), releases="swift-"),
-    "swift_megatron": Framework("megatron", levels=lambda name: warm.swift(name, "swift_megatron"), releases="swift-"),
-    "swift_kto": Framework(
-        "megatron", levels=lambda name: warm.swift(name, "swift_kto"), releases="swift-3", newest="swift-3.12"
+    "swift": Framework("megatron", levels=lambda name: forkserver.swift(name, "swift_transformers"), releases="swift-"),
+    "swift_megatron": Framework(
+        "megatron", levels=lambda name: forkserver.swift(name, "swift_megatron"), releases="swift-"
     ),
-    "megatron_core": Framework("megatron", levels=warm.megatron, releases="megatron-"),
-    "slime": Framework("megatron", levels=warm.megatron, releases="none"),  # from a clone; on megatron-core
+    "swift_kto": Framework(
+        "megatron", levels=lambda name: forkserver.swift(name, "swift_kto"), releases="swift-3", newest="swift-3.12"
+    ),
+    "megatron_core": Framework("megatron", levels=forkserver.megatron, releases="megatron-"),
+    "slime": Framework("megatron", levels=forkserver.megatron, releases="none"),  # from a clone; on megatron-core
     # Their entries into training, each loaded on the one before; no other release of them.
     **{
         f"{name}_training": Framework("megatron", levels=functools.partial(_training, name), releases="none")
@@ -154,7 +159,7 @@ def concerns(framework: str, release: str | None) -> bool:
 
 
 def levels(framework: str, release: str | None) -> Levels:
-    """What a warm process loads, in this order; with the releases of ``side-by-side/RELEASE``, below everything."""
+    """What a fork server loads, in this order; with the releases of ``side-by-side/RELEASE``, below everything."""
     if (own := FRAMEWORKS[framework].levels) is not None:
         return (*own(release), Level(f"hunt.frameworks:{framework}"))
     names = [framework]
@@ -166,7 +171,7 @@ def levels(framework: str, release: str | None) -> Levels:
 
 
 def load(framework: str) -> None:
-    """In a warm process."""
+    """In a fork server."""
     os.environ.update(
         DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false"
     )

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hunt import power
+from hunt import known_bugs
 from hunt.cells import ACCEPTED, CANNOT, HOLDS, KNOWN, NEW, Cell, Verdict
+from hunt.check_patches import RESULTS
 from hunt.frameworks import ENVIRONMENTS
-from hunt.ours import RESULTS
 
 HERE = Path(__file__).resolve().parents[1]
 PAGE = HERE / "docs" / "hunt.md"
@@ -38,8 +38,8 @@ module of a few lines for each [relation](../hunt/relations), and for each frame
 ```
 make hunt NAMES="trl micro_batches trl-1.5"   # frameworks or trainers, relations, a release; or cells
 make hunt NAMES="trl/gold:micro_batches/8-of-1"
-.cache/tools/bin/nox -s hunt -- --ours 0.1    # relation 12: every patch on against off, bit for bit, over a tenth
-.cache/tools/bin/nox -s hunt -- --power       # the bugs of the catalogue, found in older releases
+.cache/tools/bin/nox -s hunt -- --check-patches 0.1  # every patch on against off, bit for bit, over a tenth
+.cache/tools/bin/nox -s hunt -- --known-bugs         # the bugs of the catalogue, found in older releases
 ```
 
 A deviation is the norm of a tensor's difference, relative to the tensor, the largest of all; `8.000 x` where it is a
@@ -68,13 +68,16 @@ def text() -> str:
     for kind, title in ((NEW, "New"), (KNOWN, "Known"), (ACCEPTED, "Accepted")):
         if chosen := [row for row in rows if row["kind"] == kind]:
             parts += [f"### {title}\n", _list(chosen)]
-    parts.append(_said(kept, "cells"))
-    parts += ["## What it can see\n", _power([row for each in kept for row in each.get("power", {}).get("rows", [])])]
-    parts += ["## Ours\n", _OURS, _said(kept, "ours")]
+    parts.append(_deviations(kept, "cells"))
+    parts += [
+        "## Known bugs that it finds\n",
+        _known_bugs([row for each in kept for row in each.get("known-bugs", {}).get("rows", [])]),
+    ]
+    parts += ["## Every patch on against off\n", _CHECK_PATCHES, _deviations(kept, "check-patches")]
     return "\n".join(parts)
 
 
-_OURS = """\
+_CHECK_PATCHES = """\
 Wherever a trainer was right, losses, gradients, parameters, the optimizer's state and the saved files are bit for bit
 what they were with every patch on, and the objects that a user holds are the same ones, with the same attributes and
 hooks: configurations drawn from dtype, compilation, checkpointing, LoRA, accumulation, ranks, packing and sharding.
@@ -84,7 +87,7 @@ not run, with the patches as without.
 """
 
 
-def _said(kept: Iterable[dict[str, Any]], what: str) -> str:
+def _deviations(kept: Iterable[dict[str, Any]], what: str) -> str:
     """The last lines of the commands, of each environment."""
     words = [f"- {each[what]['words']}" for each in kept if what in each]
     return "".join(textwrap.fill(line, 118, subsequent_indent="  ") + "\n" for line in words)
@@ -164,7 +167,7 @@ def _size(row: dict[str, Any]) -> float:
         return math.inf
 
 
-def _power(rows: Sequence[Sequence[str]]) -> str:
+def _known_bugs(rows: Sequence[Sequence[str]]) -> str:
     lines = [f"{len(rows)} bugs of the catalogue are found by a relation, in a release that has them:\n"]
     lines += ["| bug | cell | deviation |", "| --- | --- | --- |"]
     lines += [
@@ -172,7 +175,7 @@ def _power(rows: Sequence[Sequence[str]]) -> str:
         for bug, cell, found in sorted(map(tuple, rows))
     ]
     lines += ["", "The others no relation sees:\n", "| bug | why |", "| --- | --- |"]
-    lines += [f"| [{bug}](patches/{bug}.md) | {_escaped(why)} |" for bug, why in sorted(power.unseen().items())]
+    lines += [f"| [{bug}](patches/{bug}.md) | {_escaped(why)} |" for bug, why in sorted(known_bugs.unseen().items())]
     return "\n".join(lines) + "\n"
 
 

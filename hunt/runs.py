@@ -1,4 +1,4 @@
-"""Runs of trainers on forks of warm processes, each once however many cells ask for it."""
+"""Runs of trainers on forks of fork servers, each once however many cells ask for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hunt import frameworks, outcomes
 from hunt.outcomes import Outcome
 from hunt.trainers import Trainer
 from hunt.worker import OFF
-from tests.harness.warm import Warm
+from tests.harness.forkserver import ForkServer
 
 LIMIT = 480.0
 """Seconds after which ranks hang: two that compile need 60 of CPU, and CI shares two cores among nine sessions."""
@@ -57,8 +57,10 @@ class Result:
 class Runner:
     """Runs, some side by side; a run that has been asked for already is not run again."""
 
-    def __init__(self, warm: Warm, folder: Path, trainers: Mapping[str, Trainer], side_by_side: int = 2) -> None:
-        self._warm, self._folder, self._trainers = warm, folder, trainers
+    def __init__(
+        self, forkserver: ForkServer, folder: Path, trainers: Mapping[str, Trainer], side_by_side: int = 2
+    ) -> None:
+        self._forkserver, self._folder, self._trainers = forkserver, folder, trainers
         self._pool = ThreadPoolExecutor(side_by_side)
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Result]] = {}
@@ -89,8 +91,8 @@ class Runner:
         how = None
         levels = frameworks.levels(self._trainers[run.trainer].framework, run.release)
         try:
-            self._warm.run("hunt.worker", [json.dumps(request)], out, levels, ranks=ranks, timeout=LIMIT)
-        except (RuntimeError, OSError) as error:  # OSError: a warm process has died
+            self._forkserver.run("hunt.worker", [json.dumps(request)], out, levels, ranks=ranks, timeout=LIMIT)
+        except (RuntimeError, OSError) as error:  # OSError: a fork server has died
             if "not done after" in str(error):
                 return Result(None, f"hangs: not done after {LIMIT:.0f} s")
             if not any((out / f"rank{rank}.json").exists() for rank in range(ranks)):

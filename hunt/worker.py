@@ -1,4 +1,4 @@
-"""A run, on each of its ranks, in a fork of a process that has loaded the framework (tests/harness/warm_server.py)."""
+"""A run, on each of its ranks, in a fork of a process that has loaded the framework (forkserver_process.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hunt import outcomes, trainers
-from tests.harness.warm_server import launcher_variables
+from tests.harness.forkserver_process import launcher_variables
 
 OFF, ON = "off", "on"
 

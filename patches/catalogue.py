@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # fmt: off
 # ruff: noqa: E501, Q
-from rlhf_patches import Listed, ListedBeside, ListedVariant
+from rlhf_patches import Listed, ListedCoInstalled, ListedVariant
 
 LISTED = (
     Listed('accelerate-fsdp2-load-by-position', 'rlhf_patches.patches.accelerate.fsdp2_load_by_position:PATCH', (
@@ -14,7 +14,7 @@ LISTED = (
         ListedVariant(distribution='accelerate', versions='==1.13.0', modules=('accelerate.utils.fsdp_utils',), rewrites=True),
     )),
     Listed('accelerate-optimizer-train', 'rlhf_patches.patches.accelerate.optimizer_train:ADVICE', (
-        ListedVariant(distribution='accelerate', versions='>=0.30.0rc0,<=0.33.0', modules=('accelerate.optimizer',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.45.0,<4.52.0', package='transformers')),
+        ListedVariant(distribution='accelerate', versions='>=0.30.0rc0,<=0.33.0', modules=('accelerate.optimizer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.45.0,<4.52.0', package='transformers')),
     )),
     Listed('accelerate-resume-dispatched', 'rlhf_patches.patches.accelerate.resume_dispatched:PATCH', (
         ListedVariant(distribution='accelerate', versions='>=0.16.0,<=1.15.0', modules=('accelerate.data_loader',), rewrites=True),
@@ -67,13 +67,13 @@ LISTED = (
         ListedVariant(distribution='megatron-bridge', versions='>=0.1.0a0,<=0.6.2', modules=('megatron.bridge.training.setup',), rewrites=True),
     )),
     Listed('megatron-core-attention-sink-norm', 'rlhf_patches.patches.megatron_core.attention_sink_norm:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.15.0rc4,<=0.20.0', modules=('megatron.core.transformer.dot_product_attention', 'megatron.core.extensions.transformer_engine'), independent=True, rewrites=True, beside=ListedBeside(distribution='transformer-engine', versions='>=1.0', package='transformer_engine')),
+        ListedVariant(distribution='megatron-core', versions='>=0.15.0rc4,<=0.20.0', modules=('megatron.core.transformer.dot_product_attention', 'megatron.core.extensions.transformer_engine'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformer-engine', versions='>=1.0', package='transformer_engine')),
     )),
     Listed('megatron-core-cross-entropy-in-place', 'rlhf_patches.patches.megatron_core.cross_entropy_in_place:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.8.0,<=0.20.0', modules=('megatron.core.tensor_parallel.cross_entropy', 'megatron.core.fusions.fused_cross_entropy'), independent=True, rewrites=True),
     )),
     Listed('megatron-core-duplicated-norm', 'rlhf_patches.patches.megatron_core.duplicated_norm:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.11.0rc0,<0.17.0', modules=('megatron.core.extensions.transformer_engine',), beside=ListedBeside(distribution='transformer-engine', versions='>=1.0', package='transformer_engine')),
+        ListedVariant(distribution='megatron-core', versions='>=0.11.0rc0,<0.17.0', modules=('megatron.core.extensions.transformer_engine',), co_installed=ListedCoInstalled(distribution='transformer-engine', versions='>=1.0', package='transformer_engine')),
     )),
     Listed('megatron-core-expert-bias-counts', 'rlhf_patches.patches.megatron_core.expert_bias_counts:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.12.0rc2,<=0.20.0', modules=('megatron.core.transformer.moe.router', 'megatron.core.distributed.finalize_model_grads'), rewrites=True),
@@ -86,7 +86,7 @@ LISTED = (
         ListedVariant(distribution='megatron-core', versions='>=0.19.0,<=0.20.0', modules=('megatron.core.ssm.gated_delta_net.common', 'megatron.core.distributed.finalize_model_grads'), rewrites=True),
     )),
     Listed('megatron-core-grouped-experts-norm', 'rlhf_patches.patches.megatron_core.grouped_experts_norm:PATCH', (
-        ListedVariant(distribution='megatron-core', versions='>=0.9.0,<0.19.0', modules=('megatron.core.extensions.transformer_engine',), rewrites=True, beside=ListedBeside(distribution='transformer-engine', versions='>=2.13.0,<=2.20.2', package='transformer_engine')),
+        ListedVariant(distribution='megatron-core', versions='>=0.9.0,<0.19.0', modules=('megatron.core.extensions.transformer_engine',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformer-engine', versions='>=2.13.0,<=2.20.2', package='transformer_engine')),
     )),
     Listed('megatron-core-moe-auxiliary-context', 'rlhf_patches.patches.megatron_core.moe_auxiliary_context:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.8.0,<=0.11.0', modules=('megatron.core.pipeline_parallel.schedules',), rewrites=True),
@@ -153,7 +153,7 @@ LISTED = (
         ListedVariant(distribution='peft', versions='>=0.18.0rc0,<0.21.0', modules=('peft.tuners.tuners_utils',)),
     )),
     Listed('peft-clear-device-cache', 'rlhf_patches.patches.peft.clear_device_cache:ADVICE', (
-        ListedVariant(distribution='peft', versions='>=0.15.0,<=0.21.2', modules=('peft.utils.loftq_utils',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='accelerate', versions='>=0.21.0,<0.32.0', package='accelerate')),
+        ListedVariant(distribution='peft', versions='>=0.15.0,<=0.21.2', modules=('peft.utils.loftq_utils',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='accelerate', versions='>=0.21.0,<0.32.0', package='accelerate')),
     )),
     Listed('peft-disable-adapter-fsdp', 'rlhf_patches.patches.peft.disable_adapter_fsdp:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.6.0,<0.19.0', modules=('peft.tuners.tuners_utils', 'peft.utils.other')),
@@ -162,7 +162,7 @@ LISTED = (
         ListedVariant(distribution='peft', versions='>=0.11.0,<=0.21.2', modules=('peft.peft_model',)),
     )),
     Listed('peft-hybrid-cache', 'rlhf_patches.patches.peft.hybrid_cache:ADVICE', (
-        ListedVariant(distribution='peft', versions='>=0.16.0,<=0.17.1', modules=('peft.peft_model',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='peft', versions='>=0.16.0,<=0.17.1', modules=('peft.peft_model',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
     )),
     Listed('peft-layers-to-transform', 'rlhf_patches.patches.peft.layers_to_transform:PATCH', (
         ListedVariant(distribution='peft', versions='>=0.8.0,<0.20.0', modules=('peft.tuners.tuners_utils',), rewrites=True),
@@ -302,11 +302,11 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.dataloader.shard',), rewrites=True),
     )),
     Listed('swift-grpo-trl', 'rlhf_patches.patches.swift.trl_samplers:ADVICE_GRPO', (
-        ListedVariant(distribution='ms-swift', versions='>=3.4.0,<4', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.14.0,<0.17.0', package='trl')),
-        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.14.0,<0.17.0', package='trl')),
+        ListedVariant(distribution='ms-swift', versions='>=3.4.0,<4', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.14.0,<0.17.0', package='trl')),
+        ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.14.0,<0.17.0', package='trl')),
     )),
     Listed('swift-gkd-trl', 'rlhf_patches.patches.swift.trl_samplers:ADVICE_GKD', (
-        ListedVariant(distribution='ms-swift', versions='>=4.2.0,<=4.6.0', modules=('swift.rlhf_trainers.gkd_trainer',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='trl', versions='>=0.13.0,<0.22.0', package='trl')),
+        ListedVariant(distribution='ms-swift', versions='>=4.2.0,<=4.6.0', modules=('swift.rlhf_trainers.gkd_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.13.0,<0.22.0', package='trl')),
     )),
     Listed('swift-vocab-parallel-logprob-gradient', 'rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH', (
         ListedVariant(distribution='ms-swift', versions='==3.12.0', modules=('swift.megatron.trainers.gkd_trainer',), rewrites=True),
@@ -375,13 +375,13 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.22.0,<0.29.0', modules=('trl.trainer.dpo_trainer',), rewrites=True, is_advice=True),
     )),
     Listed('trl-dpo-liger-settings', 'rlhf_patches.patches.trl.dpo_liger_settings:PATCH', (
-        ListedVariant(distribution='trl', versions='>=0.29.0,<1.13.0', modules=('trl.trainer.dpo_trainer',), rewrites=True, beside=ListedBeside(distribution='liger-kernel', versions='>=0.8.1,<=0.8.5', package='liger_kernel')),
+        ListedVariant(distribution='trl', versions='>=0.29.0,<1.13.0', modules=('trl.trainer.dpo_trainer',), rewrites=True, co_installed=ListedCoInstalled(distribution='liger-kernel', versions='>=0.8.1,<=0.8.5', package='liger_kernel')),
     )),
     Listed('trl-dpo-second-eos', 'rlhf_patches.patches.trl.dpo_second_eos:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.14.0,<0.27.2', modules=('trl.trainer.dpo_trainer',), rewrites=True),
     )),
     Listed('trl-dpo-vision-mapping', 'rlhf_patches.patches.trl.dpo_vision_mapping:ADVICE', (
-        ListedVariant(distribution='trl', versions='>=0.9.6,<=0.22.2', modules=('trl.trainer.dpo_trainer',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.9.6,<=0.22.2', modules=('trl.trainer.dpo_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
     )),
     Listed('trl-grpo-dapo-scale', 'rlhf_patches.patches.trl.grpo_dapo_scale:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.22.0,<1.9.1', modules=('trl.trainer.grpo_trainer',), rewrites=True),
@@ -406,8 +406,8 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.28.0,<1.9.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
     )),
     Listed('trl-guided-decoding', 'rlhf_patches.patches.trl.guided_decoding:ADVICE', (
-        ListedVariant(distribution='trl', versions='>=0.16.0,<=0.17.0', modules=('trl.scripts.vllm_serve',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='vllm', versions='>=0.12.0,<=0.33.0', package='vllm')),
-        ListedVariant(distribution='trl', versions='>=0.18.0,<=0.26.2', modules=('trl.scripts.vllm_serve', 'trl.trainer.grpo_trainer'), rewrites=True, is_advice=True, beside=ListedBeside(distribution='vllm', versions='>=0.12.0,<=0.33.0', package='vllm')),
+        ListedVariant(distribution='trl', versions='>=0.16.0,<=0.17.0', modules=('trl.scripts.vllm_serve',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='vllm', versions='>=0.12.0,<=0.33.0', package='vllm')),
+        ListedVariant(distribution='trl', versions='>=0.18.0,<=0.26.2', modules=('trl.scripts.vllm_serve', 'trl.trainer.grpo_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='vllm', versions='>=0.12.0,<=0.33.0', package='vllm')),
     )),
     Listed('trl-kto-liger-reference', 'rlhf_patches.patches.trl.kto_liger_reference:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.8.0,<1.13.0', modules=('trl.trainer.kto_trainer',), rewrites=True),
@@ -436,13 +436,13 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.26.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
     )),
     Listed('trl-optional-packages', 'rlhf_patches.patches.trl.optional_packages:PATCH', (
-        ListedVariant(distribution='trl', versions='>=0.14.0,<0.16.0', modules=('trl.import_utils',), rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.16.0,<0.17.0', modules=('trl.import_utils',), rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.17.0,<0.18.0', modules=('trl.import_utils',), rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.18.0,<0.24.0', modules=('trl.import_utils',), rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.24.0,<0.26.0', modules=('trl.import_utils',), rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.26.0,<0.27.0', modules=('trl.import_utils',), rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.27.0,<0.29.0', modules=('trl.import_utils',), rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.14.0,<0.16.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.16.0,<0.17.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.17.0,<0.18.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.18.0,<0.24.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.24.0,<0.26.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<0.27.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.27.0,<0.29.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
     )),
     Listed('trl-resume-order', 'rlhf_patches.patches.trl.resume_order:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.17.0,<0.22.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
@@ -453,18 +453,18 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.22.2,<0.23.1', modules=('trl.trainer.sft_trainer',), rewrites=True),
     )),
     Listed('trl-tokenizer-argument', 'rlhf_patches.patches.trl.tokenizer_argument:ADVICE', (
-        ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.sft_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.reward_trainer'), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.sft_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.reward_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.0.0rc0,<=5.24.0', package='transformers')),
     )),
     Listed('trl-grpo-train-sampler', 'rlhf_patches.patches.trl.train_sampler:ADVICE_GRPO', (
-        ListedVariant(distribution='trl', versions='>=0.15.0,<=0.16.1', modules=('trl.trainer.grpo_trainer',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.15.0,<=0.16.1', modules=('trl.trainer.grpo_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
     )),
     Listed('trl-kto-train-sampler', 'rlhf_patches.patches.trl.train_sampler:ADVICE_KTO', (
-        ListedVariant(distribution='trl', versions='>=0.8.0,<=0.9.6', modules=('trl.trainer.kto_trainer',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.10.1,<=0.17.0', modules=('trl.trainer.kto_trainer', 'trl.trainer.bco_trainer'), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.8.0,<=0.9.6', modules=('trl.trainer.kto_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.10.1,<=0.17.0', modules=('trl.trainer.kto_trainer', 'trl.trainer.bco_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.52.0,<=5.24.0', package='transformers')),
     )),
     Listed('trl-trainer-overrides', 'rlhf_patches.patches.trl.trainer_overrides:ADVICE', (
-        ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer'), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.46.0,<5.0.0rc0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.12.0,<=0.12.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.kto_trainer'), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=4.47.0,<5.0.0rc0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.8.2,<=0.11.4', modules=('trl.trainer.dpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.46.0,<5.0.0rc0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.12.0,<=0.12.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.kto_trainer'), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=4.47.0,<5.0.0rc0', package='transformers')),
     )),
     Listed('trl-vllm-nan-logprob', 'rlhf_patches.patches.trl.vllm_nan_logprob:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.27.1,<1.11.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
@@ -486,11 +486,11 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=1.9.0,<1.10.0', modules=('trl.generation.vllm_generation', 'trl.trainer.grpo_trainer'), independent=True, rewrites=True),
     )),
     Listed('trl-warnings-issued', 'rlhf_patches.patches.trl.warnings_issued:PATCH', (
-        ListedVariant(distribution='trl', versions='>=0.14.0,<0.22.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.reward_trainer'), independent=True, rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.22.0,<0.24.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.reward_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.24.0,<0.25.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.25.0,<0.26.0', modules=('trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.bco.bco_trainer'), independent=True, rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='trl', versions='>=0.26.0,<0.27.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.bco.bco_trainer', 'trl.experimental.cpo.cpo_trainer', 'trl.experimental.kto.kto_trainer', 'trl.experimental.online_dpo.online_dpo_trainer', 'trl.experimental.orpo.orpo_trainer'), independent=True, rewrites=True, beside=ListedBeside(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.14.0,<0.22.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.reward_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.22.0,<0.24.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.reward_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.24.0,<0.25.0', modules=('trl.trainer.bco_trainer', 'trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.25.0,<0.26.0', modules=('trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.bco.bco_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<0.27.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.bco.bco_trainer', 'trl.experimental.cpo.cpo_trainer', 'trl.experimental.kto.kto_trainer', 'trl.experimental.online_dpo.online_dpo_trainer', 'trl.experimental.orpo.orpo_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
     )),
     Listed('trl-online-dpo-watch-rollouts', 'rlhf_patches.patches.trl.watch_online_dpo:WATCH', (
         ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',)),
@@ -543,7 +543,7 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.9.0,<=0.9.1', modules=('verl.trainer.distillation.losses',), rewrites=True),
     )),
     Listed('verl-qwen2-vl-output', 'rlhf_patches.patches.verl.qwen2_vl_output:ADVICE', (
-        ListedVariant(distribution='verl', versions='>=0.4.0,<=0.9.1', modules=('verl.models.transformers.qwen2_vl',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.23.0,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='verl', versions='>=0.4.0,<=0.9.1', modules=('verl.models.transformers.qwen2_vl',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.23.0,<=5.24.0', package='transformers')),
     )),
     Listed('verl-reinforce-plus-plus-turns', 'rlhf_patches.patches.verl.reinforce_plus_plus_turns:PATCH', (
         ListedVariant(distribution='verl', versions='>=0.4.0,<0.9.0', modules=('verl.trainer.ppo.core_algos',), rewrites=True),
@@ -571,13 +571,13 @@ LISTED = (
         ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<0.9.0', modules=('verl.experimental.agent_loop.tool_agent_loop',), rewrites=True),
     )),
     Listed('verl-trl-value-head', 'rlhf_patches.patches.verl.trl_value_head:PATCH', (
-        ListedVariant(distribution='verl', versions='>=0.4.1,<=0.7.1', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, beside=ListedBeside(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
-        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.9.0', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, beside=ListedBeside(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
-        ListedVariant(distribution='verl', versions='>=0.9.1,<=0.9.1', modules=('verl.models.transformers.monkey_patch',), rewrites=True, beside=ListedBeside(distribution='trl', versions='>=1.13.0,<=1.16.0', package='trl')),
+        ListedVariant(distribution='verl', versions='>=0.4.1,<=0.7.1', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
+        ListedVariant(distribution='verl', versions='>=0.8.0.dev0,<=0.9.0', modules=('verl.utils.model', 'verl.models.transformers.monkey_patch'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.29.0,<=1.16.0', package='trl')),
+        ListedVariant(distribution='verl', versions='>=0.9.1,<=0.9.1', modules=('verl.models.transformers.monkey_patch',), rewrites=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=1.13.0,<=1.16.0', package='trl')),
     )),
     Listed('verl-vision2seq', 'rlhf_patches.patches.verl.vision2seq:ADVICE', (
-        ListedVariant(distribution='verl', versions='>=0.3.0.post0,<=0.5.0', modules=('verl.workers.fsdp_workers',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
-        ListedVariant(distribution='verl', versions='>=0.6.0,<=0.7.0', modules=('verl.utils.model',), rewrites=True, is_advice=True, beside=ListedBeside(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='verl', versions='>=0.3.0.post0,<=0.5.0', modules=('verl.workers.fsdp_workers',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
+        ListedVariant(distribution='verl', versions='>=0.6.0,<=0.7.0', modules=('verl.utils.model',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.0.0rc3,<=5.24.0', package='transformers')),
     )),
     Listed('verl-watch-rollouts', 'rlhf_patches.patches.verl.watch_rollouts:WATCH', (
         ListedVariant(distribution='verl', versions='>=0.6.0,<0.8.0', modules=('verl.trainer.ppo.ray_trainer', 'verl.utils.tracking'), independent=True),

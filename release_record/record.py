@@ -25,7 +25,7 @@ from packaging.version import Version
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.definitions.changes import Change
-from rlhf_patches.definitions.guard import Beside
+from rlhf_patches.definitions.guard import CoInstalled
 from rlhf_patches.definitions.listed import WATCH
 from rlhf_patches.definitions.variant import Variant
 from rlhf_patches.offline import facts
@@ -263,7 +263,7 @@ def loose_bounds(records: Iterable[Record], patches: Iterable[KnownBug]) -> list
             complaints += [
                 f"{patch.name}: {text}" for text in _loose(records_of(patch, records), patch, number, variant)
             ]
-            complaints += [f"{patch.name}: {text}" for text in _not_the_newest(records, variant.guard.beside)]
+            complaints += [f"{patch.name}: {text}" for text in _not_the_newest(records, variant.guard.co_installed)]
     return complaints
 
 
@@ -282,10 +282,10 @@ def _loose(records: list[Record], patch: KnownBug, number: int, variant: Variant
             yield f"{pin} names a release whose code is {'' if there[version] else 'not '}of this shape"
 
 
-def _not_the_newest(records: list[Record], beside: Beside | None) -> Iterator[str]:
+def _not_the_newest(records: list[Record], beside: CoInstalled | None) -> Iterator[str]:
     """Ends of another distribution's range that say "the newest when read" (``<=``) and are not.
 
-    Beside a later release, which was mended, every start would ask its user for a report.
+    CoInstalled a later release, which was mended, every start would ask its user for a report.
     """
     if beside is None:
         return

@@ -310,7 +310,8 @@ def changes(old: Record | None, new: Record, patches: list[KnownBug]) -> Iterato
                 news = "the function changed, and still has the defect"
             elif was.state == facts.DEFECT:
                 news = (
-                    f"no longer has the defect ({now.state} {now.why}): end the range before it, and say so in retire"
+                    f"no longer has the defect ({now.state} {now.why}): end the range before it, and say "
+                    "so in obsolete_when"
                 )
             else:
                 news = f"{was.state} -> {now.state} {now.why}".rstrip()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .definitions.bug import Signature
     from .definitions.changes import Replace, Rewrite, Shape, Wrap
     from .definitions.errors import DefinitionError
-    from .definitions.guard import Beside, Guard
+    from .definitions.guard import CoInstalled, Guard
     from .definitions.hookspecs import hookimpl
-    from .definitions.listed import Listed, ListedBeside, ListedVariant
+    from .definitions.listed import Listed, ListedCoInstalled, ListedVariant
     from .definitions.patch import Advice, Condition, Patch, Watch
     from .definitions.status import PatchError, PatchReport, Report, Status
     from .definitions.variant import Variant
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advice",
-    "Beside",
+    "CoInstalled",
     "Condition",
     "DefinitionError",
     "Guard",
     "Listed",
-    "ListedBeside",
+    "ListedCoInstalled",
     "ListedVariant",
     "Patch",
     "PatchError",
@@ -76,7 +76,7 @@ _HOME = {
     "hookimpl": "definitions.hookspecs",
     "DefinitionError": "definitions.errors",
     "Listed": "definitions.listed",
-    "ListedBeside": "definitions.listed",
+    "ListedCoInstalled": "definitions.listed",
     "ListedVariant": "definitions.listed",
     "PatchError": "definitions.status",
     "PatchReport": "definitions.status",
@@ -89,7 +89,7 @@ _HOME = {
     "rehearse": "rehearsal.start",
     "verify": "runs.process_group",
     "watching": "watching",
-    "Beside": "definitions.guard",
+    "CoInstalled": "definitions.guard",
     "Guard": "definitions.guard",
     "Signature": "definitions.bug",
     "Variant": "definitions.variant",

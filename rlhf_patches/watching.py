@@ -53,7 +53,7 @@ class Runs(Generic[T]):
 @dataclass
 class _Run:
     first: list[float] = field(default_factory=list)
-    told: int = 0
+    gravest: int = 0
     """The gravest that was: 1 what is unusual, 2 what is above the limit."""
 
 
@@ -78,8 +78,8 @@ class Figure:
         watch: the name of the `Watch`.
         what: of `settings.FIGURES`, by which ``RLHF_PATCHES_LIMITS`` sets its limit.
         says: what a value means, for the line in the log; ``{}`` stands for the value.
-        limit: values above it are told.
-        times: values above so many times what is usual in this run are told, too; None: they are not.
+        limit: values above it give a warning.
+        times: values above so many times what is usual in this run give one too; None: they do not.
         floor: but none below this.
         points_to: patches and advices for bugs that show in it.
         local: whether each rank has values of its own; else only the rank that logs says it.
@@ -103,7 +103,7 @@ class Figure:
     def start_anew(self) -> None:
         """Forget all runs."""
         self._runs = Runs(_Run)
-        self._count, self._worst, self._at, self._told = 0, -math.inf, "", ""
+        self._count, self._worst, self._at, self._warning = 0, -math.inf, "", ""
 
     def note(
         self, value: float, at: str = "", run: object = None, known: Callable[[], Known | None] | None = None
@@ -124,18 +124,18 @@ class Figure:
         grave, why, also = self._exceeds(value, of.first, known)
         if len(of.first) < _USUAL and math.isfinite(value):
             of.first.append(value)
-        if grave > of.told:
-            of.told = grave
-            told = f"{self._says.format(f'{value:.3g}')}{f' at {at}' if at else ''} ({why})"
-            self._told = self._told or told
+        if grave > of.gravest:
+            of.gravest = grave
+            warning = f"{self._says.format(f'{value:.3g}')}{f' at {at}' if at else ''} ({why})"
+            self._warning = self._warning or warning
             if self._local or speaks():
-                logger().warning("%s: %s. %s%s", self.watch, told, f"{also} " if also else "", self._next())
+                logger().warning("%s: %s. %s%s", self.watch, warning, f"{also} " if also else "", self._next())
             engine.on_change()
 
     def _exceeds(
         self, value: float, first: list[float], known: Callable[[], Known | None] | None
     ) -> tuple[int, str, str]:
-        """How grave a value is, 0 where it is not to be told; why; and what is to be said of the run first."""
+        """How grave a value is, 0 where it gives no warning; why; and what is to be said of the run first."""
         own = settings.limit(self.what)
         limit = self.limit if own is None else own
         beyond = math.isnan(value) or value > limit
@@ -163,11 +163,11 @@ class Figure:
         return f"{known}`rlhf-patches explain {self.watch}` says what it is a sign of"
 
     def observed(self) -> dict[str, Any]:
-        """For a report: ``worst``, ``at`` where that was, of how many ``values``, and what was ``told``, if it was."""
+        """For a report: ``worst``, ``at`` where that was, of how many ``values``, and the ``warning``, if any."""
         if not self._count:
             return {}
         found = {"worst": finite(self._worst), "at": self._at, "values": self._count}
-        return {self.what: {**found, "told": self._told} if self._told else found}
+        return {self.what: {**found, "warning": self._warning} if self._warning else found}
 
 
 def observed(*figures: Figure) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.harness import effort
+from tests.harness.forkserver import ForkServer, serving
 from tests.harness.installed import Installed, build_wheel
 from tests.harness.once import once
-from tests.harness.warm import Warm, serving
 
 HERE = Path(__file__).parent
 WARM = "TESTS_WARM_ADDRESS"
-"""The environment variable by which xdist's workers find the warm processes of their session."""
+"""The environment variable by which xdist's workers find the fork servers of their session."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,16 +101,16 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One set of warm processes per session: of the process that starts xdist's workers, or the only one."""
+    """One set of fork servers per session: of the process that starts xdist's workers, or the only one."""
     config.addinivalue_line("markers", f"one_python: dear, and the same on every Python: on {effort.ONE} alone")
     if config.getoption("--effort") and not hasattr(config, "workerinput"):
         with tempfile.NamedTemporaryFile(prefix="effort-", delete=False) as file:
             os.environ[effort.FILE] = file.name
         config.add_cleanup(lambda: os.unlink(os.environ.pop(effort.FILE)))
     if not hasattr(config, "workerinput") and importlib.util.find_spec("torch") is not None:
-        warm = serving()
-        os.environ[WARM] = warm.__enter__().address
-        config.add_cleanup(lambda: warm.__exit__(None, None, None))
+        forkserver = serving()
+        os.environ[WARM] = forkserver.__enter__().address
+        config.add_cleanup(lambda: forkserver.__exit__(None, None, None))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -139,9 +139,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    """Speaks to the session's warm processes."""
-    return Warm(os.environ[WARM])
+def forkserver() -> Iterator[ForkServer]:
+    """Speaks to the session's fork servers."""
+    return ForkServer(os.environ[WARM])
 
 
 @pytest.fixture(scope="session")

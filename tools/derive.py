@@ -22,7 +22,7 @@ from rlhf_patches import autoload, site_hook
 from rlhf_patches.definitions import pages
 from rlhf_patches.definitions.bug import KnownBug
 from rlhf_patches.definitions.listed import Listed, ListedVariant
-from rlhf_patches.proving import found
+from rlhf_patches.proving import lookup
 
 ROOT = Path(__file__).parents[1]
 _HEAD = '''\
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 # fmt: off
 # ruff: noqa: E501, Q
-from rlhf_patches import Listed, ListedBeside, ListedVariant'''
+from rlhf_patches import Listed, ListedCoInstalled, ListedVariant'''
 _NAME = re.compile(r"(PATCH|ADVICE|WATCH)(_[A-Z0-9_]+)?")
 _WATCHED = re.compile(r"^WATCHED = \(.*?\)$", re.MULTILINE | re.DOTALL)
 
@@ -48,7 +48,7 @@ def main() -> None:
     site_hook.WATCHED = watched(patches)
     for name, text in hook_files().items():
         (ROOT / "site_hook" / name).write_text(text, encoding="utf-8")
-    pages.write(patches, ROOT / "docs" / "patches", found.told)
+    pages.write(patches, ROOT / "docs" / "patches", lookup.how_to_prove)
     sys.path.insert(0, str(ROOT / "release_record"))
     import record
     import shipped

@@ -12,7 +12,7 @@ from pathlib import Path
 
 KNOWN = ("pytest-of-*", "uv-*.lock")
 """pytest's own, the folders of its last three runs, for whoever looks at what has failed; and uv's locks."""
-OURS = ("rlhf-patches-*", "warm-*", "effort-*")
+OURS = ("rlhf-patches-*", "forkserver-*", "effort-*")
 """What the package and its tests make, under these names."""
 _SECONDS = 5.0
 """A process that is about to end has so long."""

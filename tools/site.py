@@ -134,7 +134,7 @@ def _row(patch: KnownBug, records: list[record.Record]) -> str:
     text = " ".join([patch.name, patch.summary, patch.harm, patch.when, patch.symptom, patch.cause, *errors])
     attributes = {
         "framework": patch.distribution,
-        "side": "rollouts" if patch.of_rollouts else "training",
+        "side": "rollouts" if patch.affects_rollouts else "training",
         "releases": " ".join(affected),
         "text": " ".join(text.split()),
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cases import proved
 
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
 GROUPS = (
     proved(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlhf_patches.proving.found import worker_of
+from rlhf_patches.proving.lookup import worker_of
 from rlhf_patches.proving.proof import Case, Proof, Row
-from tests.harness import cold
-from tests.harness.cold import Reports
-from tests.harness.warm import Levels, Warm
+from tests.harness import torchrun
+from tests.harness.forkserver import ForkServer, Levels
+from tests.harness.torchrun import Reports
 
 __all__ = ["Case", "Group", "Row", "Runner", "proved"]
 
@@ -21,17 +21,17 @@ __all__ = ["Case", "Group", "Row", "Runner", "proved"]
 class Runner:
     """Runs workers of the tests, each in a folder of its own."""
 
-    warm: Warm
+    forkserver: ForkServer
     folder: Path
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def forked(self, worker: str, *arguments: str, levels: Levels, ranks: int = 2, **settings: str) -> Reports:
         """On forks of a process that has loaded the frameworks: seconds. Returns each rank's report."""
-        return self.warm.run(worker, arguments, self._out(), levels, ranks=ranks, settings=settings)
+        return self.forkserver.run(worker, arguments, self._out(), levels, ranks=ranks, settings=settings)
 
     def launched(self, worker: str, *arguments: str, **settings: str) -> Reports:
         """On two ranks as a user starts them: torchrun, and fresh interpreters."""
-        return cold.launch(worker, arguments, self._out(), settings=settings)
+        return torchrun.launch(worker, arguments, self._out(), settings=settings)
 
     def _out(self) -> Path:
         out = self.folder / str(next(self._numbers))

@@ -6,7 +6,7 @@ from functools import partial
 
 from cases import proved
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 NEWER, OLDER = (partial(beside, f"deepspeed-{release}", "deepspeed") for release in ("0.18.9", "0.18.2"))
 

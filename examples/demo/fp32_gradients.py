@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import Levels
+from tests.harness.forkserver import Levels
 
 
 def group(case: Case, worker: str, levels: Callable[[], Levels]) -> Group:

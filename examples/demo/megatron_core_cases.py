@@ -10,7 +10,7 @@ from typing import Any
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import MEGATRON, megatron, megatron_with_transformer_engine
+from tests.harness.forkserver import MEGATRON, megatron, megatron_with_transformer_engine
 
 WORKER = "tests.patches.megatron_core.cross_entropy_in_place_ranks"
 PATCH = "megatron-core-cross-entropy-in-place"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cases import proved
 
-from tests.harness.warm import peft
+from tests.harness.forkserver import peft
 
 GROUPS = (
     proved("peft.adapter_freeze", lambda: peft("peft-0.20")),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import with_rewards
+from tests.harness.forkserver import with_rewards
 
 LOOP = Case(
     "math-verify",

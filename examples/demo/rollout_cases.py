@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.cold import Reports
-from tests.harness.warm import MEGATRON, trainer
+from tests.harness.forkserver import MEGATRON, trainer
+from tests.harness.torchrun import Reports
 
 WORKER = "tests.harness.rollout_training"
 

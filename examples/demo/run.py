@@ -34,7 +34,7 @@ import verl_cases
 import vllm_cases
 from cases import Row, Runner
 
-from tests.harness.warm import serving
+from tests.harness.forkserver import serving
 
 # Of each session of noxfile.py, which is an environment.
 SESSIONS = {
@@ -100,8 +100,8 @@ def main() -> int:
     frameworks: dict[str, list[Row]] = {}
     for group in wanted[options.session]:
         frameworks.update({case.framework: [] for case in group.cases})
-    with tempfile.TemporaryDirectory() as folder, serving() as warm:
-        runner = Runner(warm, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, serving() as forkserver:
+        runner = Runner(forkserver, Path(folder))
         for framework, rows in frameworks.items():
             for group in wanted[options.session]:
                 if group.cases[0].framework != framework:

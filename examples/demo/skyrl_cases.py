@@ -8,8 +8,8 @@ from typing import Any
 
 from cases import Case, Group, Row, Runner
 
+from tests.harness.forkserver import TORCH, Level, skyrl
 from tests.harness.side_by_side import on_path
-from tests.harness.warm import TORCH, Level, skyrl
 
 # What SkyRL compiles is one product and sum; compiling it would take a GPU, or a minute.
 SETTINGS = {"TORCHDYNAMO_DISABLE": "1"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import MEGATRON, Level
+from tests.harness.forkserver import MEGATRON, Level
 
 WHITENING = Case(
     "slime",

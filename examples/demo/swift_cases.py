@@ -9,7 +9,7 @@ from typing import Any
 import fp32_gradients
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import swift
+from tests.harness.forkserver import swift
 
 REFERENCE_PASS = (
     Case(

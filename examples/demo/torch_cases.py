@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from cases import proved
 
-from tests.harness.warm import TORCH
+from tests.harness.forkserver import TORCH
 
 GROUPS = (proved("torch.stale_build_lock", lambda: TORCH),)

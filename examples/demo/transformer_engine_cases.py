@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cases import Case, Group, Row, Runner
 
-from tests.harness.warm import transformer_engine
+from tests.harness.forkserver import transformer_engine
 
 PATCH = "transformer-engine-cross-entropy-backward"
 # As tests/patches/transformer_engine/cross_entropy_backward_ranks.py names them.

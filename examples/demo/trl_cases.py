@@ -9,7 +9,7 @@ from functools import partial
 from cases import Case, Group, Row, Runner, proved
 
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import TORCH, TRL, Level, beside
+from tests.harness.forkserver import TORCH, TRL, Level, beside
 
 PATCH = "trl-chunked-nll-zero3"
 TRAINED = Case("trl", PATCH, "loss, head is trained")

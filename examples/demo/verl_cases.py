@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import fp32_gradients
 from cases import Case, Group, Row, Runner, proved
 
-from tests.harness.warm import Level, verl, verl_agent_loop
+from tests.harness.forkserver import Level, verl, verl_agent_loop
 
 CRITIC = Case(
     "verl",

@@ -12,8 +12,8 @@ OBJECTIVES = ("ppo", "dual", "gspo", "tis", "icepop", "seq-mask-tis", "binary_kl
 
 
 @trainer(*(f"openrlhf/{name}" for name in OBJECTIVES))
-def policy(*, name: str, garbage: str = "zero", order: str = "given", padding: int = 0) -> Outcome:
-    """Masked tokens hold `garbage`, in all that a rollout hands over."""
+def policy(*, name: str, masked_values: str = "zero", order: str = "given", padding: int = 0) -> Outcome:
+    """Masked tokens hold `masked_values`, in all that a rollout hands over."""
     import torch
 
     from rlhf_patches.patches.openrlhf.proofs import masked_nan_ranks
@@ -21,7 +21,7 @@ def policy(*, name: str, garbage: str = "zero", order: str = "given", padding: i
     loss_of = masked_nan_ranks.make_loss(name)
     if loss_of is None:
         raise CannotRun(f"this OpenRLHF has no {name}")
-    filled = UNDER_THE_MASK[garbage]
+    filled = UNDER_THE_MASK[masked_values]
     batch = masked_nan_ranks.make_batch(filled, overflow=False)
     rows = [0, 1, 2] if order == "given" else [2, 1, 0]
     batch = {

@@ -31,7 +31,7 @@ PATCH = Patch(
     harm="hang",
     bug="FSDP2's efficient loading sends parameters by position: rank 0 fails, the others wait for ever",
     when="FSDP2 with cpu_ram_efficient_loading, and a state with more entries than parameters (QLoRA)",
-    never_with=("fsdp_config.fsdp_version=1", "fsdp_config.fsdp_cpu_ram_efficient_loading=false"),
+    excluded_by=("fsdp_config.fsdp_version=1", "fsdp_config.fsdp_cpu_ram_efficient_loading=false"),
     symptom="""\
 FSDP2 with `cpu_ram_efficient_loading` (the default) and QLoRA: `accelerator.prepare` fails on rank 0 with
 ``AttributeError: `weight` is not an nn.Module``, and the other ranks wait in a broadcast for ever, until NCCL's
@@ -58,6 +58,6 @@ it has no tensor for one of them, it does what accelerate does.""",
             ),
         ),
     ),
-    retire="when the oldest accelerate in use is 1.14",
+    obsolete_when="when the oldest accelerate in use is 1.14",
     signatures=(Signature("AttributeError", "`weight` is not an nn.Module", specific=False),),
 )

@@ -40,7 +40,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="FSDP2 trains bfloat16 parameters where it warns that they are float32, and small updates are rounded away",
     when="FSDP2 with mixed precision, and a model loaded in bfloat16 or float16",
-    never_with=("fsdp_config.fsdp_version=1",),
+    excluded_by=("fsdp_config.fsdp_version=1",),
     symptom="""\
 accelerate 1.13.0, FSDP2, `mixed_precision: bf16` (or fp16) and a model loaded in bfloat16: it warns that low precision
 parameters are upcast to fp32, and they stay bfloat16, and the optimizer's state with them. Updates smaller than about
@@ -76,5 +76,5 @@ nothing but those updates, and can be trained on.""",
             ),
         ),
     ),
-    retire="when no accelerate in use is 1.13.0",
+    obsolete_when="when no accelerate in use is 1.13.0",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 ADVICE = Advice(
     name="accelerate-optimizer-train",
@@ -31,7 +31,7 @@ wraps every optimizer into one that has it, and which, before 0.34.0, calls the 
     ),
     variants=(
         Variant(
-            Guard("accelerate", ">=0.30.0rc0,<=0.33.0", beside=Beside("transformers", ">=4.45.0,<4.52.0")),
+            Guard("accelerate", ">=0.30.0rc0,<=0.33.0", co_installed=CoInstalled("transformers", ">=4.45.0,<4.52.0")),
             (
                 Shape(
                     "accelerate.optimizer:AcceleratedOptimizer.train",
@@ -41,5 +41,5 @@ wraps every optimizer into one that has it, and which, before 0.34.0, calls the 
             ),
         ),
     ),
-    retire="when the oldest accelerate in use is 0.34.0",
+    obsolete_when="when the oldest accelerate in use is 0.34.0",
 )

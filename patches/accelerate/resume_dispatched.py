@@ -66,5 +66,5 @@ patch.""",
             ),
         ),
     ),
-    retire="when the oldest accelerate in use has it repaired",
+    obsolete_when="when the oldest accelerate in use has it repaired",
 )

@@ -62,5 +62,5 @@ whatever epoch the loop is in; and a sampler without a seed of its own.""",
             where_defined=("accelerate.data_loader:DataLoaderShard.set_epoch",),
         ),
     ),
-    retire="when the oldest accelerate in use is 1.15.0",
+    obsolete_when="when the oldest accelerate in use is 1.15.0",
 )

@@ -214,7 +214,9 @@ one should have its learning rates looked at again; checkpoints can be trained o
             ),
         ),
     ),
-    retire="when no trainer in use makes its scheduler before DeepSpeed removes groups, as transformers 5.1 does not",
+    obsolete_when=(
+        "when no trainer in use makes its scheduler before DeepSpeed removes groups, as transformers 5.1 does not"
+    ),
     signatures=(
         Signature(
             "ValueError",

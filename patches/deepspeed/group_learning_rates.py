@@ -79,6 +79,6 @@ that out.""",
             ),
         ),
     ),
-    retire="when the oldest DeepSpeed in use is 0.19.4",
+    obsolete_when="when the oldest DeepSpeed in use is 0.19.4",
     conditions=(Condition(f"{_MODULE}:WarmupLR.__init__", f"{__package__}.conditions:rates_of_groups"),),
 )

@@ -35,7 +35,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="ZeRO-2 with an offloaded optimizer drops the gradients of micro-batches",
     when="ZeRO-2, offload_optimizer, and more than one backward() a step",
-    never_with=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none"),
+    excluded_by=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none"),
     symptom="""\
 ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) trains on a part of the batch, in silence. With
 `gradient_accumulation_steps` of 3 or more only the first and the last micro-batch count; where several `backward()`
@@ -102,7 +102,7 @@ the factor, Adam mostly the noise. A checkpoint is as good as what it was traine
             ),
         ),
     ),
-    retire="when the oldest DeepSpeed in use is 0.19.0",
+    obsolete_when="when the oldest DeepSpeed in use is 0.19.0",
     conditions=(
         Condition(
             f"{_CLASS}.copy_grads_in_partition",

@@ -12,7 +12,7 @@ ADVICE = Advice(
     harm="wrong gradient",
     bug="ZeRO-1 and 2 with an offloaded optimizer train parameters that are not always used on wrong gradients",
     when="ZeRO-1 or 2, offload_optimizer, and a parameter that some micro-batches do not use",
-    never_with=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none"),
+    excluded_by=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none"),
     symptom="""\
 ZeRO-1 or ZeRO-2 with `offload_optimizer` (`"device": "cpu"`), and a parameter that some micro-batches use and others do
 not: an expert that no token was routed to, a vision tower beside text alone, an adapter or a head of one of several
@@ -54,6 +54,6 @@ were left out by a step does not see it.""",
             ),
         ),
     ),
-    retire="when the oldest DeepSpeed in use has it repaired",
+    obsolete_when="when the oldest DeepSpeed in use has it repaired",
     conditions=(Condition(_COPIES, "rlhf_patches.patches.deepspeed.conditions:trained_on_what_was_left"),),
 )

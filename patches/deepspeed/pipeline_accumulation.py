@@ -31,7 +31,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="each stage of a pipeline divides the gradient by gradient_accumulation_steps once again",
     when="a PipelineModule of 2 stages or more, and gradient_accumulation_steps above 1",
-    never_with=("gradient_accumulation_steps=1",),
+    excluded_by=("gradient_accumulation_steps=1",),
     symptom="""\
 DeepSpeed 0.18.3 to 0.19.2, a `PipelineModule` of two stages or more, and a `gradient_accumulation_steps` of N above 1.
 The last stage is right. The one before it has 1/N of its gradient, the one before that 1/N**2, and so on: 0.250 and
@@ -79,5 +79,5 @@ moments in them are those of the smaller gradients for some steps.""",
             unless_defined=_REPAIRED,
         ),
     ),
-    retire="when the oldest DeepSpeed in use is 0.19.3",
+    obsolete_when="when the oldest DeepSpeed in use is 0.19.3",
 )

@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="tokens with negative router logits are dropped from experts that have room",
     when="DeepSpeed's MoE layer with k above 2 and drop_tokens, its default",
-    never_with=("drop_tokens=false", "k=1|2"),
+    excluded_by=("drop_tokens=false", "k=1|2"),
     symptom="""\
 A mixture of experts on DeepSpeed's `MoE` layer with `k` of 3 or more learns little; many tokens pass no expert, or
 fewer than k, although `exp_counts` is far below the capacity. It is worst where a router's logits are mostly negative:
@@ -45,6 +45,6 @@ evaluation repeated, and its capacity factor looked at again.""",
             ),
         ),
     ),
-    retire="when the oldest DeepSpeed in use is 0.19.0",
+    obsolete_when="when the oldest DeepSpeed in use is 0.19.0",
     conditions=(Condition("deepspeed.moe.sharded_moe:topkgating", f"{__package__}.conditions:drops_by_logits"),),
 )

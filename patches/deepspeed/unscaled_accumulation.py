@@ -30,7 +30,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="a gradient is the sum over micro-batches, not the mean",
     when="a PipelineModule, or engine.no_sync(), and gradient_accumulation_steps above 1",
-    never_with=("gradient_accumulation_steps=1",),
+    excluded_by=("gradient_accumulation_steps=1",),
     symptom="""\
 DeepSpeed 0.16.0 to 0.18.2, with a `gradient_accumulation_steps` of N above 1. A `PipelineModule` trains on N times its
 gradient: 4.000 times with 4 micro-batches, in every stage. Outside pipelines the micro-batches inside
@@ -77,5 +77,5 @@ by the steps itself inside `no_sync()`, to make up for it, has to stop. Checkpoi
         _with_deepcompile(">=0.16.6,<0.18.0", "is_deepcompile_enabled"),
         _with_deepcompile(">=0.18.0,<0.18.3", "is_deepcompile_active"),
     ),
-    retire="when the oldest DeepSpeed in use is 0.18.3",
+    obsolete_when="when the oldest DeepSpeed in use is 0.18.3",
 )

@@ -31,7 +31,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="ZeRO-1 uses each rank's own gradient of the last micro-batch, not the mean over the ranks",
     when="ZeRO-1 without offload, bf16, and data_types.grad_accum_dtype fp32",
-    never_with=("zero_optimization.stage=2|3",),
+    excluded_by=("zero_optimization.stage=2|3",),
     symptom="""\
 ZeRO-1 with `bf16` and `"data_types": {"grad_accum_dtype": "fp32"}`, without offload: of the last micro-batch of a step
 each rank uses its own gradient, not the mean over the ranks. Without gradient accumulation that is the whole step: each
@@ -82,5 +82,5 @@ looked at again; checkpoints are as good as what they were trained on, and can b
             ),
         ),
     ),
-    retire="when the oldest DeepSpeed in use is 0.19.0",
+    obsolete_when="when the oldest DeepSpeed in use is 0.19.0",
 )

@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="ZeRO-2 keeps the gradient of the last micro-batch only",
     when="ZeRO-2 without offload, and gradient_accumulation_steps above 1",
-    never_with=("zero_optimization.stage=absent|0|1|3",),
+    excluded_by=("zero_optimization.stage=absent|0|1|3",),
     symptom="""\
 DeepSpeed 0.17.6 to 0.18.2, ZeRO-2 without offload and a `gradient_accumulation_steps` of 2 or more, in every precision:
 the loss looks right, and the gradient norm is too low (5.1 where 11.6 is right, of four micro-batches). ZeRO-1 and
@@ -49,7 +49,7 @@ is as good as what it was trained on, and can be trained on.""",
             ),
         ),
     ),
-    retire="when the oldest DeepSpeed in use is 0.18.3",
+    obsolete_when="when the oldest DeepSpeed in use is 0.18.3",
     conditions=(
         Condition(
             "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue",

@@ -122,7 +122,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="ZeRO-3 trains parameters that not every micro-batch uses on gradients of the step before",
     when="ZeRO-3, and a trained parameter that a step, its first, or with offload its last micro-batch does not use",
-    never_with=("zero_optimization.stage=absent|0|1|2",),
+    excluded_by=("zero_optimization.stage=absent|0|1|2",),
     symptom="""\
 ZeRO-3, and a parameter that some micro-batches use and others do not: an expert that no token was routed to, a vision
 tower beside text alone, an adapter or a head of one of several tasks. No error.
@@ -163,6 +163,6 @@ it was trained on, and can be trained on.""",
         Variant(Guard("deepspeed", ">=0.9.2,<0.17.5"), _changes("f")),
         Variant(Guard("deepspeed", ">=0.17.5,<=0.19.8"), _changes("")),
     ),
-    retire="when the oldest DeepSpeed in use has it repaired",
+    obsolete_when="when the oldest DeepSpeed in use has it repaired",
     conditions=(Condition(f"{_CLASS}.independent_gradient_partition_epilogue"),),
 )

@@ -66,9 +66,9 @@ class Turn:
 
     def take(self, seconds: float) -> bool:
         """Wait for it, no longer than the seconds, nor for who is stuck; whether it was given."""
-        patience = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
-            left = min(patience, self._ends + GRACE) - time.monotonic()
+            left = min(deadline, self._ends + GRACE) - time.monotonic()
             if self._lock.acquire(timeout=min(max(left, 0.0), 0.05)):
                 self._ends = time.monotonic() + seconds
                 return True

@@ -74,5 +74,5 @@ switched off (`parsing_timeout=None`), it stays so. Math-Verify before 0.6.1 is 
             ),
         ),
     ),
-    retire="when Math-Verify's timeouts work in threads",
+    obsolete_when="when Math-Verify's timeouts work in threads",
 )

@@ -64,7 +64,7 @@ again; the others are on, as released. Contexts have to be left in the reverse o
             ),
         ),
     ),
-    retire="when the oldest Megatron-Bridge in use restores what was; none released so far does",
+    obsolete_when="when the oldest Megatron-Bridge in use restores what was; none released so far does",
     changes_numbers="""\
 Since 0.3.0 what was computed in a context of `disable_adapter` after an inner one was left had the adapter in it. A run
 whose reference pass did that was held to itself in place of its reference: its KL divergence was too small.""",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Variant
+from rlhf_patches import CoInstalled, Condition, Guard, Patch, Rewrite, Variant
 
 from .conditions import is_own
 
@@ -42,7 +42,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="attention sinks of all tensor-parallel ranks but the first are missing from the norm of the gradient",
     when='softmax_type="learnable" (gpt-oss) and tensor_model_parallel_size above 1',
-    never_with=("tensor_model_parallel_size=1",),
+    excluded_by=("tensor_model_parallel_size=1",),
     symptom="""\
 A model with learnable attention sinks (gpt-oss, `softmax_type="learnable"`) and `tensor_model_parallel_size` above 1
 logs a norm of the gradient that is smaller than that of the same model on one rank: `--clip-grad` lets steps pass that
@@ -79,7 +79,7 @@ first step. Where the norm stays below, nothing changes but what is logged.""",
         Variant(
             # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was
             # core_v0.19.0.
-            Guard("megatron-core", ">=0.15.0rc4,<=0.20.0", beside=Beside("transformer-engine", ">=1.0")),
+            Guard("megatron-core", ">=0.15.0rc4,<=0.20.0", co_installed=CoInstalled("transformer-engine", ">=1.0")),
             (
                 Rewrite(
                     target="megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
@@ -100,7 +100,9 @@ first step. Where the norm stays below, nothing changes but what is logged.""",
             independent=True,
         ),
     ),
-    retire="when megatron-core marks softmax_offset as tensor_model_parallel (PR #7530); none released so far does",
+    obsolete_when=(
+        "when megatron-core marks softmax_offset as tensor_model_parallel (PR #7530); none released so far does"
+    ),
     conditions=(
         Condition(
             "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",

@@ -69,6 +69,6 @@ integers. Within a region of torch.compile Megatron's own code is traced, with t
             independent=True,
         ),
     ),
-    retire="when Megatron's cross entropies neither write into the logits nor keep a softmax; none so far does",
+    obsolete_when="when Megatron's cross entropies neither write into the logits nor keep a softmax; none so far does",
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",
 )

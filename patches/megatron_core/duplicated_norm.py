@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlhf_patches import Beside, Condition, Guard, Patch, Variant, Wrap
+from rlhf_patches import CoInstalled, Condition, Guard, Patch, Variant, Wrap
 
 from .conditions import is_whole
 
@@ -28,7 +28,7 @@ PATCH = Patch(
     bug="a weight that each tensor-parallel rank has whole counts TP times in the norm of the gradient",
     when="TransformerEngine, tensor_model_parallel_size above 1, and layers that it does not divide: multi-latent "
     "attention's down-projections (DeepSeek, Kimi)",
-    never_with=("tensor_model_parallel_size=1",),
+    excluded_by=("tensor_model_parallel_size=1",),
     symptom="""\
 With `tensor_model_parallel_size` above 1 and multi-latent attention, the norm that is logged and clipped by is larger
 than that of the same model on one rank: `--clip-grad` shrinks steps that it should leave alone. Nothing fails.""",
@@ -54,7 +54,7 @@ factor to go on as before. Where the norm was below, nothing changes but what is
     references=("https://github.com/NVIDIA/Megatron-LM/pull/3213",),
     variants=(
         Variant(
-            Guard("megatron-core", ">=0.11.0rc0,<0.17.0", beside=Beside("transformer-engine", ">=1.0")),
+            Guard("megatron-core", ">=0.11.0rc0,<0.17.0", co_installed=CoInstalled("transformer-engine", ">=1.0")),
             (
                 Wrap(
                     target="megatron.core.extensions.transformer_engine:TELinear.__init__",
@@ -70,7 +70,7 @@ factor to go on as before. Where the norm was below, nothing changes but what is
             ),
         ),
     ),
-    retire="when the oldest megatron-core in use is 0.17.0",
+    obsolete_when="when the oldest megatron-core in use is 0.17.0",
     conditions=(
         Condition(
             "megatron.core.extensions.transformer_engine:TELinear.__init__",

@@ -31,7 +31,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="tokens per expert are counted in bf16 or fp16, so expert biases move the wrong way, or not at all",
     when="moe_router_enable_expert_bias (DeepSeek-V3's balancing), and a model in bf16 or fp16",
-    never_with=("moe_router_enable_expert_bias=false",),
+    excluded_by=("moe_router_enable_expert_bias=false",),
     symptom="""\
 With `moe_router_enable_expert_bias` and bf16 the experts of a mixture do not become balanced as they should: the bias
 of an expert that got too many tokens rises, or that of one that got too few falls. From 256 on not every count can be
@@ -56,7 +56,7 @@ was balanced by a higher `moe_router_bias_update_rate` or an auxiliary loss besi
     references=("https://github.com/NVIDIA/Megatron-LM/pull/7081",),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the repair is later than that.
     variants=(Variant(Guard("megatron-core", ">=0.12.0rc2,<=0.20.0"), REWRITES),),
-    retire="when the oldest megatron-core in use counts tokens in integers (PR #7081)",
+    obsolete_when="when the oldest megatron-core in use counts tokens in integers (PR #7081)",
     conditions=(
         Condition(
             "megatron.core.transformer.moe.router:TopKRouter._maintain_float32_expert_bias",

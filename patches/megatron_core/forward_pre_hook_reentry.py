@@ -13,7 +13,7 @@ PATCH = Patch(
     harm="crash",
     bug="KeyError or AssertionError where forward pre-hooks are disabled or enabled twice",
     when="--overlap-param-gather, and training that is entered once per rollout",
-    never_with=("overlap_param_gather=false",),
+    excluded_by=("overlap_param_gather=false",),
     signatures=(
         Signature("KeyError", frames=(f"{_CLASS}.disable_forward_pre_hook",)),
         Signature("AssertionError", frames=(f"{_CLASS}.enable_forward_pre_hook",)),
@@ -63,5 +63,5 @@ state (handles of some modules only) raises as before: something else is wrong t
             ),
         ),
     ),
-    retire="when the oldest megatron-core in use allows both calls in either state; none released so far does",
+    obsolete_when="when the oldest megatron-core in use allows both calls in either state; none released so far does",
 )

@@ -33,7 +33,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="a Gated DeltaNet's norm has the gradient of its own rank's heads alone, and the ranks' copies drift apart",
     when="Qwen3-Next, Qwen3.5 and others with Gated DeltaNets, tensor parallelism, and no sequence parallelism",
-    never_with=("tensor_model_parallel_size=1", "sequence_parallel=true"),
+    excluded_by=("tensor_model_parallel_size=1", "sequence_parallel=true"),
     symptom="""\
 A model with Gated DeltaNets (Qwen3-Next, Qwen3.5) under tensor parallelism without sequence parallelism
 (`--tensor-model-parallel-size 2` or more, no `--sequence-parallel`) does not train as without tensor parallelism.
@@ -69,7 +69,7 @@ gradient of this weight is a sum over all heads now: with SGD it moves further, 
         Variant(Guard("megatron-core", ">=0.16.0,<=0.18.2"), _changes(f"{_LAYERS}:GatedDeltaNet")),
         Variant(Guard("megatron-core", ">=0.19.0,<=0.20.0"), _changes(f"{_LAYERS}.common:_GDNBase")),
     ),
-    retire="when finalize_model_grads sums the gradient of GatedDeltaNet.out_norm; none released so far does",
+    obsolete_when="when finalize_model_grads sums the gradient of GatedDeltaNet.out_norm; none released so far does",
     conditions=(
         Condition(
             "megatron.core.ssm.gated_delta_net:GatedDeltaNet.__init__", f"{__package__}.conditions:heads_of_a_rank"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Variant
+from rlhf_patches import CoInstalled, Condition, Guard, Patch, Rewrite, Variant
 
 from .conditions import is_own
 
@@ -40,7 +40,7 @@ PATCH = Patch(
     bug="experts of all tensor-parallel ranks but the first are missing from the norm of the gradient",
     when="TransformerEngine 2.13 or later, --moe-grouped-gemm, tensor_model_parallel_size above 1, and "
     "expert_model_parallel_size or expert_tensor_parallel_size above 1",
-    never_with=("tensor_model_parallel_size=1",),
+    excluded_by=("tensor_model_parallel_size=1",),
     symptom="""\
 A mixture with `tensor_model_parallel_size` above 1 logs a norm of the gradient that is smaller than that of the same
 model on one rank, and than it was before TransformerEngine was brought up to 2.13: `--clip-grad` lets steps pass that
@@ -70,7 +70,9 @@ logged.""",
     ),
     variants=(
         Variant(
-            Guard("megatron-core", ">=0.9.0,<0.19.0", beside=Beside("transformer-engine", ">=2.13.0,<=2.20.2")),
+            Guard(
+                "megatron-core", ">=0.9.0,<0.19.0", co_installed=CoInstalled("transformer-engine", ">=2.13.0,<=2.20.2")
+            ),
             (
                 Rewrite(
                     target="megatron.core.extensions.transformer_engine:TEGroupedLinear.__init__",
@@ -81,7 +83,7 @@ logged.""",
             ),
         ),
     ),
-    retire="when the oldest megatron-core in use is 0.19.0",
+    obsolete_when="when the oldest megatron-core in use is 0.19.0",
     conditions=(
         Condition(
             "megatron.core.extensions.transformer_engine:TEGroupedLinear.__init__",

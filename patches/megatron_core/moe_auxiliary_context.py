@@ -25,7 +25,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="load balancing and z-losses are too weak, by CP",
     when="a mixture of experts and context parallelism, without --calculate-per-token-loss",
-    never_with=("context_parallel_size=1",),
+    excluded_by=("context_parallel_size=1",),
     symptom="""\
 With context parallelism a mixture's load balancing losses and its z-loss count CP times too little: with CP 4 a
 quarter of the coefficient that was set. Experts are used more and more unequally. No error; the losses that are logged
@@ -53,7 +53,7 @@ context parallelism all is bit for bit as before.""",
             (_scaled("forward_step_calc_loss", "cp_group_size", alongside=(_PER_TOKEN, f"cp_group_size = {_RANKS}")),),
         ),
     ),
-    retire="when the oldest megatron-core in use is 0.16",
+    obsolete_when="when the oldest megatron-core in use is 0.16",
     changes_numbers="""\
 Since megatron-core 0.8.0, with context parallelism, a mixture's auxiliary losses had 1 / CP of the weight that was set.
 With the patch they have all of it. A run that was tuned with it has the balance that it had with coefficients divided

@@ -56,7 +56,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="load balancing with global_aux_loss is too weak, by the number of data-parallel ranks",
     when="global_aux_loss (Qwen3-Next's and Qwen3.5's default in Megatron-Bridge) and data parallelism",
-    never_with=("moe_router_load_balancing_type=aux_loss|seq_aux_loss|sinkhorn|none",),
+    excluded_by=("moe_router_load_balancing_type=aux_loss|seq_aux_loss|sinkhorn|none",),
     symptom="""\
 With `--moe-router-load-balancing-type global_aux_loss`, which Megatron-Bridge sets for Qwen3-Next and Qwen3.5, a
 mixture's load balancing has 1 / DP of the coefficient that was set (`moe_aux_loss_coeff`): with 64 data-parallel ranks
@@ -90,5 +90,7 @@ divided by the number of data-parallel ranks.""",
         # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
         Variant(Guard("megatron-core", ">=0.16.0,<=0.20.0"), _weighed(_OF_A_MASK, _OF_VALID)),
     ),
-    retire="when a release of megatron-core multiplies global_aux_loss by the data-parallel ranks; none so far does",
+    obsolete_when=(
+        "when a release of megatron-core multiplies global_aux_loss by the data-parallel ranks; none so far does"
+    ),
 )

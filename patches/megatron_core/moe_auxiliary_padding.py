@@ -99,7 +99,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="with a padding mask load balancing is too strong, by TP x CP",
     when="--calculate-per-token-loss, a mixture of experts, a padding mask, and TP or CP",
-    never_with=("calculate_per_token_loss=false",),
+    excluded_by=("calculate_per_token_loss=false",),
     symptom="""\
 With `--calculate-per-token-loss` and a `padding_mask` that the model is called with, a mixture's load balancing losses
 (`aux_loss`, `seq_aux_loss`, `global_aux_loss`) count TP x CP times too much: with TP 4 and CP 2 eight times the
@@ -152,7 +152,7 @@ its coefficient: `megatron-core-moe-auxiliary-global` repairs it.""",
             ),
         ),
     ),
-    retire="when a release of megatron-core counts a rank's tokens before it adds them up",
+    obsolete_when="when a release of megatron-core counts a rank's tokens before it adds them up",
     changes_numbers="""\
 In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP
 times the weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it

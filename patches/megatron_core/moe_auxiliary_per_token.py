@@ -39,7 +39,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="load balancing and z-losses are too weak, by TP x CP",
     when="--calculate-per-token-loss, a mixture of experts, and TP or CP, or the sequence loss",
-    never_with=("calculate_per_token_loss=false",),
+    excluded_by=("calculate_per_token_loss=false",),
     symptom="""\
 With `--calculate-per-token-loss` a mixture's load balancing losses and its z-loss count TP x CP times too little: with
 TP 4 and CP 2 an eighth of the coefficient that was set. In 0.16.0 to 0.18.2 `seq_aux_loss` is divided by the size of
@@ -100,7 +100,7 @@ Disable the patch for such a run.""",
             ),
         ),
     ),
-    retire="when the oldest megatron-core in use is 0.19",
+    obsolete_when="when the oldest megatron-core in use is 0.19",
     changes_numbers="""\
 Since megatron-core 0.12.0, with `--calculate-per-token-loss`, a mixture's auxiliary losses had 1 / (TP x CP) of the
 weight that was set (`seq_aux_loss`, since 0.16.0, that over the micro-batch's size). With the patch they have all of

@@ -82,7 +82,7 @@ them), which an earlier entry installed. The lines after it then install this mo
 an actor and a critic share one config. A custom `no_sync_func` fails as before, with the original message.""",
         references=references,
         variants=tuple(Variant(guard, (_rewrite(target),)) for guard, target in places.items()),
-        retire=f"when the oldest {title} in use accepts its own functions; none released so far does",
+        obsolete_when=f"when the oldest {title} in use accepts its own functions; none released so far does",
     )
 
 

@@ -41,7 +41,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="with CPU offload, weights that are loaded after the optimizer was built are lost at its first step",
     when="optimizer_cpu_offload without use_precision_aware_optimizer, and a checkpoint without optimizer state",
-    never_with=("optimizer_cpu_offload=false",),
+    excluded_by=("optimizer_cpu_offload=false",),
     symptom="""\
 With `optimizer_cpu_offload` and without `use_precision_aware_optimizer`, in bf16 or fp16, a run that starts from a
 checkpoint without optimizer state, as a fine-tuning does, has the loaded weights in its first forward, and the random
@@ -66,5 +66,7 @@ was trained without the patch was not a fine-tuning of its checkpoint: begin it 
     references=("https://github.com/NVIDIA/Megatron-LM/pull/5071", "https://github.com/NVIDIA-NeMo/RL/pull/2372"),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the defect.
     variants=(Variant(Guard("megatron-core", ">=0.13.0rc0,<=0.20.0"), REWRITES),),
-    retire="when HybridDeviceOptimizer.update_fp32_param_by_new_param copies every parameter; none released does",
+    obsolete_when=(
+        "when HybridDeviceOptimizer.update_fp32_param_by_new_param copies every parameter; none released does"
+    ),
 )

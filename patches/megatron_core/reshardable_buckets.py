@@ -36,7 +36,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="a fully_reshardable checkpoint has another part of the optimizer's state for each parameter",
     when="--dist-ckpt-optim-fully-reshardable, and gradients in several buckets (overlap_grad_reduce)",
-    never_with=("overlap_grad_reduce=false",),
+    excluded_by=("overlap_grad_reduce=false",),
     symptom="""\
 A run that resumes from a `fully_reshardable` checkpoint (`--dist-ckpt-optim-fully-reshardable`;
 `distrib_optim_sharding_type` in the metadata) goes on with wrong float32 weights and moments, whether or not the number
@@ -64,5 +64,5 @@ resume was trained from wrong weights.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/5077",),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the repair; the newest release had not.
     variants=(Variant(Guard("megatron-core", ">=0.15.0rc0,<=0.19.2"), REWRITES),),
-    retire="when the oldest megatron-core in use is 0.20",
+    obsolete_when="when the oldest megatron-core in use is 0.20",
 )

@@ -129,7 +129,7 @@ after a resume without the patch has the wrong ones already: resume from an olde
 Where each group has a key of its own, all is as before.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/4705",),
     variants=(Variant(Guard("megatron-core", ">=0.16.0,<0.19.0"), REWRITES),),
-    retire="when the oldest megatron-core in use is 0.19",
+    obsolete_when="when the oldest megatron-core in use is 0.19",
     changes_numbers="""\
 Since megatron-core 0.16.0 a resumed run with `--decoupled-lr` trained embedding, output layer and all else at one rate,
 that of the last group. With the patch each has the rate that was saved. What was trained after such a resume was

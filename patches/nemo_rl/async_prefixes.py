@@ -23,10 +23,10 @@ PATCH = Patch(
     name="nemo-rl-async-prefix-cache",
     summary="asynchronous GRPO without in-flight updates resets the prefix cache with each weight update",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="after a weight update prompts are read from the prefix cache, as older weights have computed it",
     when="GRPO with `async_grpo.enabled` and without `in_flight_weight_updates`, and a prompt that comes again",
-    never_with=("grpo.async_grpo.enabled=false|absent", "grpo.async_grpo.in_flight_weight_updates=true"),
+    excluded_by=("grpo.async_grpo.enabled=false|absent", "grpo.async_grpo.in_flight_weight_updates=true"),
     symptom="""\
 With `grpo.async_grpo.enabled` the difference between the log-probabilities of generation and of training
 (`token_mult_prob_error`, `gen_kl_error`) grows from step to step, and falls back where validation or a restart empties
@@ -62,7 +62,7 @@ been repaired for the flag alone, and calls itself 0.6.0: there the patch is ref
             ),
         ),
     ),
-    retire="when NeMo-RL resets the cache without in-flight updates whatever the flag says; none so far does",
+    obsolete_when="when NeMo-RL resets the cache without in-flight updates whatever the flag says; none so far does",
     changes_numbers="""\
 Since 0.4.0, GRPO with `async_grpo.enabled` and without in-flight updates sampled with prefixes as older weights had
 computed them. Log-probabilities of generation were those of that mixture, which importance sampling corrected for. With

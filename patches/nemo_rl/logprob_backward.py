@@ -75,5 +75,7 @@ states, for soft targets, and `ChunkedDistributedEntropy`.""",
         ),
     ),
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",
-    retire="when NeMo-RL computes the gradient without a second pass over the ranks; 0.7.0, the newest, does not",
+    obsolete_when=(
+        "when NeMo-RL computes the gradient without a second pass over the ranks; 0.7.0, the newest, does not"
+    ),
 )

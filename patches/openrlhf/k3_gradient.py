@@ -28,7 +28,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the gradient of the k3 KL is NaN where the KL is bounded",
     when="--use_kl_loss, --kl_estimator k3, and a token 88 less likely (in log-probability) than under the reference",
-    never_with=("kl_estimator=k1|k2",),
+    excluded_by=("kl_estimator=k1|k2",),
     symptom="""\
 With `--use_kl_loss` and `--kl_estimator k3`, the loss is finite and its gradient is NaN, and the next optimizer step
 makes every weight NaN. A token's log-probability under the policy is lower than under the reference by more than 88.
@@ -57,5 +57,5 @@ Before 0.8.6 nothing is bounded, and the estimate itself is infinite.""",
         _variant(">=0.9.9,<0.11.1", old=f"log_ratio = {_K3}", new=f"log_ratio = {_BOUNDED_K3}", bounded="log_ratio"),
         _variant("==0.11.1", old=f"value = {_K3}", new=f"value = {_BOUNDED_K3}", bounded="value"),
     ),
-    retire="when the oldest OpenRLHF in use is 0.11.2",
+    obsolete_when="when the oldest OpenRLHF in use is 0.11.2",
 )

@@ -97,5 +97,5 @@ and before 0.10.3 sequences without any token, whose mean is 0 / 0.""",
         "https://github.com/OpenRLHF/OpenRLHF/pull/1314",
     ),
     variants=tuple(Variant(Guard("openrlhf", versions), changes) for versions, changes in _SHAPES.items()),
-    retire="when OpenRLHF's policy loss selects what it masks; 0.11.2, the newest, multiplies",
+    obsolete_when="when OpenRLHF's policy loss selects what it masks; 0.11.2, the newest, multiplies",
 )

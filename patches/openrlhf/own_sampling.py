@@ -11,7 +11,7 @@ PATCH = Patch(
     name="openrlhf-own-sampling-params",
     summary="the samples of a prompt do not write to one another's sampling parameters",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="samples of a prompt share sampling parameters that each of them writes to",
     when="an agent (`--train.agent_func_path`), several samples per prompt, and observations of several lengths",
     symptom="""\
@@ -43,5 +43,5 @@ Left alone: 0.9.1's environment, which all samples share; since 0.9.1.post1 each
             ),
         ),
     ),
-    retire="when OpenRLHF copies the parameters before it writes to them; 0.11.2, the newest, does not",
+    obsolete_when="when OpenRLHF copies the parameters before it writes to them; 0.11.2, the newest, does not",
 )

@@ -51,6 +51,6 @@ the active one. Before 0.18.0 nothing is frozen, but a frozen active adapter bec
 Since 0.18.0 an adapter beside which a frozen one was loaded has not been trained, and a frozen one beside which another
 was loaded has been: a run that did either has to be trained again if that was not meant, and one that called
 `set_adapter` or `set_requires_grad` afterwards is as it was.""",
-    retire="when the oldest PEFT in use is 0.21.0",
+    obsolete_when="when the oldest PEFT in use is 0.21.0",
     conditions=(Condition("peft.tuners.tuners_utils:BaseTuner.inject_adapter"),),
 )

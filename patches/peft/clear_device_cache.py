@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 ADVICE = Advice(
     name="peft-clear-device-cache",
@@ -27,9 +27,9 @@ ADVICE = Advice(
     references=("https://github.com/hiyouga/LlamaFactory/issues/8142",),
     variants=(
         Variant(
-            Guard("peft", ">=0.15.0,<=0.21.2", beside=Beside("accelerate", ">=0.21.0,<0.32.0")),
+            Guard("peft", ">=0.15.0,<=0.21.2", co_installed=CoInstalled("accelerate", ">=0.21.0,<0.32.0")),
             (Shape("peft.utils.loftq_utils:<module>", "from accelerate.utils.memory import clear_device_cache"),),
         ),
     ),
-    retire="when the oldest accelerate in use is 0.32.0",
+    obsolete_when="when the oldest accelerate in use is 0.32.0",
 )

@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="crash",
     bug="disabling adapters while FSDP has parameters gathered raises",
     when="FSDP1 with use_orig_params, and the policy without its adapter as the reference",
-    never_with=("fsdp_config.fsdp_version=2", "fsdp_config.fsdp_use_orig_params=false"),
+    excluded_by=("fsdp_config.fsdp_version=2", "fsdp_config.fsdp_use_orig_params=false"),
     symptom="""\
 The policy without its adapter is the reference, `with model.disable_adapter():`, and the model is in FSDP (the first,
 with `use_orig_params=True`). "you can only change requires_grad flags of leaf variables" is raised where this happens
@@ -56,5 +56,5 @@ and LN tuning, which has an `enable_adapters` of its own. FSDP2 and `use_orig_pa
     signatures=(
         Signature("RuntimeError", "you can only change requires_grad flags of leaf variables", specific=False),
     ),
-    retire="when the oldest PEFT in use is 0.19.0",
+    obsolete_when="when the oldest PEFT in use is 0.19.0",
 )

@@ -44,7 +44,7 @@ too.""",
             ),
         ),
     ),
-    retire="when the oldest PEFT in use leaves requires_grad as it was; none released so far does",
+    obsolete_when="when the oldest PEFT in use leaves requires_grad as it was; none released so far does",
     changes_numbers="""\
 In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first
 reference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 ADVICE = Advice(
     name="peft-hybrid-cache",
@@ -26,9 +26,9 @@ cache, so a stand-in of that name would let the import pass and fail there.""",
     ),
     variants=(
         Variant(
-            Guard("peft", ">=0.16.0,<=0.17.1", beside=Beside("transformers", ">=5.0.0rc3,<=5.24.0")),
+            Guard("peft", ">=0.16.0,<=0.17.1", co_installed=CoInstalled("transformers", ">=5.0.0rc3,<=5.24.0")),
             (Shape("peft.peft_model:<module>", "from transformers import HybridCache"),),
         ),
     ),
-    retire="when the oldest PEFT in use is 0.18.0",
+    obsolete_when="when the oldest PEFT in use is 0.18.0",
 )

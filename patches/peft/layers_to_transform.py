@@ -17,7 +17,7 @@ PATCH = Patch(
     harm="wrong weights",
     bug="layers_to_transform takes an expert's number for its layer's: other modules are adapted",
     when="LoraConfig or another one with layers_to_transform, and target_modules within experts that are modules",
-    never_with=("layers_to_transform=absent",),
+    excluded_by=("layers_to_transform=absent",),
     symptom="""\
 With `layers_to_transform=[1]` and targets within the experts of a mixture (`model.layers.0.mlp.experts.1.up_proj`),
 expert 1 of every layer is adapted, and of layer 1 nothing but that. No error; `print_trainable_parameters` shows
@@ -41,5 +41,5 @@ Adapters on some layers of a mixture of experts, PEFT 0.8.0 to 0.19.1, were on t
 layers. With the patch they are on the layers. A run that was trained so should be begun again, or go on without it.""",
     references=("https://github.com/huggingface/peft/pull/3318",),
     variants=(Variant(Guard("peft", ">=0.8.0,<0.20.0"), _CHANGES),),
-    retire="when the oldest peft in use is 0.20.0",
+    obsolete_when="when the oldest peft in use is 0.20.0",
 )

@@ -74,7 +74,7 @@ then. PEFT 0.6 has the defect too.""",
             ),
         ),
     ),
-    retire="when the oldest PEFT in use unmerges exactly; none released so far does",
+    obsolete_when="when the oldest PEFT in use unmerges exactly; none released so far does",
     observations=f"{__package__}.base_weights:observed",
     changes_numbers="""\
 In every release since 0.6 each weight synchronisation has moved half-precision base weights at random. An adapter from

@@ -65,5 +65,5 @@ AdaLoRA only: other methods save every adapter, and are left as released. PEFT b
             ),
         ),
     ),
-    retire="when the oldest PEFT in use is 0.20.0",
+    obsolete_when="when the oldest PEFT in use is 0.20.0",
 )

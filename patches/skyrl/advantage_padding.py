@@ -25,7 +25,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="advantages are normalised with a mean that counts padding",
     when="trainer.algorithm.advantage_batch_normalize, and responses of different lengths",
-    never_with=("trainer.algorithm.advantage_batch_normalize=false",),
+    excluded_by=("trainer.algorithm.advantage_batch_normalize=false",),
     symptom="""\
 With `trainer.algorithm.advantage_batch_normalize`, nothing fails. Normalised advantages have neither mean 0 nor
 variance 1 over the tokens of responses, and change with the length to which the batch is padded: one long response
@@ -53,5 +53,5 @@ without that setting, which is off by default, are as they were.""",
         ),
         _variant(">=0.2.0,<=0.4.0", "skyrl.train.trainer:RayPPOTrainer._normalize_advantages", mask="response_mask"),
     ),
-    retire="when the oldest SkyRL in use takes a masked mean; 0.4.0, the newest, does not",
+    obsolete_when="when the oldest SkyRL in use takes a masked mean; 0.4.0, the newest, does not",
 )

@@ -16,7 +16,7 @@ PATCH = Patch(
     harm="memory",
     bug="logits are copied to float32 as a whole, and log-probabilities have no chunks",
     when="the Megatron backend, long sequences",
-    never_with=("trainer.strategy=fsdp|fsdp2",),
+    excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL 0.1.0 and 0.2.0 with the Megatron backend run out of CUDA memory at the end of the forward pass or at the start
 of the backward pass, at sequence lengths at which the model itself has room left.""",
@@ -81,5 +81,7 @@ context parallelism, packed logits are put together in their own dtype, where Sk
         ),
     ),
     observations=f"{_LOGITS}:observed",
-    retire="when the oldest SkyRL in use is 0.3.0, which has a chunk size and `fused_lm_head_logprob`, without logits",
+    obsolete_when=(
+        "when the oldest SkyRL in use is 0.3.0, which has a chunk size and `fused_lm_head_logprob`, without logits"
+    ),
 )

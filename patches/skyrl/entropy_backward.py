@@ -29,7 +29,7 @@ PATCH = Patch(
     harm="memory",
     bug="entropies keep a softmax of the logits, or overwrite them so that backward raises",
     when="the Megatron backend, entropies of long sequences or use_entropy_loss",
-    never_with=("trainer.strategy=fsdp|fsdp2",),
+    excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL 0.1.0 and 0.2.0, chunked log-probabilities with the entropy loss (`use_entropy_loss`): `RuntimeError: one of the
 variables needed for gradient computation has been modified by an inplace operation`. In all releases: the entropy of
@@ -85,5 +85,5 @@ Before Megatron has a tensor-parallel group, SkyRL's own function answers.""",
             ),
         ),
     ),
-    retire="when SkyRL's entropy keeps no softmax; 0.4.0, the newest, does",
+    obsolete_when="when SkyRL's entropy keeps no softmax; 0.4.0, the newest, does",
 )

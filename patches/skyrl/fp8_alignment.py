@@ -169,7 +169,7 @@ PATCH = Patch(
     harm="crash",
     bug="sequences are padded to lengths that TransformerEngine's FP8 refuses",
     when="the Megatron backend with FP8",
-    never_with=("trainer.strategy=fsdp|fsdp2",),
+    excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL with the Megatron backend and FP8 (`transformer_config_kwargs.fp8`) stops in the first layer or in backward,
 at most batches but not all: `AssertionError: FP8 execution requires the product of all dimensions except the last to
@@ -226,5 +226,5 @@ padding than before.""",
         ),
     ),
     observations=f"{__name__}:{observed.__name__}",
-    retire="when the oldest SkyRL in use is 0.3.0",
+    obsolete_when="when the oldest SkyRL in use is 0.3.0",
 )

@@ -17,7 +17,7 @@ PATCH = Patch(
     harm="memory",
     bug="token log-probabilities make tensors of the size of the logits, and many collectives",
     when="the Megatron backend, long sequences",
-    never_with=("trainer.strategy=fsdp|fsdp2",),
+    excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL with the Megatron backend runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at
 sequence lengths at which the model itself has room left; and that step is slow, the more so the smaller
@@ -95,5 +95,5 @@ logits.""",
         ),
     ),
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",
-    retire="when SkyRL computes the gradient without a second pass over the ranks; 0.4.0, the newest, does not",
+    obsolete_when="when SkyRL computes the gradient without a second pass over the ranks; 0.4.0, the newest, does not",
 )

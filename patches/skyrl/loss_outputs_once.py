@@ -94,5 +94,5 @@ data-parallel rank, none of them twice; SkyRL's trainer, which alone calls it, t
             ),
         ),
     ),
-    retire="when the oldest SkyRL in use is 0.3.0",
+    obsolete_when="when the oldest SkyRL in use is 0.3.0",
 )

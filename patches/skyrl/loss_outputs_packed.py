@@ -112,5 +112,5 @@ come, with a warning.""",
             independent=True,  # a run with FSDP imports the first only
         ),
     ),
-    retire="when the oldest SkyRL in use is 0.4.0",
+    obsolete_when="when the oldest SkyRL in use is 0.4.0",
 )

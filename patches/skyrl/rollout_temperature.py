@@ -80,10 +80,10 @@ PATCH = Patch(
     name="skyrl-rollout-temperature",
     summary="log-probabilities of rollouts are at the temperature that they were sampled with",
     harm="wrong gradient",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="with a temperature other than 1 rollouts' log-probabilities are those of temperature 1",
     when="`generator.sampling_params.temperature` other than 1, and off_policy_correction, rollout_is, dppo or cispo",
-    never_with=("generator.sampling_params.temperature=1|1.0|absent",),
+    excluded_by=("generator.sampling_params.temperature=1|1.0|absent",),
     symptom="""\
 With a temperature other than 1, `rollout_train_logprobs_abs_diff` is far above 0 from the first step on, whatever the
 weights. Importance ratios between trainer and rollout are wrong for nearly every token: with
@@ -118,7 +118,7 @@ among fewer tokens, which training does not compute either; servers that somebod
         ),
         Variant(Guard("skyrl", ">=0.3.0,<=0.4.0"), (_SERVERS,)),
     ),
-    retire="when the oldest skyrl in use sets logprobs_mode; 0.4.0, the newest, does for sample support only",
+    obsolete_when="when the oldest skyrl in use sets logprobs_mode; 0.4.0, the newest, does for sample support only",
     changes_numbers="""\
 Since 0.1.0, with a temperature other than 1, importance ratios between trainer and rollout were off by
 p(token; temperature T) / p(token; temperature 1): with T below 1 far above 1 for likely tokens and near 0 for unlikely

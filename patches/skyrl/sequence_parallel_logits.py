@@ -13,7 +13,7 @@ PATCH = Patch(
     harm="slow",
     bug="removing padding waits for the GPU at every row, and allocates all logits once per row in backward",
     when="the Megatron backend without sample packing",
-    never_with=("trainer.strategy=fsdp|fsdp2",),
+    excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL with the Megatron backend and without sample packing: each micro-batch waits for the GPU several times per row,
 and backward allocates and adds up as many tensors of the size of all logits as the micro-batch has rows. With an output
@@ -71,5 +71,5 @@ $COMPACT(attention_mask, seq_lens, new_attention_mask, *moved)
             ),
         ),
     ),
-    retire="when SkyRL's functions have no loop over the batch; those of 0.4.0, the newest, have",
+    obsolete_when="when SkyRL's functions have no loop over the batch; those of 0.4.0, the newest, have",
 )

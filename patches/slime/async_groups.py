@@ -81,7 +81,7 @@ PATCH = Patch(
     name=_NAME,
     summary="the fully asynchronous rollout trains on every group that it has sampled",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="the fully asynchronous rollout throws away groups that are finished, and their prompts with them",
     when="`--rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async`",
     symptom="""\
@@ -139,7 +139,7 @@ all the same: there the patch is refused, because the code is not that of 0.3.1,
             ),
         ),
     ),
-    retire="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    obsolete_when="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
     changes_numbers="""\
 0.3.0 and 0.3.1 trained on a choice of what was ready, those of the earliest prompts, and lost the others. With the
 patch a run takes more steps for an epoch, each sooner, and on groups that have waited in the queue: where far more are

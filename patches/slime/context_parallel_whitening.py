@@ -79,7 +79,7 @@ should be looked at again; checkpoints can be trained on.""",
             ),
         ),
     ),
-    retire="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    obsolete_when="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
     conditions=(
         Condition(
             "slime.backends.megatron_utils.loss:compute_advantages_and_returns",

@@ -97,7 +97,7 @@ there the patch is refused, because the code is not that of 0.3.1, and is not ne
         Variant(Guard("slime", "==0.0.1"), _forward('old_log_probs = batch["log_probs"]')),
         Variant(Guard("slime", ">=0.2.0,<=0.3.1"), _forward("args.use_rollout_logprobs")),
     ),
-    retire="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    obsolete_when="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
     changes_numbers="""\
 Every release up to 0.3.1 has ignored --eps-clip-c. A run that was started with it has been trained on PPO's loss
 without that bound, and with the patch is trained on the one it asked for; to go on as before, leave the option out.

@@ -118,5 +118,5 @@ checkpoints can be trained on.""",
             ),
         ),
     ),
-    retire="when the oldest slime in use adds up over context-parallel ranks, and not over tensor-parallel ones",
+    obsolete_when="when the oldest slime in use adds up over context-parallel ranks, and not over tensor-parallel ones",
 )

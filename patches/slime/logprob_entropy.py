@@ -100,5 +100,5 @@ Left alone: log-probabilities among the tokens that top-p has left over (`log_pr
         ),
     ),
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",
-    retire="when slime computes both without a softmax of all logits; 0.3.1, the newest, does not",
+    obsolete_when="when slime computes both without a softmax of all logits; 0.3.1, the newest, does not",
 )

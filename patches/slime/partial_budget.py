@@ -38,7 +38,7 @@ PATCH = Patch(
     name="slime-partial-rollout-budget",
     summary="a response that is sampled in parts is no longer than --rollout-max-response-len",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="a sample that is resumed may be as long again as --rollout-max-response-len, each time",
     when="`--partial-rollout`, or the fully asynchronous rollout, and a sample that was aborted",
     symptom="""\
@@ -68,7 +68,7 @@ because the code is not that of 0.3.1, and is not needed.""",
             independent=True,
         ),
     ),
-    retire="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    obsolete_when="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
     changes_numbers="""\
 In 0.3.0 and 0.3.1 a sample that was aborted could be longer than --rollout-max-response-len, and was trained on and
 rewarded so. With the patch it is truncated there, as it was until 0.2.4. A run that has learned to answer at that

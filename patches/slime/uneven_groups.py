@@ -68,7 +68,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="rewards are normalised across prompts where these have different numbers of samples",
     when="GRPO, GSPO, CISPO or REINFORCE++-baseline, and a rollout function with filtered or aborted samples",
-    never_with=("advantage_estimator=ppo|reinforce_plus_plus",),
+    excluded_by=("advantage_estimator=ppo|reinforce_plus_plus",),
     symptom="""\
 GRPO, GSPO, CISPO or REINFORCE++-baseline with a rollout function that returns different numbers of samples per prompt
 (aborted or filtered samples, several samples of one trajectory) learns less or something else: a prompt all of whose
@@ -99,7 +99,7 @@ before the actor is made; and rlhf_patches has to be installed where the actor r
         # v0.1.0 only knows equal groups, and says so. main still said 0.3.1 on 2026-08-21.
         Variant(Guard("slime", ">=0.2.0,<=0.3.1"), (_statistic(mean), _statistic(std))),
     ),
-    retire="when the oldest slime in use normalises by group_index; none so far does",
+    obsolete_when="when the oldest slime in use normalises by group_index; none so far does",
     changes_numbers="""\
 Since 0.2.0 slime has normalised rewards over the whole batch wherever prompts had different numbers of samples: easy
 prompts were reinforced as such, hard ones discouraged, and advantages had the scale of the spread between prompts. With

@@ -10,7 +10,7 @@ _USES = {"CURRENT_ADAPTER": f"{__package__}.rollout_adapter:current_adapter"}
 
 def _with_the_adapter(versions: str, package: str) -> Variant:
     """Of releases whose engines are in ``package``."""
-    of_rollouts = f"{package}.grpo_vllm_engine:GRPOVllmEngine"
+    affects_rollouts = f"{package}.grpo_vllm_engine:GRPOVllmEngine"
     return Variant(
         Guard("ms-swift", versions),
         (
@@ -26,7 +26,7 @@ def _with_the_adapter(versions: str, package: str) -> Variant:
             ),
             # Asked once for all requests of a batch.
             Rewrite(
-                target=f"{of_rollouts}.async_infer",
+                target=f"{affects_rollouts}.async_infer",
                 pattern=_TASKS,
                 replacement=(
                     f"kwargs['adapter_request'] = await $CURRENT_ADAPTER(self, kwargs.get('adapter_request')); {_TASKS}"
@@ -35,8 +35,8 @@ def _with_the_adapter(versions: str, package: str) -> Variant:
             ),
         ),
         # Adapters are sent to the rollout server, and only its `infer` samples with them.
-        where_defined=(f"{of_rollouts}._add_adapter",),
-        unless_defined=(f"{of_rollouts}.infer_async",),
+        where_defined=(f"{affects_rollouts}._add_adapter",),
+        unless_defined=(f"{affects_rollouts}.infer_async",),
     )
 
 
@@ -44,10 +44,10 @@ PATCH = Patch(
     name="swift-async-rollout-lora",
     summary="a rollout server with vLLM's asynchronous engine samples with the adapter that the trainer sends",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="rollouts are the base model's, whatever the adapter has learned",
     when="swift rollout with vllm_use_async_engine and vllm_enable_lora",
-    never_with=("vllm_enable_lora=false|absent", "vllm_use_async_engine=false|absent", "vllm_mode=colocate"),
+    excluded_by=("vllm_enable_lora=false|absent", "vllm_use_async_engine=false|absent", "vllm_mode=colocate"),
     symptom="""\
 `swift rollout` with `--vllm_use_async_engine true` and `--vllm_enable_lora true`, and so multi-turn rollouts with LoRA:
 the trainer's adapter arrives at the server, and every completion is still the base model's. The reward does not move;
@@ -73,5 +73,5 @@ again.""",
         _with_the_adapter(">=3.10.0,<4.0.0", "swift.llm.infer.infer_engine"),
         _with_the_adapter(">=4.0.0,<4.5.0", "swift.infer_engine"),
     ),
-    retire="when the oldest ms-swift in use is 4.5.0",
+    obsolete_when="when the oldest ms-swift in use is 4.5.0",
 )

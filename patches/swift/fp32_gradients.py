@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="gradients add up in bfloat16, over micro-batches and ranks, whatever accumulate_allreduce_grads_in_fp32 says",
     when="megatron sft, pt or rlhf in bfloat16, and several micro-batches or data-parallel ranks",
-    never_with=("bf16=false", "main_grads_dtype=bf16"),
+    excluded_by=("bf16=false", "main_grads_dtype=bf16"),
     symptom="""\
 Megatron training in bfloat16 with many micro-batches in a step (`global_batch_size` far above `micro_batch_size`)
 learns a little worse than with few, or than ms-swift 3: gradients are off by 1 % at 64 micro-batches, and by more with
@@ -52,5 +52,5 @@ checkpoint state_dict"), nor the reverse, as from 4.3.1 to 4.3.2. Finish such a 
             ),
         ),
     ),
-    retire="when the oldest ms-swift in use is 4.3.2",
+    obsolete_when="when the oldest ms-swift in use is 4.3.2",
 )

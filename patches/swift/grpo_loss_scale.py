@@ -55,7 +55,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="DAPO's, CISPO's and FIPO's losses are divided by the accumulation steps twice",
     when="GRPO without Megatron, --loss_type dapo, cispo or fipo, and gradient accumulation",
-    never_with=("loss_type=grpo|bnpo|dr_grpo|sapo|real", "rlhf_type=dpo|kto|orpo|simpo|cpo|rm|ppo"),
+    excluded_by=("loss_type=grpo|bnpo|dr_grpo|sapo|real", "rlhf_type=dpo|kto|orpo|simpo|cpo|rm|ppo"),
     symptom="""\
 GRPO without Megatron (`swift rlhf --rlhf_type grpo`) with `--loss_type dapo`, `cispo` or `fipo`: loss and `grad_norm`
 are as many times too small as `--gradient_accumulation_steps` says, and gradient clipping hardly ever acts. The same
@@ -92,7 +92,7 @@ by the number of accumulation steps to go on as before. Runs without accumulatio
         Variant(Guard("ms-swift", ">=3.11.0,<4.0.0"), _change("swift.trainers.rlhf_trainer.grpo_trainer")),
         Variant(Guard("ms-swift", ">=4.0.0,<4.6.0"), _change("swift.rlhf_trainers.grpo_trainer")),
     ),
-    retire="when the oldest ms-swift in use is 4.6.0",
+    obsolete_when="when the oldest ms-swift in use is 4.6.0",
     conditions=(
         Condition(
             "swift.trainers.rlhf_trainer.grpo_trainer:GRPOTrainer._compute_loss_and_metrics",

@@ -35,7 +35,7 @@ PATCH = Patch(
     harm="crash",
     bug="pipeline stages but the first slice the reference's and the KL's input wrongly",
     when="Megatron KTO with pipeline and sequence parallelism",
-    never_with=("rlhf_type=dpo|grpo|gkd|rm", "pipeline_model_parallel_size=1"),
+    excluded_by=("rlhf_type=dpo|grpo|gkd|rm", "pipeline_model_parallel_size=1"),
     symptom="""\
 KTO (`megatron rlhf --rlhf_type kto`) with pipeline parallelism and `--sequence_parallel true`: on every pipeline
 stage but the first, the slices for the reference and the KL passes are wrong or empty. TransformerEngine stops with
@@ -66,5 +66,5 @@ of 3.12.0 in another form. Not repaired: 3.9.0 to 3.10.0 forget context parallel
             ),
         ),
     ),
-    retire="when the oldest ms-swift in use is 3.12.3",
+    obsolete_when="when the oldest ms-swift in use is 3.12.3",
 )

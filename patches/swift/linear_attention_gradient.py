@@ -100,7 +100,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="what goes back through linear attention is multiplied by TP, or the layer's own gradient is divided by it",
     when="Megatron, Qwen3-Next or Qwen3.5 by transformers' layers, tensor and sequence parallelism",
-    never_with=("tensor_model_parallel_size=1", "sequence_parallel=false"),
+    excluded_by=("tensor_model_parallel_size=1", "sequence_parallel=false"),
     symptom="""\
 Qwen3-Next on Megatron with `--tensor_model_parallel_size` above 1 and `--sequence_parallel true`. To 3.12.3 the
 gradient norm is very high, and the higher the more layers and ranks there are; the loss hardly falls. From 3.12.4 to
@@ -139,5 +139,5 @@ layers' gradients by TP, or adds them up over the ranks after backward, has to t
             independent=True,
         ),
     ),
-    retire="when the oldest ms-swift in use is 4.1",
+    obsolete_when="when the oldest ms-swift in use is 4.1",
 )

@@ -45,5 +45,5 @@ two tensor-parallel ranks or more from `swift-vocab-parallel-logprob-gradient`. 
         ),
     ),
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",
-    retire="when ms-swift keeps no log_softmax for entropies; 4.6.0, the newest, does",
+    obsolete_when="when ms-swift keeps no log_softmax for entropies; 4.6.0, the newest, does",
 )

@@ -54,10 +54,10 @@ PATCH = Patch(
     name="swift-lora-counted-twice",
     summary="rollouts with vllm_enable_lora are the policy's: base weights, and the adapter once",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="after a resume the adapter is merged into vLLM's base weights, and added to them once more",
     when="GRPO or GKD with LoRA and vllm_enable_lora, and an adapter that is not new: resume_from_checkpoint, adapters",
-    never_with=("vllm_enable_lora=false|absent", "use_vllm=false|absent"),
+    excluded_by=("vllm_enable_lora=false|absent", "use_vllm=false|absent"),
     symptom="""\
 `vllm_enable_lora` with `--resume_from_checkpoint` or `--adapters`: from the second update on, rollouts are those of
 the base model with the adapter counted twice, up to text without any form and rewards of 0. In 3.10.0 to 3.11.3 with
@@ -104,5 +104,5 @@ be trained again from there.""",
         _since_3_12_1(">=3.12.1,<4.0.0", _MIXIN),
         _since_3_12_1(">=4.0.0,<4.0.2", _MIXIN_4),
     ),
-    retire="when the oldest ms-swift in use is 4.0.2",
+    obsolete_when="when the oldest ms-swift in use is 4.0.2",
 )

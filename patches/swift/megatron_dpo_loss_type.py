@@ -77,7 +77,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="Megatron DPO minimises the sigmoid loss whatever --loss_type names",
     when="megatron rlhf with DPO, and a --loss_type other than sigmoid",
-    never_with=("loss_type=sigmoid", "rlhf_type=grpo|kto|gkd|rm"),
+    excluded_by=("loss_type=sigmoid", "rlhf_type=grpo|kto|gkd|rm"),
     symptom="""\
 DPO with Megatron (`megatron rlhf --rlhf_type dpo`) and `--loss_type hinge`, `ipo` or any other: the run is the same as
 with `sigmoid`, to the last digit, and nothing says so.""",
@@ -120,7 +120,7 @@ loss (IPO and hinge want others). To go on as before, set `--loss_type sigmoid`.
             ),
         ),
     ),
-    retire="when ms-swift passes the loss type (PR #10167); 4.6.0, the newest, does not",
+    obsolete_when="when ms-swift passes the loss type (PR #10167); 4.6.0, the newest, does not",
     conditions=(
         Condition(
             "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer.loss_func", f"{__package__}.conditions:another_loss"

@@ -48,10 +48,10 @@ PATCH = Patch(
     name=_NAME,
     summary="Megatron GRPO's loss is over the tokens of the completion, the first one included",
     harm="wrong gradient",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="Megatron GRPO never trains a completion's first token, and shifts the rollout's log-probabilities by one",
     when="megatron rlhf with GRPO",
-    never_with=("rlhf_type=dpo|kto|gkd|rm",),
+    excluded_by=("rlhf_type=dpo|kto|gkd|rm",),
     symptom="""\
 GRPO with Megatron (`megatron rlhf --rlhf_type grpo`): the first token of each completion is not trained, nor that of
 each later turn, `<think>` say, or the answer where it is one token. With `--rollout_importance_sampling_mode` the
@@ -77,5 +77,5 @@ losses and gradients are those of the completion; a threshold that was tuned for
         _variant(">=3.12.0,<4.0.0", "_generate_and_score_completions", 2),
         _variant(">=4.0.0,<4.0.3", "_get_encoded_batch", 2),
     ),
-    retire="when the oldest ms-swift in use is 4.0.3",
+    obsolete_when="when the oldest ms-swift in use is 4.0.3",
 )

@@ -33,7 +33,9 @@ def _patch(name: str, places: str, texts: dict[str, Any], *variants: Variant) ->
         when="LoRA, where the policy without its adapter, or with the reference adapter, is the reference",
         references=("https://github.com/modelscope/ms-swift",),
         variants=variants,
-        retire="when the oldest ms-swift in use restores what its null_ref_context changes; none released so far does",
+        obsolete_when=(
+            "when the oldest ms-swift in use restores what its null_ref_context changes; none released so far does"
+        ),
         **texts,
     )
 

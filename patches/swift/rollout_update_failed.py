@@ -43,10 +43,10 @@ PATCH = Patch(
     name="swift-rollout-update-failed",
     summary="a weight update that fails in the rollout server ends the run, instead of rollouts from old weights",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="rollouts are sampled from old or partly updated weights, after a line in the server's log",
     when="swift rollout, and an update of vLLM's weights that raises",
-    never_with=("vllm_mode=colocate", "use_vllm=false|absent"),
+    excluded_by=("vllm_mode=colocate", "use_vllm=false|absent"),
     symptom="""\
 The log of `swift rollout` says `Method execution failed: collective_rpc`, once for each update or each part of one, and
 training goes on: completions come from the weights that vLLM had, or from some of the new ones. The trainer, whose
@@ -70,5 +70,5 @@ Not repaired: an update that raises before its broadcast, for which the trainer 
         Variant(Guard("ms-swift", ">=3.10.0,<4.0.0"), (*_worker(_MODULE), *_async_worker(_MODULE))),
         Variant(Guard("ms-swift", ">=4.0.0,<=4.6.0"), (*_worker(_MODULE_4), *_async_worker(_MODULE_4))),
     ),
-    retire="when a failed update is an error of ms-swift's own; 4.6.0, the newest, has none",
+    obsolete_when="when a failed update is an error of ms-swift's own; 4.6.0, the newest, has none",
 )

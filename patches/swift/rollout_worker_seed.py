@@ -39,10 +39,10 @@ PATCH = Patch(
     name="swift-rollout-worker-seed",
     summary="the rollout server's data-parallel workers do not sample alike",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="the data-parallel workers of the rollout server share a seed, and return the same samples of a prompt",
     when="swift rollout with vllm_data_parallel_size above 1, and a group's samples on several workers",
-    never_with=("vllm_mode=colocate", "use_vllm=false|absent", "vllm_data_parallel_size=1"),
+    excluded_by=("vllm_mode=colocate", "use_vllm=false|absent", "vllm_data_parallel_size=1"),
     symptom="""\
 `swift rollout` with `--vllm_data_parallel_size` above 1: where the samples of one prompt are on two workers, the
 completions of one are those of the other. Of a group of eight there are four, each twice; with one sample a worker all
@@ -65,5 +65,5 @@ it said.""",
         _variant(">=3.5.0,<3.7.0", "args, **kwargs"),
         _variant(">=3.7.0,<3.12.3", "args, template=args.get_template(None)"),
     ),
-    retire="when the oldest ms-swift in use is 3.12.3",
+    obsolete_when="when the oldest ms-swift in use is 3.12.3",
 )

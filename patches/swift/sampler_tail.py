@@ -118,5 +118,5 @@ from a checkpoint at the end of an epoch. Nothing else that was trained before h
         Variant(Guard("ms-swift", ">=3.12.0,<4.0.0"), _changes("swift.llm.data_loader", _TURNS)),
         Variant(Guard("ms-swift", ">=4.0.0,<=4.6.0"), _changes("swift.dataloader.shard", _TURNS)),
     ),
-    retire="when ms-swift draws every sample (PR #9907); 4.6.0, the newest, does not",
+    obsolete_when="when ms-swift draws every sample (PR #9907); 4.6.0, the newest, does not",
 )

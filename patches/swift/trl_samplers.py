@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 _OLD, _NEW = "swift.trainers.rlhf_trainer.grpo_trainer:<module>", "swift.rlhf_trainers.grpo_trainer:<module>"
 _GKD = "swift.rlhf_trainers.gkd_trainer:<module>"
 _IMPORTED = "from trl.trainer.grpo_trainer import nanmax"
-_GRPO_HAS_NONE = Beside("trl", ">=0.14.0,<0.17.0")
+_GRPO_HAS_NONE = CoInstalled("trl", ">=0.14.0,<0.17.0")
 _BOUND = "https://github.com/modelscope/ms-swift/blob/main/requirements/framework.txt"
 
 ADVICE_GRPO = Advice(
@@ -29,10 +29,10 @@ for `trl>=0.13`.""",
     ),
     references=(_BOUND,),
     variants=(
-        Variant(Guard("ms-swift", ">=3.4.0,<4", beside=_GRPO_HAS_NONE), (Shape(_OLD, _IMPORTED),)),
-        Variant(Guard("ms-swift", ">=4.0.0,<=4.6.0", beside=_GRPO_HAS_NONE), (Shape(_NEW, _IMPORTED),)),
+        Variant(Guard("ms-swift", ">=3.4.0,<4", co_installed=_GRPO_HAS_NONE), (Shape(_OLD, _IMPORTED),)),
+        Variant(Guard("ms-swift", ">=4.0.0,<=4.6.0", co_installed=_GRPO_HAS_NONE), (Shape(_NEW, _IMPORTED),)),
     ),
-    retire="when the oldest TRL in use is 0.17.0",
+    obsolete_when="when the oldest TRL in use is 0.17.0",
 )
 
 ADVICE_GKD = Advice(
@@ -50,9 +50,9 @@ ms-swift's GKD imports what `trl.trainer.utils` has since 0.22.0. Its metadata a
     references=(_BOUND,),
     variants=(
         Variant(
-            Guard("ms-swift", ">=4.2.0,<=4.6.0", beside=Beside("trl", ">=0.13.0,<0.22.0")),
+            Guard("ms-swift", ">=4.2.0,<=4.6.0", co_installed=CoInstalled("trl", ">=0.13.0,<0.22.0")),
             (Shape(_GKD, "from trl.trainer.utils import RepeatSampler"),),
         ),
     ),
-    retire="when the oldest TRL in use is 0.22.0",
+    obsolete_when="when the oldest TRL in use is 0.22.0",
 )

@@ -36,7 +36,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the gradient of GRPO and GKD under tensor parallelism is not that of their loss",
     when="megatron rlhf with GRPO or GKD, and tensor parallelism",
-    never_with=("tensor_model_parallel_size=1",),
+    excluded_by=("tensor_model_parallel_size=1",),
     symptom="""\
 GRPO or GKD with `megatron rlhf` and tensor parallelism (`--tensor_model_parallel_size 2` or more) does not learn what
 the same run learns without, and `grad_norm` depends on the tensor-parallel size. There is no error: the loss, the KL
@@ -92,5 +92,5 @@ parallelism, DPO, KTO and SFT were right.""",
         ),
     ),
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",
-    retire="when the oldest ms-swift in use is 4.5.3",
+    obsolete_when="when the oldest ms-swift in use is 4.5.3",
 )

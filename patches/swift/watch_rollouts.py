@@ -84,7 +84,7 @@ tokens and log-probabilities are put together by a scheduler that can be the use
         ),
         Variant(Guard("ms-swift", ">=4.4.0"), (*_wraps("swift.rlhf_trainers", "samples"), _MEGATRON), independent=True),
     ),
-    retire="when ms-swift itself says that rollouts are not the policy's",
-    of_rollouts=True,
+    obsolete_when="when ms-swift itself says that rollouts are not the policy's",
+    affects_rollouts=True,
     observations=f"{_HERE}:observed",
 )

@@ -53,5 +53,5 @@ systems than Linux everything is as released. torch 2.14.0 itself holds the file
             ),
         ),
     ),
-    retire="when the oldest torch in use is 2.14.0",
+    obsolete_when="when the oldest torch in use is 2.14.0",
 )

@@ -106,5 +106,5 @@ of its gradients, and choose the learning rate and the clipping anew.""",
             ),
         ),
     ),
-    retire="when the oldest TransformerEngine in use is 2.11.0",
+    obsolete_when="when the oldest TransformerEngine in use is 2.11.0",
 )

@@ -109,7 +109,9 @@ last window of an epoch counts as if it were complete, as it does there for ever
         Variant(Guard("transformers", ">=5.2.0,<5.19.0"), (*_changes(_OR_NOT_COUNTED), _ONE_DIVISION)),
         Variant(Guard("transformers", ">=5.19.0,<=5.24.0"), _changes(_UNLESS_DECLARED)),
     ),
-    retire="when the oldest transformers in use asks what a forward did with the number; none released so far does",
+    obsolete_when=(
+        "when the oldest transformers in use asks what a forward did with the number; none released so far does"
+    ),
     changes_numbers="""\
 T5, BERT, classifiers and the like were trained on a gradient that was multiplied with the accumulation steps and the
 ranks (since 4.54.0 or 5.0.0), causal LMs in 5.2.0 to 5.5.3 on one that was divided by the accumulation steps. With the

@@ -120,7 +120,7 @@ with those that fill it up: of 13 samples in batches of 2, one has; 3.4756 in pl
             _changes("returned_before_a_filter", alongside=(_DIVISION,)),
         ),
     ),
-    retire="when the oldest transformers in use scales losses in training only; none released so far does",
+    obsolete_when="when the oldest transformers in use scales losses in training only; none released so far does",
     changes_numbers="""\
 Since 4.57.0 (with `average_tokens_across_devices=True` from 4.46.2 to 4.48.3) `eval_loss` on several ranks has been up
 to as many times too large as there are ranks: that many times for models that do not use `num_items_in_batch`, and for

@@ -55,7 +55,7 @@ Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal mode
             ),
         ),
     ),
-    retire="when the oldest transformers in use asks the model for its loss; none released so far does",
+    obsolete_when="when the oldest transformers in use asks the model for its loss; none released so far does",
     changes_numbers="""\
 GPT-2 and the others were trained on a gradient that was smaller by the share of first tokens, where these count: since
 4.46.2, with the patch in 5.10.1 to 5.23.0 no more. It is 0.1 percent for rows of 1024 tokens, and Adam hides a factor

@@ -50,7 +50,7 @@ Under gradient accumulation the auxiliary losses of the micro-batches add up, si
             ),
         ),
     ),
-    retire="when the oldest transformers in use scales the cross-entropy alone; none released so far does",
+    obsolete_when="when the oldest transformers in use scales the cross-entropy alone; none released so far does",
     changes_numbers="""\
 Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many
 times as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance

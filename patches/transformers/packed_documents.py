@@ -67,7 +67,9 @@ no model's positions (`Trainer` and TRL switch it off).""",
         Variant(Guard("transformers", ">=5.4.0,<5.24.0"), _masked(_KEYWORDS, _GPT_OSS, _AFMOE), independent=True),
         Variant(Guard("transformers", ">=5.24.0,<=5.24.0"), _masked(_SINCE_5_24, _GPT_OSS, _AFMOE), independent=True),
     ),
-    retire="when the oldest transformers in use hands position_ids to gpt-oss's masks; none released so far does",
+    obsolete_when=(
+        "when the oldest transformers in use hands position_ids to gpt-oss's masks; none released so far does"
+    ),
     changes_numbers="""\
 The loss of packed gpt-oss and AFMoE is that of its documents: lower or higher by a percent or so. Checkpoints trained
 with the bug have learnt to read documents after others; evaluation on single documents was not affected.""",

@@ -57,5 +57,5 @@ sampler without a seed of its own (`use_seedable_sampler=False`).""",
         ),
         Variant(Guard("transformers", ">=5.3.0,<=5.24.0"), (_change("_run_epoch", "train_dataloader"),)),
     ),
-    retire="when the oldest transformers in use has it repaired",
+    obsolete_when="when the oldest transformers in use has it repaired",
 )

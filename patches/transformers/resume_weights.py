@@ -77,7 +77,7 @@ A checkpoint is whole: it needs no repair. A run that was resumed without the pa
         ),
         Variant(Guard("transformers", ">=5.0.0rc1,<=5.24.0"), _changes()),
     ),
-    retire="when the oldest transformers in use converts what its Trainer loads; none released so far does",
+    obsolete_when="when the oldest transformers in use converts what its Trainer loads; none released so far does",
     changes_numbers="""\
 Since 5.0.0 a mixture of experts that was resumed, or whose best checkpoint was loaded at the end, has had the experts
 and routers that it was built with or those of the last step; since 4.52.0 a vision-language model most of its weights.

@@ -13,7 +13,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the model is trained to repeat its input: labels are not shifted",
     when="label_smoothing_factor, with torch_compile, FSDP2 or PEFT's prefix tuning, and a causal model",
-    never_with=("label_smoothing_factor=absent|0|0.0",),
+    excluded_by=("label_smoothing_factor=absent|0|0.0",),
     symptom="""\
 `Trainer` with `label_smoothing_factor` trains a causal language model on predicting the token that it has just read:
 with `torch_compile=True`, with a model that was compiled before, under FSDP2, or with PEFT's prefix tuning. The model
@@ -48,7 +48,7 @@ models whose names are in another list (Qwen2.5-VL), are not shifted, as release
             ),
         ),
     ),
-    retire="when the oldest transformers in use asks the model within its wrappers; none released so far does",
+    obsolete_when="when the oldest transformers in use asks the model within its wrappers; none released so far does",
     changes_numbers="""\
 With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to repeat
 its input. With the patch it is trained to predict the next token. Nothing of such a run can be kept: start it again

@@ -12,7 +12,7 @@ PATCH = Patch(
     harm="hang",
     bug="ranks wait for each other for ever, or backward raises",
     when="DistillationTrainer under ZeRO-3",
-    never_with=("zero_optimization.stage=absent|0|1|2",),
+    excluded_by=("zero_optimization.stage=absent|0|1|2",),
     symptom="""\
 `DistillationTrainer` of trl 1.10.0 to 1.14.2 under DeepSpeed ZeRO-3: a step never ends (until the process group's
 timeout) as soon as ranks have different numbers of chunks, because their completions differ in length; or
@@ -48,5 +48,5 @@ are NaN (1.14.2). Without ZeRO-3 the original function runs.""",
             ),
         ),
     ),
-    retire="when the oldest trl in use is 1.15, which fuses the loss and gathers once",
+    obsolete_when="when the oldest trl in use is 1.15, which fuses the loss and gathers once",
 )

@@ -12,7 +12,7 @@ PATCH = Patch(
     harm="hang",
     bug="ranks wait for each other for ever, or the first step raises",
     when="SFTTrainer with loss_type chunked_nll under ZeRO-3",
-    never_with=("zero_optimization.stage=absent|0|1|2", "loss_type=nll|dft"),
+    excluded_by=("zero_optimization.stage=absent|0|1|2", "loss_type=nll|dft"),
     symptom="""\
 `SFTTrainer` with `loss_type="chunked_nll"` under DeepSpeed ZeRO-3:
 
@@ -64,5 +64,5 @@ others. Without ZeRO-3 (DDP, FSDP2, one process) the original function runs.""",
             ),
         ),
     ),
-    retire="when the oldest trl in use is 1.15, which fuses the loss and gathers once",
+    obsolete_when="when the oldest trl in use is 1.15, which fuses the loss and gathers once",
 )

@@ -94,7 +94,7 @@ correction of your own out that is elsewhere, as in a callback or an optimizer."
             independent=True,
         ),
     ),
-    retire="when the oldest trl in use scales both losses by itself; none released so far does",
+    obsolete_when="when the oldest trl in use scales both losses by itself; none released so far does",
     conditions=(
         Condition(
             "trl.experimental.gkd.gkd_trainer:GKDTrainer.compute_loss",

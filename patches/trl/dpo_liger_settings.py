@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from rlhf_patches import Beside, Condition, Guard, Patch, Rewrite, Signature, Variant
+from rlhf_patches import CoInstalled, Condition, Guard, Patch, Rewrite, Signature, Variant
 
 
 def settings(loss: Any, args: Any) -> dict[str, float]:
@@ -34,7 +34,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="robust is plain DPO whatever label_smoothing says, and discopop has its default discopop_tau",
     when="DPOTrainer with use_liger_kernel and loss_type robust, discopop or exo_pair",
-    never_with=("use_liger_kernel=false|absent",),
+    excluded_by=("use_liger_kernel=false|absent",),
     symptom="""\
 `DPOTrainer` with `use_liger_kernel=True` and `loss_type="robust"`: loss and gradient are those of `"sigmoid"`,
 whatever `label_smoothing` is. With `"discopop"` they are those of `discopop_tau=0.05`. No error. `"exo_pair"` ends in
@@ -68,7 +68,7 @@ such a run carries over: of `robust` gradients are larger, the more so the more 
             Guard(
                 "trl",
                 ">=0.29.0,<1.13.0",
-                beside=Beside("liger-kernel", ">=0.8.1,<=0.8.5", package="liger_kernel"),
+                co_installed=CoInstalled("liger-kernel", ">=0.8.1,<=0.8.5", package="liger_kernel"),
             ),
             (
                 Rewrite(
@@ -83,7 +83,7 @@ such a run carries over: of `robust` gradients are larger, the more so the more 
             ),
         ),
     ),
-    retire="when the oldest trl in use is 1.13.0",
+    obsolete_when="when the oldest trl in use is 1.13.0",
     conditions=(
         Condition("trl.trainer.dpo_trainer:DPOTrainer.__init__", f"{__package__}.conditions:settings_of_liger"),
     ),

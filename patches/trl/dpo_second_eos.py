@@ -115,5 +115,5 @@ TRL 0.27.2: let the template write it, or switch this patch off.""",
             ),
         ),
     ),
-    retire="when the oldest trl in use is 0.27.2",
+    obsolete_when="when the oldest trl in use is 0.27.2",
 )

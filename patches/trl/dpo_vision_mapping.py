@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 _NAME, _FROM = "MODEL_FOR_VISION_2_SEQ_MAPPING_NAMES", "transformers.models.auto.modeling_auto"
 _MODULE = "trl.trainer.dpo_trainer:<module>"
@@ -28,9 +28,9 @@ one.""",
     ),
     variants=(
         Variant(
-            Guard("trl", ">=0.9.6,<=0.22.2", beside=Beside("transformers", ">=5.0.0rc3,<=5.24.0")),
+            Guard("trl", ">=0.9.6,<=0.22.2", co_installed=CoInstalled("transformers", ">=5.0.0rc3,<=5.24.0")),
             (Shape(_MODULE, f"from {_FROM} import {_NAME}"),),
         ),
     ),
-    retire="when the oldest TRL in use is 0.23.0",
+    obsolete_when="when the oldest TRL in use is 0.23.0",
 )

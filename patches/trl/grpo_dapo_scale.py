@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the loss is gradient_accumulation_steps / steps_per_generation times its size",
     when="GRPOTrainer with loss_type dapo (the default), cispo or vespo, and steps_per_generation other than the steps",
-    never_with=("loss_type=grpo|bnpo|dr_grpo|luspo|sapo",),
+    excluded_by=("loss_type=grpo|bnpo|dr_grpo|luspo|sapo",),
     symptom="""\
 `GRPOTrainer` with `loss_type="dapo"` (the default), `"cispo"` or `"vespo"`, and a `steps_per_generation` (or a
 `generation_batch_size`) that is not `gradient_accumulation_steps`: loss and gradient are
@@ -59,7 +59,7 @@ rate by A / S; Adam sees the factor in clipping and in its epsilon only.""",
             ),
         ),
     ),
-    retire="when the oldest trl in use is 1.9.1",
+    obsolete_when="when the oldest trl in use is 1.9.1",
     conditions=(
         Condition(
             "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",

@@ -29,10 +29,10 @@ PATCH = Patch(
     name="trl-grpo-liger-tools",
     summary="GRPO with Liger's loss does not train on what tools return",
     harm="wrong gradient",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="with Liger's loss the tokens of tool results are trained on as the model's own",
     when="GRPOTrainer with use_liger_kernel, and tools or an env_mask",
-    never_with=("use_liger_kernel=false|absent",),
+    excluded_by=("use_liger_kernel=false|absent",),
     symptom="""\
 `GRPOTrainer` with `use_liger_kernel=True` and `tools` (from 0.28.0 on, or a rollout function that returns an
 `env_mask`): the policy is trained to write tool results, or not to, by the conversation's advantage, and the loss is a
@@ -65,7 +65,7 @@ with those before.""",
             where_defined=("trl.trainer.grpo_trainer:GRPOTrainer._tool_call_loop",),
         ),
     ),
-    retire="when the oldest trl in use is 0.29.0",
+    obsolete_when="when the oldest trl in use is 0.29.0",
     conditions=(
         Condition("trl.trainer.grpo_trainer:GRPOTrainer.compute_liger_loss", f"{__package__}.conditions:has_tools"),
     ),

@@ -8,7 +8,7 @@ PATCH = Patch(
     name="trl-grpo-tool-overflow",
     summary="GRPO with tools does not train on a tool result that does not fit into the model's context",
     harm="wrong gradient",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="the tokens of a tool result that overflows the context are trained on as the model's own",
     when="GRPOTrainer with tools, and a conversation that a tool result takes to the model's maximum length",
     symptom="""\
@@ -39,5 +39,5 @@ leaves out no tool result without `trl-grpo-liger-tools`.""",
             ),
         ),
     ),
-    retire="when the oldest trl in use is 1.2.0",
+    obsolete_when="when the oldest trl in use is 1.2.0",
 )

@@ -63,10 +63,10 @@ PATCH = Patch(
     name="trl-grpo-tool-ranks",
     summary="GRPO with tools and vLLM on several ranks: each goes on with its own conversations, and none alone",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="ranks that make unlike numbers of tool calls get each other's completions, or wait for ever",
     when="GRPOTrainer with tools or environments on several ranks, with vllm_mode=server or vllm_tensor_parallel_size",
-    never_with=("use_vllm=false|absent",),
+    excluded_by=("use_vllm=false|absent",),
     symptom="""\
 `GRPOTrainer` with `tools` (or environments) on several ranks, and `vllm_mode="server"`, or `"colocate"` with
 `vllm_tensor_parallel_size` above 1. Where ranks have unlike numbers of conversations that go on after a tool call, some
@@ -93,5 +93,5 @@ run that did not hang or fail has learned from such texts, and is not to be comp
         Variant(Guard("trl", ">=0.29.1,<1.1.0"), _CHANGES),
         Variant(Guard("trl", ">=1.1.0,<=1.16.0"), (*_CHANGES, _WITHOUT_FIELDS)),
     ),
-    retire="when upstream has made the loop one of all ranks",
+    obsolete_when="when upstream has made the loop one of all ranks",
 )

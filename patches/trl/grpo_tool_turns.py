@@ -57,10 +57,10 @@ PATCH = Patch(
     name="trl-grpo-tool-turns",
     summary="GRPO with tools on a vLLM server continues each conversation with its own tool result",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="after a tool call most conversations are continued with what was generated for another one",
     when="GRPOTrainer with tools or environments, and vllm_mode=server",
-    never_with=("use_vllm=false|absent", "vllm_mode=colocate|absent"),
+    excluded_by=("use_vllm=false|absent", "vllm_mode=colocate|absent"),
     symptom="""\
 `GRPOTrainer` with `tools` (or environments) and `vllm_mode="server"`: what follows a tool call does not fit it. Of the
 conversations that have called a tool, only every `num_generations`-th is continued, as often as there are
@@ -84,7 +84,7 @@ have learned to answer without its tools.""",
         Variant(Guard("trl", ">=1.0.0,<1.2.0"), _changes(alongside=('self.use_vllm and self.vllm_mode == "server"',))),
         Variant(Guard("trl", ">=1.2.0,<1.14.1"), _changes(unless=("raise NotImplementedError($$$)",))),
     ),
-    retire="when the oldest trl in use is 1.14.1",
+    obsolete_when="when the oldest trl in use is 1.14.1",
     conditions=(
         Condition("trl.trainer.grpo_trainer:GRPOTrainer._tool_call_loop", f"{__package__}.conditions:on_a_server"),
     ),

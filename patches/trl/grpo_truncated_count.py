@@ -33,7 +33,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="with mask_truncated_completions the loss is too small, by the tokens of truncated completions",
     when="GRPOTrainer with mask_truncated_completions and loss_type dapo (the default), cispo or vespo",
-    never_with=("mask_truncated_completions=false|absent", "loss_type=grpo|bnpo|dr_grpo|luspo|sapo"),
+    excluded_by=("mask_truncated_completions=false|absent", "loss_type=grpo|bnpo|dr_grpo|luspo|sapo"),
     symptom="""\
 `GRPOTrainer` with `mask_truncated_completions=True` and `loss_type="dapo"` (the default), `"cispo"` or `"vespo"`: the
 more completions of a batch are truncated, the smaller are its loss and its gradient. If of all tokens half are those of
@@ -74,7 +74,7 @@ much as that share was on average.""",
             ("tool_mask = None",),
         ),
     ),
-    retire="when the oldest trl in use is 1.9.0",
+    obsolete_when="when the oldest trl in use is 1.9.0",
     conditions=(
         Condition(
             "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",

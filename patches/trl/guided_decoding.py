@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
-_WITHOUT = Beside("vllm", ">=0.12.0,<=0.33.0")
+_WITHOUT = CoInstalled("vllm", ">=0.12.0,<=0.33.0")
 _IMPORTED = "from vllm.sampling_params import GuidedDecodingParams"
 _SERVE, _GRPO = "trl.scripts.vllm_serve:<module>", "trl.trainer.grpo_trainer:<module>"
 _OTHERS = ("trl.trainer.rloo_trainer:<module>", "trl.trainer.online_dpo_trainer:<module>")
@@ -35,10 +35,11 @@ has taken its place, with other names.""",
         "https://github.com/vllm-project/vllm/pull/29326",
     ),
     variants=(
-        Variant(Guard("trl", ">=0.16.0,<=0.17.0", beside=_WITHOUT), (Shape(_SERVE, _IMPORTED),)),
+        Variant(Guard("trl", ">=0.16.0,<=0.17.0", co_installed=_WITHOUT), (Shape(_SERVE, _IMPORTED),)),
         Variant(
-            Guard("trl", ">=0.18.0,<=0.26.2", beside=_WITHOUT), (Shape(_SERVE, _IMPORTED), Shape(_GRPO, _IMPORTED))
+            Guard("trl", ">=0.18.0,<=0.26.2", co_installed=_WITHOUT),
+            (Shape(_SERVE, _IMPORTED), Shape(_GRPO, _IMPORTED)),
         ),
     ),
-    retire="when the oldest TRL in use is 0.27.0",
+    obsolete_when="when the oldest TRL in use is 0.27.0",
 )

@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the reference model does not count, so that hardly anything is learned, and what is pulls away from it",
     when="KTOTrainer with use_liger_kernel and a PEFT model",
-    never_with=("use_liger_kernel=false|absent",),
+    excluded_by=("use_liger_kernel=false|absent",),
     symptom="""\
 `KTOTrainer` with `use_liger_kernel=True` and a PEFT model: `rewards/chosen` and `rewards/rejected` are large and
 negative from the first step, `kl` is right, the loss is near 0 or 1 for every example, and gradients are tiny. No
@@ -42,5 +42,5 @@ make up for it should be put back, and such a run begun again.""",
             ),
         ),
     ),
-    retire="when the oldest trl in use is 1.13.0",
+    obsolete_when="when the oldest trl in use is 1.13.0",
 )

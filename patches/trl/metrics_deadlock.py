@@ -134,5 +134,5 @@ vectors.""",
             independent=True,
         ),
     ),
-    retire="when the oldest trl in use is 1.14",
+    obsolete_when="when the oldest trl in use is 1.14",
 )

@@ -25,7 +25,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the gradient is multiplied by gradient_accumulation_steps",
     when="OnlineDPOTrainer, NashMDTrainer or XPOTrainer with gradient_accumulation_steps above 1, without DeepSpeed",
-    never_with=("gradient_accumulation_steps=1",),
+    excluded_by=("gradient_accumulation_steps=1",),
     symptom="""\
 `OnlineDPOTrainer`, `NashMDTrainer` and `XPOTrainer` train on a gradient that is `gradient_accumulation_steps` times too
 large, with transformers 4.46.2 to 5.1 and since 5.5.4: with 8 micro-batches `grad_norm` is 8 times that of one large
@@ -71,7 +71,7 @@ is elsewhere, as in a callback or an optimizer.""",
             (_divided("experimental.online_dpo", "online_dpo"),),
         ),
     ),
-    retire="when the oldest trl in use divides by itself; none released so far does",
+    obsolete_when="when the oldest trl in use divides by itself; none released so far does",
     conditions=tuple(
         Condition(_divided(where.format(kind), kind).target, f"{__package__}.conditions:micro_batches", "gradient x")
         for where in ("trainer", "experimental.{}")

@@ -55,10 +55,10 @@ PATCH_SERVER = Patch(
     name="trl-online-dpo-server",
     summary="Online DPO with a vLLM server trains on whole completions, of all prompts",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="each completion is one token, half of the prompts are dropped, and pairs are of two prompts",
     when='OnlineDPOTrainer with use_vllm and vllm_mode="server"',
-    never_with=_SERVER,
+    excluded_by=_SERVER,
     symptom="""\
 `OnlineDPOTrainer` with a vLLM server trains on completions of one token, which are the first tokens of one completion,
 and rewards the same. Of every two prompts one is never generated for. On several ranks it may wait for ever. Until TRL
@@ -78,17 +78,17 @@ Since TRL 0.26.0 Online DPO with a vLLM server was trained on single tokens. Not
         Variant(Guard("trl", ">=0.23.0,<0.26.0"), _served(_OLD, 'completion_ids["completion_ids"]')),
         Variant(Guard("trl", ">=0.26.0,<1.8.0"), _served(_NEW, "completion_ids")),
     ),
-    retire="when the oldest trl in use is 1.8.0",
+    obsolete_when="when the oldest trl in use is 1.8.0",
 )
 
 PATCH_PADDING = Patch(
     name="trl-online-dpo-server-padding",
     summary="Online DPO with a vLLM server does not take padding for tokens of the prompt",
     harm="wrong gradient",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="padding of the shorter prompts is attended to",
     when='OnlineDPOTrainer with use_vllm and vllm_mode="server", and prompts of several lengths in a micro-batch',
-    never_with=(*_SERVER, "per_device_train_batch_size=1"),
+    excluded_by=(*_SERVER, "per_device_train_batch_size=1"),
     symptom="""\
 `OnlineDPOTrainer` with a vLLM server: log-probabilities of completions whose prompt is shorter than another one of the
 batch are those after a row of padding tokens, of the policy and of the reference model. vLLM has sampled without them.
@@ -108,17 +108,17 @@ how much padding there was; a model that was trained so has learnt to answer aft
         Variant(Guard("trl", ">=0.23.0,<0.26.0"), (_unpadded(_OLD),)),
         Variant(Guard("trl", ">=0.26.0,<=1.16.0"), (_unpadded(_NEW),)),
     ),
-    retire="when the oldest trl in use does not pad there; none released so far does without",
+    obsolete_when="when the oldest trl in use does not pad there; none released so far does without",
 )
 
 PATCH_SLEEP = Patch(
     name="trl-online-dpo-sleep-weights",
     summary="Online DPO with sleep mode generates with the policy's weights in every micro-batch",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="from the second micro-batch of a step on, completions come from weights that were dropped",
     when='OnlineDPOTrainer with vllm_mode="colocate", vllm_enable_sleep_mode and gradient_accumulation_steps above 1',
-    never_with=(*_COLOCATE, "vllm_enable_sleep_mode=false|absent", "gradient_accumulation_steps=1"),
+    excluded_by=(*_COLOCATE, "vllm_enable_sleep_mode=false|absent", "gradient_accumulation_steps=1"),
     symptom="""\
 `OnlineDPOTrainer` with `vllm_mode="colocate"`, `vllm_enable_sleep_mode=True` and accumulation: the completions of all
 micro-batches of a step but the first are garbage, such as one token over and over. No error.""",
@@ -153,17 +153,17 @@ micro-batches of a step but one. Such a run has to be repeated.""",
             ),
         ),
     ),
-    retire="when the oldest trl in use loads after each sleep; none released so far does",
+    obsolete_when="when the oldest trl in use loads after each sleep; none released so far does",
 )
 
 PATCH_TOGETHER = Patch(
     name="trl-online-dpo-tensor-parallel",
     summary="Online DPO gives all ranks of one vLLM engine the same prompts",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="the ranks of one engine compute on different prompts, and wait for ever where these differ in length",
     when='OnlineDPOTrainer with vllm_mode="colocate" and vllm_tensor_parallel_size above 1',
-    never_with=(*_COLOCATE, "vllm_tensor_parallel_size=1|absent"),
+    excluded_by=(*_COLOCATE, "vllm_tensor_parallel_size=1|absent"),
     symptom="""\
 `OnlineDPOTrainer` with `vllm_mode="colocate"` and `vllm_tensor_parallel_size` above 1: completions have nothing to do
 with their prompts, or the run hangs or ends in an error of shapes within vLLM's collectives.""",
@@ -181,5 +181,5 @@ has to be repeated.""",
         Variant(Guard("trl", ">=0.23.0,<0.26.0"), (_together(_OLD),)),
         Variant(Guard("trl", ">=0.26.0,<=1.16.0"), (_together(_NEW),)),
     ),
-    retire="when the oldest trl in use gathers prompts there; none released so far does",
+    obsolete_when="when the oldest trl in use gathers prompts there; none released so far does",
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Beside, Guard, Patch, Rewrite, Signature, Variant
+from rlhf_patches import CoInstalled, Guard, Patch, Rewrite, Signature, Variant
 
-_TUPLES = Beside("transformers", ">=5.3.0,<=5.24.0")
+_TUPLES = CoInstalled("transformers", ">=5.3.0,<=5.24.0")
 _SINCE_0_16 = "fastapi pydantic requests uvicorn"
 _OLD = "deepspeed diffusers llm_blender mergekit unsloth vllm"
 _NEW = "deepspeed fastapi joblib llm_blender math_verify mergekit pydantic requests unsloth uvicorn vllm_ascend weave"
@@ -22,7 +22,9 @@ def _first(name: str, found: str) -> Rewrite:
 def _kept(versions: str, names: str) -> Variant:
     """Releases that ask once, when the module is imported, and keep what they were told."""
     found = {name: f"_{'is_' * (name == 'jmespath')}{name}_available" for name in names.split()}
-    return Variant(Guard("trl", versions, beside=_TUPLES), tuple(_first(name, flag) for name, flag in found.items()))
+    return Variant(
+        Guard("trl", versions, co_installed=_TUPLES), tuple(_first(name, flag) for name, flag in found.items())
+    )
 
 
 PATCH = Patch(
@@ -64,11 +66,11 @@ transformers gives them since 4.52: pin it below.""",
         _kept(">=0.24.0,<0.26.0", _NEW),
         _kept(">=0.26.0,<0.27.0", f"{_NEW} jmespath"),
         Variant(
-            Guard("trl", ">=0.27.0,<0.29.0", beside=_TUPLES),
+            Guard("trl", ">=0.27.0,<0.29.0", co_installed=_TUPLES),
             tuple(_first(name, f'_is_package_available("{name}")') for name in f"{_NEW} jmespath".split()),
             # 0.29.0 has the same text, and a function of its own under transformers' name.
             unless_defined=("trl.import_utils:_is_package_available",),
         ),
     ),
-    retire="when the oldest trl in use is 0.29.0",
+    obsolete_when="when the oldest trl in use is 0.29.0",
 )

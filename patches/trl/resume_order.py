@@ -36,7 +36,7 @@ PATCH = Patch(
     harm="wrong data",
     bug="a run that is resumed after its first epoch repeats some prompts of the epoch and never sees others",
     when="GRPOTrainer, RLOOTrainer, GOLDTrainer, ... with resume_from_checkpoint, in the second epoch or a later one",
-    never_with=("ignore_data_skip=true",),
+    excluded_by=("ignore_data_skip=true",),
     symptom="""\
 `GRPOTrainer`, `RLOOTrainer` and the others with their sampler (GOLD, Distillation, SDPO, SDFT, SSD, IW-OPD), resumed
 from a checkpoint in the second epoch or a later one, go on in the first epoch's order. The prompts that this order has
@@ -61,5 +61,5 @@ generations has lost (completions that more steps were to use) is still lost."""
         Variant(Guard("trl", ">=0.17.0,<0.22.0"), _changes("trl.trainer.grpo_trainer")),
         Variant(Guard("trl", ">=0.22.0,<=1.16.0"), _changes("trl.trainer.utils")),
     ),
-    retire="when the oldest trl in use can tell its sampler the epoch; none released so far can",
+    obsolete_when="when the oldest trl in use can tell its sampler the epoch; none released so far can",
 )

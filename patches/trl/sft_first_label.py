@@ -56,7 +56,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="the last token of each example is trained to be followed by the first token of the next",
     when="SFTTrainer with FlashAttention, and padding_free or packing (bfd or ffd)",
-    never_with=("attn_implementation=eager|sdpa|flex_attention",),
+    excluded_by=("attn_implementation=eager|sdpa|flex_attention",),
     symptom="""\
 `SFTTrainer` with FlashAttention and `padding_free=True`, or `packing=True` with its default strategy, on language
 modelling data: loss and gradient have one target too many for each example or document, the first token of whatever
@@ -87,7 +87,7 @@ resumed goes on with them.""",
         Variant(Guard("trl", ">=0.19.0,<0.22.2"), (_labels('output["labels"] = {}.unsqueeze(0)'),)),
         Variant(Guard("trl", ">=0.22.2,<0.23.1"), (_labels("labels = [{}]"), _WHOLE_MASK)),
     ),
-    retire="when the oldest trl in use is 0.23.1",
+    obsolete_when="when the oldest trl in use is 0.23.1",
     conditions=(
         Condition(
             "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call", f"{__package__}.conditions:flattened"

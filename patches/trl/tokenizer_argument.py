@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 _CLASSES = {"sft": "SFTTrainer", "kto": "KTOTrainer", "orpo": "ORPOTrainer", "cpo": "CPOTrainer"}
 _CLASSES |= {"reward": "RewardTrainer"}
@@ -31,9 +31,9 @@ They give transformers' Trainer their `tokenizer` under that name, which 4.46.0 
     references=("https://github.com/huggingface/trl/issues/6168",),
     variants=(
         Variant(
-            Guard("trl", ">=0.8.2,<=0.11.4", beside=Beside("transformers", ">=5.0.0rc0,<=5.24.0")),
+            Guard("trl", ">=0.8.2,<=0.11.4", co_installed=CoInstalled("transformers", ">=5.0.0rc0,<=5.24.0")),
             tuple(Shape(target, "super().__init__($$$A, tokenizer=tokenizer, $$$B)") for target in _MADE.values()),
         ),
     ),
-    retire="when the oldest TRL in use is 0.12.0",
+    obsolete_when="when the oldest TRL in use is 0.12.0",
 )

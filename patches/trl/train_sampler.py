@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
-_GIVES = Beside("transformers", ">=4.52.0,<=5.24.0")
+_GIVES = CoInstalled("transformers", ">=4.52.0,<=5.24.0")
 _CAUSE = """\
 Since 4.52.0 transformers' Trainer calls `_get_train_sampler(dataset)`, and these override it without the parameter.
 What is changed here keeps its parameters, so nothing repairs it."""
@@ -44,9 +44,11 @@ dataset=None)`.""",
     signatures=(_signature("GRPO"),),
     references=_REFERENCES,
     variants=(
-        Variant(Guard("trl", ">=0.15.0,<=0.16.1", beside=_GIVES), (Shape(_target("grpo"), "RepeatRandomSampler"),)),
+        Variant(
+            Guard("trl", ">=0.15.0,<=0.16.1", co_installed=_GIVES), (Shape(_target("grpo"), "RepeatRandomSampler"),)
+        ),
     ),
-    retire="when the oldest TRL in use is 0.17.0",
+    obsolete_when="when the oldest TRL in use is 0.17.0",
 )
 
 ADVICE_KTO = Advice(
@@ -63,8 +65,8 @@ given`; BCOTrainer does the same.""",
     signatures=(_signature("KTO"), _signature("BCO")),
     references=_REFERENCES,
     variants=(
-        Variant(Guard("trl", ">=0.8.0,<=0.9.6", beside=_GIVES), (_KTO,)),
-        Variant(Guard("trl", ">=0.10.1,<=0.17.0", beside=_GIVES), (_KTO, _BCO)),
+        Variant(Guard("trl", ">=0.8.0,<=0.9.6", co_installed=_GIVES), (_KTO,)),
+        Variant(Guard("trl", ">=0.10.1,<=0.17.0", co_installed=_GIVES), (_KTO, _BCO)),
     ),
-    retire="when the oldest TRL in use is 0.18.0",
+    obsolete_when="when the oldest TRL in use is 0.18.0",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 _CLASSES = {"dpo": "DPOTrainer", "kto": "KTOTrainer", "orpo": "ORPOTrainer", "cpo": "CPOTrainer"}
 _ITEMS = "num_items_in_batch"
@@ -57,11 +57,11 @@ swallow the number would hide a loss that is normalised otherwise than the Train
     ),
     variants=(
         Variant(
-            Guard("trl", ">=0.8.2,<=0.11.4", beside=Beside("transformers", ">=4.46.0,<5.0.0rc0")),
+            Guard("trl", ">=0.8.2,<=0.11.4", co_installed=CoInstalled("transformers", ">=4.46.0,<5.0.0rc0")),
             tuple(Shape(target, "self.get_batch_loss_metrics($$$)", unless=(_ITEMS,)) for target in _LOSS.values()),
         ),
         Variant(
-            Guard("trl", ">=0.12.0,<=0.12.2", beside=Beside("transformers", ">=4.47.0,<5.0.0rc0")),
+            Guard("trl", ">=0.12.0,<=0.12.2", co_installed=CoInstalled("transformers", ">=4.47.0,<5.0.0rc0")),
             (
                 *(
                     Shape(_LOG[kind], "return super().log(logs)", unless=("start_time",))
@@ -71,5 +71,5 @@ swallow the number would hide a loss that is normalised otherwise than the Train
             ),
         ),
     ),
-    retire="when the oldest TRL in use is 0.13.0",
+    obsolete_when="when the oldest TRL in use is 0.13.0",
 )

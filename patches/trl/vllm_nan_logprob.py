@@ -29,7 +29,7 @@ PATCH = Patch(
     name="trl-vllm-nan-logprob",
     summary="GRPO trains on where vLLM returns NaN for a token's log-probability",
     harm="crash",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="the run ends with a RuntimeError where vLLM returns NaN for a token's log-probability",
     when="GRPOTrainer with vLLM, and a policy that has become sharp",
     symptom="""\
@@ -88,6 +88,6 @@ where a vLLM server's answer has the None, and vLLM in the trainer's own process
             ),
         ),
     ),
-    retire="when the oldest trl in use is 1.11",
+    obsolete_when="when the oldest trl in use is 1.11",
     signatures=(Signature("RuntimeError", "Could not infer dtype of NoneType", specific=False),),
 )

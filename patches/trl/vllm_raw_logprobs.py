@@ -28,10 +28,10 @@ PATCH = Patch(
     name="trl-vllm-raw-logprobs",
     summary="GRPO's importance sampling correction holds at temperatures other than 1",
     harm="wrong gradient",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="vLLM's log-probabilities leave the temperature out, the trainer's do not",
     when="GRPOTrainer on a vLLM server (in 0.23 colocate too) with a temperature other than 1",
-    never_with=("temperature=1.0",),
+    excluded_by=("temperature=1.0",),
     symptom="""\
 `GRPOTrainer` with `vllm_mode="server"` (in 0.23.0 and 0.23.1 with `"colocate"` as well) and a `temperature` other than
 1, or a `repetition_penalty`: `sampling/sampling_logp_difference/mean` does not come near 0, and
@@ -64,5 +64,5 @@ GRPO; runs at another temperature than 1 are not to be compared with those befor
         ),
         Variant(Guard("trl", ">=0.24.0,<0.27.1"), (_SERVER,), where_defined=_GIVES_LOGPROBS),
     ),
-    retire="when the oldest trl in use is 0.27.1",
+    obsolete_when="when the oldest trl in use is 0.27.1",
 )

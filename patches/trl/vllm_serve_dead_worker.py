@@ -8,7 +8,7 @@ PATCH = Patch(
     name="trl-vllm-serve-dead-worker",
     summary="`trl vllm-serve` answers with an error when a worker has died",
     harm="hang",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="the server waits for ever for the answer of a worker that has died",
     when="trl vllm-serve, if vLLM raises or is killed in a worker: out of memory, a prompt too long, a failed update",
     symptom="""\
@@ -45,5 +45,5 @@ nobody has updated it would sample from the checkpoint.""",
             ),
         ),
     ),
-    retire="when the oldest trl in use is 1.11.0",
+    obsolete_when="when the oldest trl in use is 1.11.0",
 )

@@ -95,10 +95,10 @@ PATCH = Patch(
     name="trl-vllm-sleep-weights",
     summary="completions of a colocated vLLM with sleep mode come from the policy's present weights",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="vLLM generates with the checkpoint's weights, or with none, not with the policy's",
     when='vLLM with vllm_mode="colocate" and vllm_enable_sleep_mode',
-    never_with=("vllm_enable_sleep_mode=false|absent", "use_vllm=false|absent"),
+    excluded_by=("vllm_enable_sleep_mode=false|absent", "use_vllm=false|absent"),
     symptom="""\
 `GRPOTrainer`, `RLOOTrainer` and other trainers with `vllm_mode="colocate"` and `vllm_enable_sleep_mode=True`. From TRL
 0.28.0 every completion is one of the model that training started from, however long it trains:
@@ -155,7 +155,7 @@ on-policy. Of a run that was tuned without it hardly anything carries over.""",
         _of_the_generation(">=1.0.0rc1,<1.9.0", _ROLLOUTS, _TOOLS_OF_DPPO, _ROLLOUT_FUNC, _ROLLOUT_FUNC_OF_DPPO),
         _of_the_generation(">=1.9.0,<1.10.0", _ROLLOUT_FUNC),
     ),
-    retire="when the oldest trl in use is 1.10.0",
+    obsolete_when="when the oldest trl in use is 1.10.0",
     conditions=(
         *(
             Condition(f"trl.trainer.{function}", f"{__package__}.conditions:sleeps")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Beside, Guard, Patch, Rewrite, Signature, Variant
+from rlhf_patches import CoInstalled, Guard, Patch, Rewrite, Signature, Variant
 
-_WITHOUT = Beside("transformers", ">=5.1.0,<=5.24.0")
+_WITHOUT = CoInstalled("transformers", ">=5.1.0,<=5.24.0")
 _CLASSES = {
     "bco": "BCOTrainer",
     "cpo": "CPOTrainer",
@@ -29,7 +29,7 @@ def _written(versions: str, trainers: str, experimental: str = "") -> Variant:
         )
         for kind, module in modules.items()
     )
-    return Variant(Guard("trl", versions, beside=_WITHOUT), changes, independent=True)
+    return Variant(Guard("trl", versions, co_installed=_WITHOUT), changes, independent=True)
 
 
 PATCH = Patch(
@@ -60,5 +60,5 @@ takes `trl-optional-packages` too.""",
         _written(">=0.25.0,<0.26.0", "cpo dpo grpo kto online_dpo orpo rloo", "bco"),
         _written(">=0.26.0,<0.27.2", "dpo grpo rloo", "bco cpo kto online_dpo orpo"),
     ),
-    retire="when the oldest trl in use is 0.27.2",
+    obsolete_when="when the oldest trl in use is 0.27.2",
 )

@@ -37,7 +37,7 @@ One line of each figure, at level warning:
         Variant(Guard("trl", ">=0.23.0,<0.26.0"), _wraps("trl.trainer.online_dpo_trainer:OnlineDPOTrainer")),
         Variant(Guard("trl", ">=0.26.0"), _wraps("trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer")),
     ),
-    retire="when TRL itself says it",
-    of_rollouts=True,
+    obsolete_when="when TRL itself says it",
+    affects_rollouts=True,
     observations=f"{__package__}.watched_online_dpo:observed",
 )

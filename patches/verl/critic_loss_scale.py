@@ -70,5 +70,5 @@ learning rate looked at again. Checkpoints can be trained on.""",
             ),
         ),
     ),
-    retire="when the oldest verl in use is 0.9.0",
+    obsolete_when="when the oldest verl in use is 0.9.0",
 )

@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="Dr.GRPO divides by the longest response of each micro-batch: its length bias is back",
     when="loss_agg_mode=seq-mean-token-sum-norm (Dr.GRPO) without a loss_scale_factor, in verl's default trainer",
-    never_with=(
+    excluded_by=(
         "actor_rollout_ref.actor.loss_agg_mode=token-mean|token-sum|seq-mean-token-sum|seq-mean-token-mean",
         "trainer.use_v1=false",
     ),
@@ -62,5 +62,5 @@ responses as they are, and long responses weigh as much by the token as short on
             ),
         ),
     ),
-    retire="when the oldest verl in use has it repaired",
+    obsolete_when="when the oldest verl in use has it repaired",
 )

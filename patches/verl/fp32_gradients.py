@@ -30,7 +30,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="on Megatron-Bridge gradients add up in bfloat16, over micro-batches and ranks",
     when="Megatron-Bridge (vanilla_mbridge=False, the default of 0.9.0), and several micro-batches or ranks",
-    never_with=("vanilla_mbridge=true",),
+    excluded_by=("vanilla_mbridge=true",),
     symptom="""\
 With Megatron-Bridge (`vanilla_mbridge=False`, the default since 0.9.0) a policy or a critic learns a little worse than
 with mbridge, the more micro-batches a mini-batch has: gradients are off by 1 % at 64. No error.""",
@@ -59,5 +59,5 @@ setting above or with `RLHF_PATCHES_DISABLE=verl-fp32-gradients`.""",
         Variant(Guard("verl", ">=0.8.0,<=0.8.0"), (_BY_BRIDGE,)),
         Variant(Guard("verl", ">=0.9.0,<0.9.1"), (_BUILT, _BY_BRIDGE)),
     ),
-    retire="when the oldest verl in use is 0.9.1",
+    obsolete_when="when the oldest verl in use is 0.9.1",
 )

@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="hidden states that are not contiguous get no gradient: of the whole model only lm_head is trained",
     when="use_fused_kernels, and a model whose last hidden states are a slice or a transpose",
-    never_with=("use_fused_kernels=false|absent",),
+    excluded_by=("use_fused_kernels=false|absent",),
     symptom="""\
 With `use_fused_kernels` and the torch backend, and hidden states that are not contiguous (a slice along the sequence, a
 transpose), everything below `lm_head` has a gradient of None. The loss moves a little, since `lm_head` is trained;
@@ -44,5 +44,5 @@ With the patch the whole model is trained. Such a run should be begun again.""",
             ),
         ),
     ),
-    retire="when the oldest verl in use is 0.9.0",
+    obsolete_when="when the oldest verl in use is 0.9.0",
 )

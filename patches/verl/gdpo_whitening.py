@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="advantages are weighted by the lengths of the responses when they are normalised",
     when="adv_estimator=gdpo, and responses of different lengths",
-    never_with=(
+    excluded_by=(
         "algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline|reinforce_plus_plus",
     ),
     symptom="""\
@@ -51,5 +51,5 @@ its learning rate and clipping were tuned for the other scale.""",
             ),
         ),
     ),
-    retire="when verl normalises over responses; 0.9.1, the newest, does not",
+    obsolete_when="when verl normalises over responses; 0.9.1, the newest, does not",
 )

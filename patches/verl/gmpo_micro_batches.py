@@ -12,7 +12,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="GMPO's gradient is multiplied by the number of micro-batches",
     when="policy_loss.loss_mode=geo_mean (GMPO) on verl's engines, and more than one micro-batch",
-    never_with=(f"actor_rollout_ref.actor.policy_loss.loss_mode={_OTHERS}",),
+    excluded_by=(f"actor_rollout_ref.actor.policy_loss.loss_mode={_OTHERS}",),
     symptom="""\
 GMPO (`actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean`) on verl's engines, FSDP or Megatron: `actor/grad_norm`
 and `actor/pg_loss` are the number of micro-batches per mini-batch and rank times too large, 8 times for a mini-batch of
@@ -58,5 +58,5 @@ clipping, learning rate and these coefficients looked at again. Checkpoints can 
             ),
         ),
     ),
-    retire="when the oldest verl in use has it repaired",
+    obsolete_when="when the oldest verl in use has it repaired",
 )

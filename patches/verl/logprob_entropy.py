@@ -198,5 +198,5 @@ critic, which has none.""",
         ),
     ),
     observations="rlhf_patches.patches.vocab_parallel.counters:observed",
-    retire="when verl computes both without a copy of the logits; 0.9.1, the newest, does not",
+    obsolete_when="when verl computes both without a copy of the logits; 0.9.1, the newest, does not",
 )

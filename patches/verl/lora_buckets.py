@@ -38,10 +38,10 @@ PATCH = Patch(
     name="verl-lora-buckets",
     summary="a LoRA adapter that is sent in several buckets reaches vLLM whole",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="vLLM samples with the first bucket's part of the adapter, and the base model elsewhere",
     when="vLLM with LoRA that is not merged, and an adapter larger than update_weights_bucket_megabytes",
-    never_with=("actor_rollout_ref.model.lora.merge=true",),
+    excluded_by=("actor_rollout_ref.model.lora.merge=true",),
     symptom="""\
 With LoRA and `lora.merge=False`, once the adapter is larger than `update_weights_bucket_megabytes` (2048 by default, a
 few hundred in some recipes), rollouts come from a policy that has only some of its LoRA layers, after every update; the
@@ -76,5 +76,5 @@ patch they are on-policy. A run that is resumed goes on with samples of its own.
             ),
         ),
     ),
-    retire="when the oldest verl in use is 0.9.0",
+    obsolete_when="when the oldest verl in use is 0.9.0",
 )

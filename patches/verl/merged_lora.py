@@ -8,10 +8,10 @@ PATCH = Patch(
     name="verl-merged-lora",
     summary="with lora.merge=True and FSDP2 the rollout engine gets the policy, and not the base model",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="rollouts come from the base model, whatever LoRA has learned",
     when="FSDP2 with LoRA and model.lora.merge=True",
-    never_with=("actor_rollout_ref.model.lora.merge=false|absent",),
+    excluded_by=("actor_rollout_ref.model.lora.merge=false|absent",),
     symptom="""\
 With `actor.strategy=fsdp2` and `model.lora.merge=True` every weight update sends the engine the base model, without
 LoRA: all rollouts are the base model's, rewards do not rise, and the gap between the trainer's log-probabilities and
@@ -46,5 +46,5 @@ are on-policy. A run that is resumed goes on with samples of what it has learned
             ),
         ),
     ),
-    retire="when the oldest verl in use is 0.9.0",
+    obsolete_when="when the oldest verl in use is 0.9.0",
 )

@@ -46,7 +46,7 @@ PATCH = Patch(
     harm="crash",
     bug="the loss raises where no token of a micro-batch counts",
     when="distillation.enabled, and small micro-batches",
-    never_with=("distillation.enabled=false",),
+    excluded_by=("distillation.enabled=false",),
     symptom="""\
 Distillation (`distillation.enabled=True`) on verl 0.8.0 to 0.9.1 ends in the loss, before backward, with `RuntimeError:
 min(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim'
@@ -95,7 +95,7 @@ start; a run can be trained on. 0.9.0 and 0.9.1 change in their metrics only."""
         ),
         Variant(Guard("verl", ">=0.9.0,<=0.9.1"), _METRICS),
     ),
-    retire="when verl logs such micro-batches; 0.9.1, the newest, does not",
+    obsolete_when="when verl logs such micro-batches; 0.9.1, the newest, does not",
     signatures=(
         Signature(
             "RuntimeError", "min(): Expected reduction dim to be specified for input.numel() == 0", specific=False

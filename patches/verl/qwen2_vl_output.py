@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 _NAME = "Qwen2VLCausalLMOutputWithPast"
 _FROM = "transformers.models.qwen2_vl.modeling_qwen2_vl"
@@ -31,9 +31,9 @@ for `transformers<5.11`; the releases before have no bound.""",
     references=("https://github.com/verl-project/verl/blob/v0.8.0/verl/models/transformers/qwen2_vl.py",),
     variants=(
         Variant(
-            Guard("verl", ">=0.4.0,<=0.9.1", beside=Beside("transformers", ">=5.23.0,<=5.24.0")),
+            Guard("verl", ">=0.4.0,<=0.9.1", co_installed=CoInstalled("transformers", ">=5.23.0,<=5.24.0")),
             (Shape("verl.models.transformers.qwen2_vl:<module>", f"from {_FROM} import {_NAME}"),),
         ),
     ),
-    retire="when the oldest verl in use does without it",
+    obsolete_when="when the oldest verl in use does without it",
 )

@@ -12,7 +12,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="all turns but the last are trained as if their return were 0",
     when="adv_estimator=reinforce_plus_plus, and several turns or tools",
-    never_with=("algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline",),
+    excluded_by=("algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline",),
     symptom="""\
 REINFORCE++ (`algorithm.adv_estimator=reinforce_plus_plus`) with tools or several turns. No error; rewards are logged
 right.
@@ -85,5 +85,5 @@ tokens.""",
             ),
         ),
     ),
-    retire="when verl's return counts rewards of tokens that do not count; 0.9.1, the newest, drops them",
+    obsolete_when="when verl's return counts rewards of tokens that do not count; 0.9.1, the newest, drops them",
 )

@@ -35,7 +35,7 @@ PATCH = Patch(
     name="verl-replica-seed",
     summary="vLLM's replicas beside the trainer draw samples with random numbers of their own",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="replicas draw with the same random numbers: samples of one prompt on two of them can be the same",
     when="more than one replica of vLLM beside the trainer's ranks (standalone or colocated), not within them",
     symptom="""\
@@ -63,5 +63,5 @@ the same, and they depend less on each other. Runs with one replica keep their n
         Variant(Guard("verl", ">=0.6.0,<0.6.1"), (_rewrite("vLLMHttpServer"),)),
         Variant(Guard("verl", ">=0.6.1,<0.7.1"), (_rewrite("vLLMHttpServerBase"),)),
     ),
-    retire="when the oldest verl in use is 0.7.1",
+    obsolete_when="when the oldest verl in use is 0.7.1",
 )

@@ -39,7 +39,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="a trajectory that ends with a tool's or a user's answer is trained without its reward",
     when="adv_estimator=gae, remax or *optimal_token_baseline, and trajectories that end with another's tokens",
-    never_with=(f"algorithm.adv_estimator={_OTHERS}|reinforce_plus_plus|reinforce_plus_plus_baseline",),
+    excluded_by=(f"algorithm.adv_estimator={_OTHERS}|reinforce_plus_plus|reinforce_plus_plus_baseline",),
     symptom="""\
 PPO (`algorithm.adv_estimator=gae`, the default), ReMax (`remax`) or the optimal token baseline
 (`optimal_token_baseline`, `tir_optimal_token_baseline`), and trajectories whose last token is a tool's or a user's:
@@ -90,5 +90,7 @@ all rewards are on tokens that count nothing changes.""",
             ),
         ),
     ),
-    retire="when verl puts the reward on a token that counts, or its estimators count those of others; 0.9.1 does not",
+    obsolete_when=(
+        "when verl puts the reward on a token that counts, or its estimators count those of others; 0.9.1 does not"
+    ),
 )

@@ -10,7 +10,7 @@ PATCH = Patch(
     harm="wrong gradient",
     bug="a response without others of its prompt has advantage 0, and nothing is learnt from it",
     when="adv_estimator=rloo_vectorized, and rollout.n=1 or filtered groups",
-    never_with=(
+    excluded_by=(
         "algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline|reinforce_plus_plus",
     ),
     symptom="""\
@@ -50,5 +50,5 @@ filters responses gets larger gradients, by the responses that were left alone, 
             ),
         ),
     ),
-    retire="when verl's two RLOO agree; 0.9.1, the newest, does not have it",
+    obsolete_when="when verl's two RLOO agree; 0.9.1, the newest, does not have it",
 )

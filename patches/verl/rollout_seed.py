@@ -68,10 +68,10 @@ PATCH = Patch(
     name="verl-rollout-seed",
     summary="with rollout.full_determinism the samples of a prompt are drawn with seeds of their own",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="samples of one prompt are the same, token by token, so that GRPO's advantages are 0",
     when="vLLM rollouts with rollout.full_determinism=True, and more than one sample of a prompt",
-    never_with=("actor_rollout_ref.rollout.full_determinism=false|absent",),
+    excluded_by=("actor_rollout_ref.rollout.full_determinism=false|absent",),
     symptom="""\
 With `rollout.full_determinism=True` the samples of a prompt that go to one replica are equal: with one replica all `n`
 of them, so GRPO's advantages and its gradient are 0 and the reward does not rise. With several replicas there are no
@@ -100,5 +100,5 @@ they are drawn anew, so a run can be repeated with the patch, and not with its n
         Variant(Guard("verl", ">=0.9.0,<0.9.1"), (_SEED, _ONE_TURN), independent=True),
         Variant(Guard("verl", ">=0.9.1,<=0.9.1"), (_SEED, _ONE_TURN, _TOOLS), independent=True),
     ),
-    retire="when the oldest verl in use has it repaired",
+    obsolete_when="when the oldest verl in use has it repaired",
 )

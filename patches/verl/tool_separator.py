@@ -104,7 +104,7 @@ PATCH = Patch(
     name="verl-tool-separator",
     summary="multi-turn rollouts have what the chat template has between an answer and the next turn",
     harm="wrong data",
-    of_rollouts=True,
+    affects_rollouts=True,
     bug="the newline after an assistant's turn is missing wherever a tool or a user answers",
     when="multi-turn rollouts (tool_agent) with a template that ends a turn with more than one token, as ChatML",
     symptom="""\
@@ -141,5 +141,5 @@ slightly off its distribution, as they are in 0.9.0.""",
         Variant(Guard("verl", ">=0.7.0,<=0.7.1"), (_rendered(_TOOLS), _rendered(_USER))),
         Variant(Guard("verl", ">=0.8.0.dev0,<0.9.0"), (_rendered(_TOOLS),)),
     ),
-    retire="when the oldest verl in use is 0.9.0",
+    obsolete_when="when the oldest verl in use is 0.9.0",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Beside, Guard, Patch, Rewrite, Signature, Variant
+from rlhf_patches import CoInstalled, Guard, Patch, Rewrite, Signature, Variant
 
 _USES = {
     "VALUE_HEAD_CLASS": f"{__package__}.value_head_class:value_head_class",
@@ -12,7 +12,7 @@ _NAME = "AutoModelForCausalLMWithValueHead"
 _OLD, _NEW = f"from trl import {_NAME}", f"from trl.experimental.ppo import {_NAME}"
 _LOAD, _PREPARE = "verl.utils.model:load_valuehead_model", "verl.utils.model:patch_valuehead_model"
 _EVERY_MODEL = "verl.models.transformers.monkey_patch:apply_monkey_patch"
-_FROM_0_29 = Beside("trl", ">=0.29.0,<=1.16.0")
+_FROM_0_29 = CoInstalled("trl", ">=0.29.0,<=1.16.0")
 
 
 def _from_where_it_is(target: str) -> Rewrite:
@@ -67,7 +67,7 @@ as before: pin `trl<1.13`. Nothing is put into TRL.""",
     ),
     variants=(
         Variant(
-            Guard("verl", ">=0.4.1,<=0.7.1", beside=_FROM_0_29),
+            Guard("verl", ">=0.4.1,<=0.7.1", co_installed=_FROM_0_29),
             (
                 _from_where_it_is(_LOAD),
                 _from_where_it_is(_PREPARE),
@@ -77,14 +77,14 @@ as before: pin `trl<1.13`. Nothing is put into TRL.""",
             independent=True,
         ),
         Variant(
-            Guard("verl", ">=0.8.0.dev0,<=0.9.0", beside=_FROM_0_29),
+            Guard("verl", ">=0.8.0.dev0,<=0.9.0", co_installed=_FROM_0_29),
             (_from_where_it_is(_LOAD), _from_where_it_is(_PREPARE), _only_where_there_is_one(_NEW)),
             independent=True,
         ),
         Variant(
-            Guard("verl", ">=0.9.1,<=0.9.1", beside=Beside("trl", ">=1.13.0,<=1.16.0")),
+            Guard("verl", ">=0.9.1,<=0.9.1", co_installed=CoInstalled("trl", ">=1.13.0,<=1.16.0")),
             (_only_where_there_is_one(_NEW),),
         ),
     ),
-    retire="when the oldest verl in use has it repaired",
+    obsolete_when="when the oldest verl in use has it repaired",
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_patches import Advice, Beside, Guard, Shape, Signature, Variant
+from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
-_WITHOUT = Beside("transformers", ">=5.0.0rc3,<=5.24.0")
+_WITHOUT = CoInstalled("transformers", ">=5.0.0rc3,<=5.24.0")
 _BUILDS = "verl.workers.fsdp_workers:ActorRolloutRefWorker._build_model_optimizer"
 
 ADVICE = Advice(
@@ -39,7 +39,7 @@ this name: no function of theirs has been trained beside transformers 5.""",
     ),
     variants=(
         Variant(
-            Guard("verl", ">=0.3.0.post0,<=0.5.0", beside=_WITHOUT),
+            Guard("verl", ">=0.3.0.post0,<=0.5.0", co_installed=_WITHOUT),
             (
                 Shape(
                     _BUILDS,
@@ -49,9 +49,9 @@ this name: no function of theirs has been trained beside transformers 5.""",
             ),
         ),
         Variant(
-            Guard("verl", ">=0.6.0,<=0.7.0", beside=_WITHOUT),
+            Guard("verl", ">=0.6.0,<=0.7.0", co_installed=_WITHOUT),
             (Shape("verl.utils.model:<module>", "from transformers import AutoModelForVision2Seq"),),
         ),
     ),
-    retire="when the oldest verl in use is 0.7.1",
+    obsolete_when="when the oldest verl in use is 0.7.1",
 )

@@ -68,7 +68,7 @@ Completions are not looked at: the trainer has no lists of their tokens.""",
             Guard("verl", ">=0.9.0"), (_fit(_OLD), _fit(_V1, "(self, agent_loop_manager)"), _LOG), independent=True
         ),
     ),
-    retire="when verl itself says that rollouts are not the policy's",
-    of_rollouts=True,
+    obsolete_when="when verl itself says that rollouts are not the policy's",
+    affects_rollouts=True,
     observations=f"{_HERE}:observed",
 )

@@ -62,7 +62,7 @@ trains on those of the base model. Requests are not counted, because a queue may
             ),
         ),
     ),
-    retire="when vLLM itself says that an adapter is loaded and not used",
-    of_rollouts=True,
+    obsolete_when="when vLLM itself says that an adapter is loaded and not used",
+    affects_rollouts=True,
     observations=f"{_HERE}:observed",
 )

@@ -135,7 +135,7 @@ from rlhf_patches import {", ".join(kinds)}
             ),
         ),
     ),
-    retire="{MARK} when the patch can be removed",
+    obsolete_when="{MARK} when the patch can be removed",
 )
 
 
@@ -227,7 +227,7 @@ from {self.package}.patch import PATCH
 {_MARKED}
 # The tests that hold the patch to each rule of docs/writing-a-patch.md, or "because ..."; and, with words of it as the
 # key, for each sentence of the patch's texts that says what stays ("as before", "nothing changes").
-HELD = {{
+RULE_COVERAGE = {{
 {held}}}
 
 
@@ -235,7 +235,7 @@ class TestContract(PatchContract):
     """Refused where the code is another, unaffected outside the range, disabled, reverted."""
 
     patch = PATCH
-    held = HELD
+    held = RULE_COVERAGE
 
 
 def effect(call):
@@ -274,10 +274,10 @@ def test_nothing_is_left_to_write():
 
 
 _HELD = {
-    "least reach": "a test that upstream's own code runs where the bug is not",
-    "hands off": "a test that model, optimizer and arguments stay as they are (rlhf_patches.testing.untouched)",
-    "whatever worked": "a test of inputs that upstream takes, beyond those of the bug",
-    "no new wait": "a test that no rank waits for another that raised, or why none can",
+    "minimal scope": "a test that upstream's own code runs where the bug is not",
+    "no side effects": "a test that model, optimizer and arguments stay as they are (rlhf_patches.testing.untouched)",
+    "backward compatible": "a test of inputs that upstream takes, beyond those of the bug",
+    "no new blocking": "a test that no rank waits for another that raised, or why none can",
 }
 """What is asked of a patch's tests, by rule."""
 

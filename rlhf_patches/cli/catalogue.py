@@ -15,7 +15,7 @@ from ..definitions.words import printable
 from ..guards.edits import NoEffect, Unrecognised
 from ..guards.places import NotFound, Unreadable
 from ..offline import changes, evaluate
-from ..proving import found
+from ..proving import lookup
 from . import output
 from .command_line import Commands, UsageError
 
@@ -72,7 +72,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     item = _patch(options.name)
-    text = output.printable_lines(pages.page(item.patch, item.plugin, found.told(item.patch)))
+    text = output.printable_lines(pages.page(item.patch, item.plugin, lookup.how_to_prove(item.patch)))
     console = output.console()
     if console.is_terminal:
         from rich.markdown import Markdown

@@ -16,15 +16,15 @@ from ..definitions.listed import PATCH
 from ..definitions.status import PatchReport, Status
 from ..definitions.words import printable
 from ..offline import evaluate
-from ..proving import children, found
+from ..proving import children, lookup
 from ..proving.children import NotTried
-from ..proving.found import Found
+from ..proving.lookup import Found
 from ..proving.proof import Row
 from . import output
 from .command_line import Commands, UsageError
 
 _QUICK = 20
-_HEADS = ("PATCH", "VERDICT", "RELEASE", "CASE", "WITHOUT", "WITH", "HELD AGAINST", "S")
+_HEADS = ("PATCH", "VERDICT", "RELEASE", "CASE", "WITHOUT", "WITH", "RULE_COVERAGE AGAINST", "S")
 
 
 class _Outcome(NamedTuple):
@@ -107,14 +107,14 @@ def _prove(options: argparse.Namespace) -> int:
     without_proof = 0
     for row in report:
         why = "" if row.status is Status.APPLIES and row.kind == PATCH else _why_not(row)
-        proof = None if why else found.proof_of(by_name[row.name])
-        if proof is not None and not (missing := found.missing(proof.proof.needs)):
+        proof = None if why else lookup.proof_of(by_name[row.name])
+        if proof is not None and not (missing := lookup.missing(proof.proof.needs)):
             runs.append((row, proof))
         elif proof is not None:
             why = f"it needs {', '.join(missing)}, not installed here"
         elif not why:
             without_proof += 1
-            why = f"it has no proof: {found.why_none(by_name[row.name]) or 'nobody has said why'}"
+            why = f"it has no proof: {lookup.why_none(by_name[row.name]) or 'nobody has said why'}"
         if why and options.name:
             outcomes.append(_Outcome(row.name, row.version, None, 0.0, why))
     runs.sort(key=lambda run: (run[1].proof.seconds > _QUICK, run[1].proof.seconds))

@@ -63,15 +63,15 @@ class KnownBug:
         references: addresses of upstream issues and pull requests.
         variants: one for each shape of upstream's code that has the bug. All are for the same distribution, and no
             release is in the range of two.
-        retire: when this entry can be removed.
+        obsolete_when: when this entry can be removed.
         signatures: for a bug that raises: the exceptions by which ``rlhf-patches diagnose`` tells it in a log.
         harm: one of `HARMS`, the worst that it does; nothing where that is not said.
         bug: what is wrong, in one line; of an advice its summary.
         when: the configuration in which it bites, in one line.
-        never_with: settings with which it cannot, for certain: ``zero_optimization.stage=absent|0|3``. Each is a key of
-            a configuration file or of the command line, with its dots, and values of it, in lower case; "absent" is for
-            keys of DeepSpeed's file. One that holds is enough for ``rlhf-patches audit --config`` to fold the bug away.
-        of_rollouts: whether it lies between the trainer and the engine that samples.
+        excluded_by: settings with which it cannot, for certain: ``zero_optimization.stage=absent|0|3``. Each is a key
+            of a configuration file or of the command line, with its dots, and values of it, in lower case; "absent" is
+            for keys of DeepSpeed's file. One that holds is enough for ``rlhf-patches audit --config`` to hide the bug.
+        affects_rollouts: whether it lies between the trainer and the engine that samples.
         changes_numbers, contested: of a `Patch`.
     """
 
@@ -82,13 +82,13 @@ class KnownBug:
     cause: str
     references: tuple[str, ...]
     variants: tuple[Variant, ...]
-    retire: str
+    obsolete_when: str
     signatures: tuple[Signature, ...]
     harm: str
     bug: str
     when: str
-    never_with: tuple[str, ...]
-    of_rollouts: bool
+    excluded_by: tuple[str, ...]
+    affects_rollouts: bool
     changes_numbers: str | None = None
     contested: str = ""
 
@@ -108,10 +108,10 @@ class KnownBug:
         check_items(str(self), "variants", self.variants, Variant)
         if self.signatures != ():
             check_items(str(self), "signatures", self.signatures, Signature)
-        for setting in self.never_with:
+        for setting in self.excluded_by:
             if not _SETTING.fullmatch(setting):
                 raise DefinitionError(
-                    f"{self}: never_with has {shown(setting)}; expected 'key=value|value' in lower case"
+                    f"{self}: excluded_by has {shown(setting)}; expected 'key=value|value' in lower case"
                 )
         self._check_guards()
 
@@ -120,7 +120,7 @@ class KnownBug:
 
     @classmethod
     def _texts(cls) -> tuple[str, ...]:
-        return "summary", "symptom", "cause", "retire"
+        return "summary", "symptom", "cause", "obsolete_when"
 
     def _check_guards(self) -> None:
         distributions = dict.fromkeys(variant.guard.distribution for variant in self.variants)
@@ -144,8 +144,8 @@ class KnownBug:
 
     @property
     def excluding(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """The settings of `never_with`: each key with its values."""
-        pairs = (setting.partition("=") for setting in self.never_with)
+        """The settings of `excluded_by`: each key with its values."""
+        pairs = (setting.partition("=") for setting in self.excluded_by)
         return tuple((key, tuple(values.split("|"))) for key, _, values in pairs)
 
     @property

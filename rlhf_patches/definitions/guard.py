@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import ranges
 from .checks import check_types, names_fields, shown
 from .errors import DefinitionError
-from .listed import ListedBeside, range_of, told
+from .listed import ListedCoInstalled, co_installed_text, range_of
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -36,7 +36,7 @@ def _around(base: str) -> tuple[Version, ...]:
 
 @names_fields
 @dataclass(frozen=True)
-class Beside:
+class CoInstalled:
     """Another distribution, and the versions of it beside which the guarded one has the defect: releases that do not
     work together. The code of the guarded one tells nothing of it.
 
@@ -51,23 +51,25 @@ class Beside:
     package: str = ""
 
     def __post_init__(self) -> None:
-        check_types(self, "Beside.")
+        check_types(self, "CoInstalled.")
         if not self.distribution:
-            raise DefinitionError("Beside.distribution is empty: expected the other package's name on PyPI")
+            raise DefinitionError("CoInstalled.distribution is empty: expected the other package's name on PyPI")
         if not self.versions.strip():
-            raise DefinitionError("Beside.versions is empty: expected those beside which the defect shows, '>=5.1' say")
-        ranges.check(self.versions, "Beside")
+            raise DefinitionError(
+                "CoInstalled.versions is empty: expected those beside which the defect shows, '>=5.1' say"
+            )
+        ranges.check(self.versions, "CoInstalled")
         if not self.package:
             object.__setattr__(self, "package", self.distribution.lower().replace("-", "_"))
         if not _PACKAGE.fullmatch(self.package):
-            raise DefinitionError(f"Beside.package is {shown(self.package)}: expected what is imported, 'trl' say")
+            raise DefinitionError(f"CoInstalled.package is {shown(self.package)}: expected what is imported, 'trl' say")
 
     def __str__(self) -> str:
-        return told(self)
+        return co_installed_text(self)
 
-    def listed(self) -> ListedBeside:
+    def listed(self) -> ListedCoInstalled:
         """Its part of the variant's entry in a list."""
-        return ListedBeside(self.distribution, self.versions, self.package)
+        return ListedCoInstalled(self.distribution, self.versions, self.package)
 
 
 @names_fields
@@ -81,20 +83,20 @@ class Guard:
             count. An empty one means every version.
         may_be_missing: why such a release may come without the patched modules (a part of the framework that only some
             copies have); the patch is then absent. Without this text it is refused.
-        beside: another distribution, of which such a version has to be there too; None where it does not matter.
+        co_installed: another distribution, of which such a version has to be there too; None where it does not matter.
     """
 
     distribution: str
     versions: str
     may_be_missing: str | None = None
-    beside: Beside | None = None
+    co_installed: CoInstalled | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "Guard.")
-        if not isinstance(self.beside, (Beside, type(None))):
-            raise DefinitionError(f"Guard.beside is {shown(self.beside)}: expected a Beside, or None")
-        if self.beside is not None and self.beside.distribution == self.distribution:
-            raise DefinitionError(f"Guard.beside is {self.distribution} too: expected another distribution")
+        if not isinstance(self.co_installed, (CoInstalled, type(None))):
+            raise DefinitionError(f"Guard.co_installed is {shown(self.co_installed)}: expected a CoInstalled, or None")
+        if self.co_installed is not None and self.co_installed.distribution == self.distribution:
+            raise DefinitionError(f"Guard.co_installed is {self.distribution} too: expected another distribution")
         if not self.distribution:
             raise DefinitionError("Guard.distribution is empty: expected the framework's name on PyPI")
         ranges.check(self.versions)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .errors import DefinitionError
 
 if TYPE_CHECKING:
-    from .guard import Beside, Guard
+    from .guard import CoInstalled, Guard
     from .patch import Advice, Patch, Watch
     from .variant import Variant
 
@@ -20,11 +20,11 @@ PATCH, ADVICE, WATCH = "patch", "advice", "watch"
 """The kinds: a known bug that is repaired, one that is told, and a look at a run that knows its signs."""
 
 
-class ListedBeside(NamedTuple):
-    """What is asked of a `Beside`, before one is made.
+class ListedCoInstalled(NamedTuple):
+    """What is asked of a `CoInstalled`, before one is made.
 
     Attributes:
-        distribution, versions, package: as those of the `Beside`.
+        distribution, versions, package: as those of the `CoInstalled`.
     """
 
     distribution: str
@@ -36,20 +36,20 @@ class ListedGuard(NamedTuple):
     """What is asked of a `Guard`, before one is made.
 
     Attributes:
-        distribution, versions, may_be_missing, beside: as those of the `Guard`.
+        distribution, versions, may_be_missing, co_installed: as those of the `Guard`.
     """
 
     distribution: str
     versions: str
     may_be_missing: str | None = None
-    beside: ListedBeside | None = None
+    co_installed: ListedCoInstalled | None = None
 
 
 class ListedVariant(NamedTuple):
     """What has to be known of a variant as long as none of its modules is imported.
 
     Attributes:
-        distribution, versions, may_be_missing, beside: as those of its `Guard`.
+        distribution, versions, may_be_missing, co_installed: as those of its `Guard`.
         modules, independent, rewrites, is_advice: as those of the `Variant`.
     """
 
@@ -60,12 +60,12 @@ class ListedVariant(NamedTuple):
     rewrites: bool = False
     may_be_missing: str | None = None
     is_advice: bool = False
-    beside: ListedBeside | None = None
+    co_installed: ListedCoInstalled | None = None
 
     @property
     def guard(self) -> ListedGuard:
         """What its `Guard` says."""
-        return ListedGuard(self.distribution, self.versions, self.may_be_missing, self.beside)
+        return ListedGuard(self.distribution, self.versions, self.may_be_missing, self.co_installed)
 
 
 class Listed(NamedTuple):
@@ -122,10 +122,10 @@ class Listed(NamedTuple):
 
 def range_of(guard: Guard | ListedGuard) -> str:
     """A guard's range, and that of the distribution beside it: ">=0.15,<0.29 beside transformers >=5.1"."""
-    return guard.versions + (f" beside {told(guard.beside)}".rstrip() if guard.beside else "")
+    return guard.versions + (f" beside {co_installed_text(guard.co_installed)}".rstrip() if guard.co_installed else "")
 
 
-def told(beside: Beside | ListedBeside) -> str:
+def co_installed_text(beside: CoInstalled | ListedCoInstalled) -> str:
     """A distribution beside the patched one, and its range."""
     return f"{beside.distribution} {beside.versions}".rstrip()
 
@@ -134,7 +134,7 @@ def ranges_of(guards: Iterable[Guard | ListedGuard]) -> str:
     """The ranges of several guards as one text; what is beside several of them is named once."""
     found: dict[str, list[str]] = {}
     for guard in guards:
-        found.setdefault(told(guard.beside) if guard.beside else "", []).append(guard.versions)
+        found.setdefault(co_installed_text(guard.co_installed) if guard.co_installed else "", []).append(guard.versions)
     texts = {other: any_of(dict.fromkeys(versions)) for other, versions in found.items()}
     return any_of(f"{text}{',' * (' or ' in text)} beside {other}" if other else text for other, text in texts.items())
 

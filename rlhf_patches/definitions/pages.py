@@ -27,7 +27,7 @@ def page(patch: KnownBug, plugin: str = BUILT_IN, proof: str = "") -> str:
     Args:
         patch: the patch.
         plugin: who brings it.
-        proof: how to try it, or why it cannot be tried, in a paragraph (`proving.found.told`), if that is to be said.
+        proof: how to try it, or why it cannot be tried, in a paragraph (`proving.lookup.how_to_prove`), or "".
     """
     parts = [
         f"# {patch.name}",
@@ -37,7 +37,7 @@ def page(patch: KnownBug, plugin: str = BUILT_IN, proof: str = "") -> str:
         *_of_kind(patch),
         *(["## Try it here", _prose(proof)] if proof else []),
         "## Removal",
-        wrapped(patch.retire[0].upper() + patch.retire[1:] + "."),
+        wrapped(patch.obsolete_when[0].upper() + patch.obsolete_when[1:] + "."),
         "## References",
         "\n".join(f"- <{reference}>" for reference in patch.references),
     ]
@@ -156,7 +156,11 @@ def _ranges(patch: KnownBug) -> str:
 
 def _range(guard: Guard) -> str:
     own = f"`{guard.versions or 'all'}`"
-    return f"{own} beside `{guard.beside.distribution}` `{guard.beside.versions}`" if guard.beside else own
+    return (
+        f"{own} beside `{guard.co_installed.distribution}` `{guard.co_installed.versions}`"
+        if guard.co_installed
+        else own
+    )
 
 
 def _changes(patch: KnownBug) -> list[str]:

@@ -24,22 +24,22 @@ class Condition:
 
     Attributes:
         target: the function, of one of the changes.
-        tells: ``module:qualified.name``, which takes parameters of the target by their names and returns whether the
-            bug's condition holds in this call: False, True, or by how much, a number; None where that cannot be told.
-            It is called in every call of the target, so it reads attributes and shapes, never a tensor's values (which
-            wait for a GPU), and changes nothing. Empty where the repair alone can tell (`rlhf_patches.decided`).
+        predicate: ``module:qualified.name``, which takes parameters of the target by their names and returns whether
+            the bug's condition holds in this call: False, True, or by how much, a number; None where that cannot be
+            told. It is called in every call of the target, so it reads attributes and shapes, never a tensor's values
+            (which wait for a GPU), and changes nothing. Empty where the repair alone can tell (`rlhf_patches.decided`).
         measure: what the number is, before it: ``divisor x``.
     """
 
     target: str
-    tells: str = ""
+    predicate: str = ""
     measure: str = ""
 
     def __post_init__(self) -> None:
         check_types(self, "Condition.")
         check_path(self.target, "Condition.target")
-        if self.tells:
-            check_path(self.tells, "Condition.tells")
+        if self.predicate:
+            check_path(self.predicate, "Condition.predicate")
 
 
 @names_fields
@@ -69,7 +69,7 @@ class Patch(KnownBug):
     repair: str
     references: tuple[str, ...]
     variants: tuple[Variant, ...]
-    retire: str
+    obsolete_when: str
     observations: str | None = None
     changes_numbers: str | None = None
     signatures: tuple[Signature, ...] = ()
@@ -77,8 +77,8 @@ class Patch(KnownBug):
     harm: str = ""
     bug: str = ""
     when: str = ""
-    never_with: tuple[str, ...] = ()
-    of_rollouts: bool = False
+    excluded_by: tuple[str, ...] = ()
+    affects_rollouts: bool = False
     conditions: tuple[Condition, ...] = ()
 
     def __post_init__(self) -> None:
@@ -122,20 +122,22 @@ class Advice(KnownBug):
     what_to_do: str
     references: tuple[str, ...]
     variants: tuple[Variant, ...]
-    retire: str
+    obsolete_when: str
     signatures: tuple[Signature, ...] = ()
     harm: str = ""
     bug: str = ""
     when: str = ""
-    never_with: tuple[str, ...] = ()
-    of_rollouts: bool = False
+    excluded_by: tuple[str, ...] = ()
+    affects_rollouts: bool = False
     conditions: tuple[Condition, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_conditions(self)
-        if not all(each.tells for each in self.conditions):
-            raise DefinitionError(f"{self}: a condition has no tells; expected one, since an advice repairs nothing")
+        if not all(each.predicate for each in self.conditions):
+            raise DefinitionError(
+                f"{self}: a condition has no predicate; expected one, since an advice repairs nothing"
+            )
         if not all(variant.is_advice for variant in self.variants):
             raise DefinitionError(f"{self}: a variant has changes, which an advice does not make; expected shapes")
 
@@ -172,14 +174,14 @@ class Watch(KnownBug):
     points_to: tuple[str, ...]
     references: tuple[str, ...]
     variants: tuple[Variant, ...]
-    retire: str
+    obsolete_when: str
     observations: str
     signatures: tuple[Signature, ...] = ()
     harm: str = ""
     bug: str = ""
     when: str = ""
-    never_with: tuple[str, ...] = ()
-    of_rollouts: bool = False
+    excluded_by: tuple[str, ...] = ()
+    affects_rollouts: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -75,5 +75,5 @@ class Variant:
             rewrites=self.rewrites,
             may_be_missing=guard.may_be_missing,
             is_advice=self.is_advice,
-            beside=guard.beside.listed() if guard.beside else None,
+            co_installed=guard.co_installed.listed() if guard.co_installed else None,
         )

@@ -21,10 +21,10 @@ def observed_text(value: object) -> str:
     """What a patch, or a figure of a watch, has seen: "0.31 at worst, at step 3, of 40"."""
     if not isinstance(value, Mapping):
         return str(value)
-    worst, at, told = value.get("worst"), value.get("at"), value.get("told")
+    worst, at, warning = value.get("worst"), value.get("at"), value.get("warning")
     said = f"{worst:.3g}" if isinstance(worst, (int, float)) else str(worst)
     said += f" at worst{f', at {at}' if at else ''}, of {value.get('values')}"
-    return f"{said}; told: {told}" if told else said
+    return f"{said}; warning: {warning}" if warning else said
 
 
 def printable(text: str) -> str:

@@ -22,7 +22,7 @@ from ..import_system import no_signal
 from . import functions, reached, trampolines, uses
 from .log import logger
 from .patched import Patched, Plan, Swap
-from .reached import Entries, Told
+from .reached import Entries, Probe
 
 Implementation = Callable[[str], Callable[..., Any]]
 """From ``module:qualified.name`` to the object, imported before; raises what its import raised."""
@@ -134,10 +134,10 @@ class Ledger:
                 if watches:
                     watch = _watch(patched, changes, implementation)
                 else:
-                    told = _told(name, function, target, conditions, implementation)
+                    probe = _probe(name, function, target, conditions, implementation)
                     if notes_first and not conditions:
-                        told = Told(name, None, (), "")
-                    counted = {**counted, name: told}
+                        probe = Probe(name, None, (), "")
+                    counted = {**counted, name: probe}
                     if observes and not patched.trampoline_of:  # which counts, and must stay
                         inner = _coded(patched, _edits(patched), (), counted)
                     elif not observes:
@@ -300,7 +300,7 @@ def _edits(patched: Patched) -> list[Edit]:
 
 
 def _coded(
-    patched: Patched, edits: list[Edit], beside: Sequence[rewriting.Edited], counted: dict[str, Told | None]
+    patched: Patched, edits: list[Edit], beside: Sequence[rewriting.Edited], counted: dict[str, Probe | None]
 ) -> CodeType:
     """The function's code with edits, which is counted if that is for anybody."""
     source, place = patched.source, patched.place
@@ -316,25 +316,25 @@ def _coded(
         return code
 
 
-def _told(
+def _probe(
     name: str, function: FunctionType, target: str, conditions: Sequence[Condition], implementation: Implementation
-) -> Told | None:
+) -> Probe | None:
     """A patch's condition in a function, if it has one there, and can tell it of such a function."""
     for condition in conditions:
         if condition.target != target:
             continue
-        if not condition.tells:
-            return Told(name, _left_to_the_repair, (), condition.measure)
+        if not condition.predicate:
+            return Probe(name, _left_to_the_repair, (), condition.measure)
         try:
-            tells = implementation(condition.tells)
-            code = tells.__code__
+            predicate = implementation(condition.predicate)
+            code = predicate.__code__
             arguments = code.co_varnames[: code.co_argcount]
             missing = {*arguments} - {*functions.parameters(function.__code__)}
             if not missing:
-                return Told(name, tells, arguments, condition.measure)
+                return Probe(name, predicate, arguments, condition.measure)
             logger().debug("%s tells nothing of %s, which has no %s", name, target, ", ".join(sorted(missing)))
         except no_signal(Exception, SystemExit) as error:  # a repair is worth more than an observation
-            logger().debug("%s of %s cannot be used: %s", condition.tells, name, error)
+            logger().debug("%s of %s cannot be used: %s", condition.predicate, name, error)
     return None
 
 
@@ -348,7 +348,7 @@ def _compose(
     changes: list[Recognised],
     beside: list[rewriting.Edited],
     implementation: Implementation,
-    counted: dict[str, Told | None],
+    counted: dict[str, Probe | None],
 ) -> CodeType:
     """The function's code with this patch on top of those that it carries."""
     edits = decision.edits_beside(name, changes, patched)

@@ -16,13 +16,13 @@ class Lock(RLock):  # type: ignore[misc]
     """An RLock with an acquisition timeout: a framework's import is behind it, and may be a rank's."""
 
     what = "changing functions"
-    patience: float | None = None
+    timeout: float | None = None
 
     def __enter__(self) -> bool:  # type: ignore[override]
-        if not self.acquire(timeout=TIMEOUT if self.patience is None else self.patience):
-            self.patience = 0.0  # nobody waits a second time
+        if not self.acquire(timeout=TIMEOUT if self.timeout is None else self.timeout):
+            self.timeout = 0.0  # nobody waits a second time
             raise LockTimeout(f"another thread has been {self.what} for {TIMEOUT:.0f} s")
-        self.patience = None
+        self.timeout = None
         return True
 
 

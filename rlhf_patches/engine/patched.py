@@ -13,7 +13,7 @@ from ..guards.edits import Unrecognised
 from ..guards.places import Place, Source
 from ..guards.shapes import Recognised
 from . import functions
-from .reached import Entries, Told
+from .reached import Entries, Probe
 
 
 @dataclass(eq=False, kw_only=True)
@@ -30,15 +30,15 @@ class Patched(Held):
     inner: CodeType
     """With its patches, and without its watch, which goes around them whichever come and go."""
     entries: Entries
-    counted: dict[str, Told | None] = field(default_factory=dict)
+    counted: dict[str, Probe | None] = field(default_factory=dict)
     """Its patches, and those that only observe it, each with its condition: reports say how often it is entered."""
     watch: Callable[..., Any] | None = None
     given: list[tuple[CodeType, list[str]]] = field(default_factory=list)
     """Every code object that it was given, with the patches in that: what a reader without the lock can rely on."""
 
-    def counted_without(self, name: str) -> dict[str, Told | None]:
+    def counted_without(self, name: str) -> dict[str, Probe | None]:
         """What is left of those without a patch."""
-        return {other: told for other, told in self.counted.items() if other != name}
+        return {other: probe for other, probe in self.counted.items() if other != name}
 
     @property
     def carried(self) -> list[str]:
@@ -66,7 +66,7 @@ class Swap(NamedTuple):
     watch: Callable[..., Any] | None
     new: CodeType
     changes: list[Recognised]
-    counted: dict[str, Told | None]
+    counted: dict[str, Probe | None]
 
 
 class Plan(NamedTuple):

@@ -19,11 +19,11 @@ from ..import_system import no_signal
 from .log import logger
 
 
-class Told(NamedTuple):
+class Probe(NamedTuple):
     """What is asked in each call: a patch's condition, the function that tells, and which arguments it takes."""
 
     patch: str
-    tells: Callable[..., Any] | None
+    predicate: Callable[..., Any] | None
     """None: it has no condition, and is told of once, when the function is entered for the first time."""
     arguments: tuple[str, ...]
     measure: str
@@ -54,12 +54,12 @@ class Entries:
         self._before = _value(self._calls)
         self._asked: dict[str, _Asked] = {}
 
-    def statement(self, told: Iterable[Told]) -> str:
+    def statement(self, probes: Iterable[Probe]) -> str:
         """What is put first into the function, which it makes ready; the same again for the same conditions."""
-        told = [*told]
-        self._globals[self._name] = _counting(self._calls.__next__, asks=bool(told))
+        probes = [*probes]
+        self._globals[self._name] = _counting(self._calls.__next__, asks=bool(probes))
         calls = []
-        for each in told:
+        for each in probes:
             name = f"{self._name}_{each.patch.replace('-', '_')}"
             asked = self._asked.setdefault(each.patch, _Asked(each, self._on_first, self._on_entry))
             self._globals[name] = asked
@@ -114,11 +114,11 @@ def _value(count: Any) -> int:
 class _Asked:
     """A condition, in all calls."""
 
-    def __init__(self, told: Told, on_first: Callable[[str], None], on_entry: Callable[[], None]) -> None:
-        self._told, self._on_first, self._on_entry = told, on_first, on_entry
+    def __init__(self, probe: Probe, on_first: Callable[[str], None], on_entry: Callable[[], None]) -> None:
+        self._probe, self._on_first, self._on_entry = probe, on_first, on_entry
         self._is_entered = False
         self.start_anew()
-        _asked_of[told.patch] = self
+        _asked_of[probe.patch] = self
 
     def start_anew(self) -> None:
         self._answers, self._held = itertools.count(), itertools.count()
@@ -133,16 +133,16 @@ class _Asked:
             if not self._is_entered:
                 self._is_entered = True
                 self._on_entry()
-            if self._told.tells is None:
+            if self._probe.predicate is None:
                 if self._is_first:
                     self._is_first = False
-                    self._on_first(self._told.patch)
+                    self._on_first(self._probe.patch)
                 return
-            found = self._told.tells(*arguments)
+            found = self._probe.predicate(*arguments)
             if found is not None:
                 self.note(found)
         except no_signal(Exception) as error:
-            logger().debug("the condition of %s could not be told: %s", self._told.patch, error)
+            logger().debug("the condition of %s could not be told: %s", self._probe.patch, error)
 
     def note(self, found: bool | float) -> None:
         next(self._answers)
@@ -153,7 +153,7 @@ class _Asked:
             self._least, self._most = min(self._least, found), max(self._most, found)
         if self._is_first:
             self._is_first = False
-            self._on_first(self._told.patch)
+            self._on_first(self._probe.patch)
 
     def seen(self, calls: int) -> Reached:
         held = self._least <= self._most
@@ -163,8 +163,8 @@ class _Asked:
             held=_value(self._held),
             least=float(self._least) if held else None,
             most=float(self._most) if held else None,
-            measure=self._told.measure,
-            has_condition=self._told.tells is not None,
+            measure=self._probe.measure,
+            has_condition=self._probe.predicate is not None,
         )
 
 
@@ -191,5 +191,5 @@ def together(found: Mapping[str, Sequence[Reached]]) -> Reached | None:
     Those with a condition if there are any; else the target that was most often entered.
     """
     targets = [in_all(each) for each in found.values()]
-    told = [one for one in targets if one.has_condition]
-    return in_all(told) if told else max(targets, default=None, key=lambda one: one.calls)
+    conditioned = [one for one in targets if one.has_condition]
+    return in_all(conditioned) if conditioned else max(targets, default=None, key=lambda one: one.calls)

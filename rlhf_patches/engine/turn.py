@@ -154,7 +154,7 @@ class Turn(State):
         conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
         if not conditions:
             return
-        if missing := [each.tells for each in conditions if each.tells not in self._resolved]:
+        if missing := [each.predicate for each in conditions if each.predicate not in self._resolved]:
             raise NotReady(functools.partial(self._resolve_all, missing))
         recognised, _ = decision.shapes_in(choice.variants, read)
         here = [item for items in recognised.values() for item in items if item.source.module in ready]
@@ -189,7 +189,7 @@ class Turn(State):
             conditions: tuple[Condition, ...] = getattr(patch, "conditions", ())
             changes_results = getattr(patch, "changes_numbers", None) is not None
             targets = {item.change.target for item in here}
-            told = [each.tells for each in conditions if each.tells and each.target in targets]
+            told = [each.predicate for each in conditions if each.predicate and each.target in targets]
             missing = [path for path in (*used, *told) if path not in self._resolved]
             if missing:
                 raise NotReady(functools.partial(self._resolve_all, missing))

@@ -99,7 +99,7 @@ def choose(found: Sequence[Found]) -> Choice | Decision:
             return Choice(affected.finding, (affected.variant,))
         if affected.variant.guard.may_be_missing is None:
             reason = f"{affected.finding.reason}, but {affected.missing}"
-            return told(Decision(Status.REFUSED, reason, affected.finding.version), (affected.variant,))
+            return advice_if_refused(Decision(Status.REFUSED, reason, affected.finding.version), (affected.variant,))
         return Decision(Status.ABSENT, affected.absence, affected.finding.version)
     there = [one for one in found if one.missing is None]
     if not there:
@@ -115,7 +115,7 @@ def choose(found: Sequence[Found]) -> Choice | Decision:
     return Choice(finding, tuple(one.variant for one in there))
 
 
-def told(found: Decision, variants: Sequence[Variant | ListedVariant]) -> Decision:
+def advice_if_refused(found: Decision, variants: Sequence[Variant | ListedVariant]) -> Decision:
     """An advice changes nothing, so it cannot be refused: it is told with the doubt."""
     if found.status is not Status.REFUSED or not variants[0].is_advice:
         return found

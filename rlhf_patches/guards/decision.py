@@ -53,7 +53,7 @@ def decide(choice: Choice, read: Callable[[str], Source]) -> Decision:
         if variant.is_advice:
             return Decision(Status.ADVICE, f"{finding.reason}{which}, and nothing here repairs it", version)
         return Decision(Status.APPLIES, finding.reason + which, version, variant, tuple(items))
-    return choices.told(refusal(finding, *errors), choice.variants)
+    return choices.advice_if_refused(refusal(finding, *errors), choice.variants)
 
 
 def has_to_search(choice: Choice, read: Callable[[str], Source]) -> bool:

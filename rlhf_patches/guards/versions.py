@@ -25,8 +25,8 @@ from .places import NotFound
 if TYPE_CHECKING:
     import importlib.metadata
 
-    from ..definitions.guard import Beside, Guard
-    from ..definitions.listed import ListedBeside
+    from ..definitions.guard import CoInstalled, Guard
+    from ..definitions.listed import ListedCoInstalled
 
 _Metadata = Union["installed.Metadata", "importlib.metadata.Distribution"]
 
@@ -91,16 +91,16 @@ def judge_file(guard: Guard | ListedGuard, origin: str | None) -> Finding:
 
 def with_beside(guard: Guard | ListedGuard, finding: Finding) -> Finding:
     """The finding, where another distribution counts too: what is installed of that, or imported."""
-    if guard.beside is None or finding.verdict is Verdict.OUTSIDE:
+    if guard.co_installed is None or finding.verdict is Verdict.OUTSIDE:
         return finding
     try:
-        origin = locating.locate(guard.beside.package).origin
+        origin = locating.locate(guard.co_installed.package).origin
     except NotFound:
         return beside(guard, finding, None)
-    return beside(guard, finding, judge_file(_as_guard(guard.beside), origin))
+    return beside(guard, finding, judge_file(_as_guard(guard.co_installed), origin))
 
 
-def _as_guard(beside: Beside | ListedBeside) -> ListedGuard:
+def _as_guard(beside: CoInstalled | ListedCoInstalled) -> ListedGuard:
     return ListedGuard(beside.distribution, beside.versions)
 
 
@@ -112,18 +112,17 @@ def beside(guard: Guard | ListedGuard, finding: Finding, other: Finding | None) 
         finding: of the guarded distribution; not OUTSIDE.
         other: of the one beside it; None where that is not there.
     """
-    assert guard.beside is not None
+    assert guard.co_installed is not None
     if other is None:
-        reason = f"{guard.beside.distribution} is not there, beside which {guard.distribution} has the defect"
+        reason = f"{guard.co_installed.distribution} is not there, beside which {guard.distribution} has the defect"
         return Finding(Verdict.OUTSIDE, finding.version, reason, beside_was_read=True)
     if other.verdict is Verdict.AFFECTED:
-        return finding._replace(reason=f"{finding.reason} beside {guard.beside.distribution} {other.version}")
+        return finding._replace(reason=f"{finding.reason} beside {guard.co_installed.distribution} {other.version}")
     if other.verdict is Verdict.UNKNOWN:
         return finding._replace(verdict=Verdict.UNKNOWN, reason=f"{finding.reason}; {other.reason}")
-    reason = (
-        f"{guard.distribution} {finding.version} is not affected beside {guard.beside.distribution} {other.version}"
-    )
-    was_read = not ranges.ends_before(guard.beside.versions, other.version or "")
+    needed = guard.co_installed.distribution
+    reason = f"{guard.distribution} {finding.version} is not affected beside {needed} {other.version}"
+    was_read = not ranges.ends_before(guard.co_installed.versions, other.version or "")
     return Finding(Verdict.OUTSIDE, finding.version, f"{reason} (affected: {range_of(guard)})", was_read)
 
 

@@ -102,11 +102,13 @@ class Release:
         Where another distribution counts that is not in it, nothing is known of that: what is found holds beside it.
         """
         found = self._finding(guard)
-        if guard.beside is None or found.verdict is Verdict.OUTSIDE:
+        if guard.co_installed is None or found.verdict is Verdict.OUTSIDE:
             return found
-        if not any(_same(name, guard.beside.distribution) for name, _ in self.claims):
-            return found._replace(reason=f"{found.reason}, beside {guard.beside}")
-        return versions.beside(guard, found, self._finding(Guard(guard.beside.distribution, guard.beside.versions)))
+        if not any(_same(name, guard.co_installed.distribution) for name, _ in self.claims):
+            return found._replace(reason=f"{found.reason}, beside {guard.co_installed}")
+        return versions.beside(
+            guard, found, self._finding(Guard(guard.co_installed.distribution, guard.co_installed.versions))
+        )
 
     def _finding(self, guard: Guard) -> Finding:
         own = {version for name, version in self.claims if _same(name, guard.distribution)}

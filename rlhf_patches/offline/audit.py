@@ -20,8 +20,8 @@ from packaging.version import Version
 from .. import installed
 from ..definitions import pages, ranges, registry
 from ..definitions.bug import KnownBug
-from ..definitions.guard import Beside, Guard
-from ..definitions.listed import told
+from ..definitions.guard import CoInstalled, Guard
+from ..definitions.listed import co_installed_text
 from ..definitions.patch import Patch
 from ..definitions.registry import Registered
 from ..definitions.words import plural
@@ -331,10 +331,10 @@ def _had(patch: KnownBug, version: Version, named: Named) -> str | None:
     if not affected or any(Version(first) <= version <= Version(last) for first, last in without):
         return None
     (guard,) = affected  # ranges of variants have no version in common
-    return _beside(guard.beside, named, isinstance(patch, Patch)) if guard.beside else ""
+    return _beside(guard.co_installed, named, isinstance(patch, Patch)) if guard.co_installed else ""
 
 
-def _beside(other: Beside, named: Named, repaired: bool) -> str | None:
+def _beside(other: CoInstalled, named: Named, repaired: bool) -> str | None:
     """Which of the pins named makes a bug of two releases one; where no version is named, which would."""
     found = named.get(canonicalize_name(other.distribution), {None})
     judged = {version: versions.judge(Guard(other.distribution, other.versions), version).verdict for version in found}
@@ -344,7 +344,7 @@ def _beside(other: Beside, named: Named, repaired: bool) -> str | None:
         first = next((pin.version for pin in SpecifierSet(other.versions) if pin.operator == ">="), None)
         return here + (f" ({'without the patch: ' * repaired}pin {other.distribution}<{first})" if first else "")
     if Verdict.UNKNOWN in judged.values():
-        return f"only beside {told(other)}, of which no version is named here"
+        return f"only beside {co_installed_text(other)}, of which no version is named here"
     return None
 
 

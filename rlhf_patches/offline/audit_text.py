@@ -8,7 +8,7 @@ from ..definitions.words import printable
 from .audit import Findings
 
 _PLAIN = frozenset(" .,/=+-()'")
-"""Beside letters and digits: what means nothing to Markdown."""
+"""CoInstalled letters and digits: what means nothing to Markdown."""
 
 
 def github(findings: Findings) -> Iterator[str]:

@@ -225,7 +225,7 @@ def put(folder: Path, get: Callable[[Path], Path]) -> Path:
     new = [made for made in (folder, *folder.parents) if not made.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Beside its place, then renamed.
+        # CoInstalled its place, then renamed.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as incoming:
             file = get(Path(incoming))
             os.replace(file, folder / file.name)

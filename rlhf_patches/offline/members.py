@@ -6,8 +6,8 @@ import posixpath
 
 from ..guards.versions import MAX_METADATA
 
-# Beside each limit, in brackets, the most that was seen in the wheels of the frameworks that patches are for, and in
-# some eighty others, torch's and transformers' among them.
+# CoInstalled each limit, in brackets, the most that was seen in the wheels of the frameworks that patches are for, and
+# in some eighty others, torch's and transformers' among them.
 
 MAX_FILE = 2 * 2**20
 """Bytes of one source file (1.3 MiB in torch, 0.2 MiB in a framework)."""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .found import Found
+from .lookup import Found
 from .proof import Reports
 
 RANK = Path(__file__).with_name("rank.py")

@@ -164,12 +164,12 @@ class _Exchange:
 
     def _wait_for_verdict(self) -> bool:
         """Whether it came in time."""
-        told = False
+        warned = False
         while (left := self._limit - (time.monotonic() - self._started)) > 0:
             if self._wait("verdict", min(left, _PATIENCE)):
                 return True
-            if left > _PATIENCE and not told and speaks():
-                told = True
+            if left > _PATIENCE and not warned and speaks():
+                warned = True
                 logger().warning("verify() waits for %s, for %.0f s at most", ranks_text(self._missing()), left)
         return False
 
@@ -303,10 +303,10 @@ def _initialise_and_verify(
     wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     result = wrapped(*args, **kwargs)
-    # As init_process_group(backend, init_method, timeout, ...) is told, but no longer than by default. 0 is no limit.
+    # As init_process_group(backend, init_method, timeout, ...) is given, but no longer than by default. 0 is no limit.
     given = args[2] if len(args) > 2 else kwargs.get("timeout")
-    told = given.total_seconds() if isinstance(given, timedelta) else 0.0
-    _verify_default(min(TIMEOUT, told) if told > 0 else TIMEOUT)
+    seconds = given.total_seconds() if isinstance(given, timedelta) else 0.0
+    _verify_default(min(TIMEOUT, seconds) if seconds > 0 else TIMEOUT)
     return result
 
 

@@ -165,12 +165,12 @@ def _process(line: dict[str, Any], known: dict[Any, Any]) -> tuple[_Identity, Re
 
 def _watched(watch: str, observations: dict[str, Any]) -> Iterator[Watched]:
     for figure, found in islice(observations.items(), _MOST_FIGURES):
-        at, told, values = _text(found["at"]), _text(found.get("told", ""), _LONGEST_REASON), found["values"]
+        at, warning, values = _text(found["at"]), _text(found.get("warning", ""), _LONGEST_REASON), found["values"]
         if type(values) is not int:
             raise TypeError("values")
         worst = found["worst"]
         yield Watched(
-            watch, _text(figure), float(worst[:_MOST_DIGITS] if isinstance(worst, str) else worst), at, values, told
+            watch, _text(figure), float(worst[:_MOST_DIGITS] if isinstance(worst, str) else worst), at, values, warning
         )
 
 

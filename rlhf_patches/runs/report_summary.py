@@ -30,18 +30,18 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 class Watched(NamedTuple):
-    """A figure of a watch in one process: the worst value and where it was, of how many; what was told of it."""
+    """A figure of a watch in one process: the worst value and where it was, of how many; and its warning, if any."""
 
     watch: str
     figure: str
     worst: float
     at: str
     values: int
-    told: str
+    warning: str
 
     @property
     def seen(self) -> dict[str, Any]:
-        """As a report has it, without what was told."""
+        """As a report has it, without the warning."""
         return {"worst": finite(self.worst), "at": self.at, "values": self.values}
 
 
@@ -126,10 +126,10 @@ class Summary:
         return tuple(each for each in self.processes if each.ended not in (None, "exit"))
 
     @property
-    def told(self) -> tuple[Group, ...]:
-        """What watches have told, and which processes."""
+    def warnings(self) -> tuple[Group, ...]:
+        """The watches' warnings, and which processes gave them."""
         return _largest_first(
-            (f"{w.watch}: {w.told}", "", each) for each in self.processes for w in each.watched if w.told
+            (f"{w.watch}: {w.warning}", "", each) for each in self.processes for w in each.watched if w.warning
         )
 
     @property
@@ -167,8 +167,8 @@ class Summary:
                     yield f"{patch.title} {_count(group)} ({_names(group.processes)}): {group.reason}"
             if patch.differs:
                 yield _deviation(patch)
-        for told in self.told:
-            yield f"{told.what} ({_names(told.processes)})"
+        for warning in self.warnings:
+            yield f"{warning.what} ({_names(warning.processes)})"
         yield from (_deviation(version) for version in self.versions if version.differs)
         yield from (f"{group.what} ({_names(group.processes)})" for group in self.plugin_failures)
         yield from (f"no line from {ranks_text(runs)} of {size}" for size, runs in self.missing_ranks.items())

@@ -116,7 +116,7 @@ def stays_away_outside(case: Case, folder: Path, version: str) -> None:
 def stays_away_beside(case: Case, folder: Path, version: str) -> None:
     """It leaves the release alone beside OLDER or NEWER of the other distribution, and takes it beside one it names."""
     __tracebackhide__ = True
-    other = case.variant.guard.beside
+    other = case.variant.guard.co_installed
     assert other is not None
     guard = Guard(other.distribution, other.versions)
     inside = guard.shares_a_version_with(guard)

@@ -32,10 +32,10 @@ class PatchContract:
         releases: further releases, with the bug and without it: each a wheel, an sdist, a directory (seen from where
             pytest runs), or ``NAME==VERSION``, which pip downloads once, into a cache.
         open_range: why the range of the patch may be open at an end; None where it has to be closed.
-        held: what holds the patch to each of the rules in docs/writing-a-patch.md ("least reach", "hands off",
-            "whatever worked", "no new wait"), and to what its texts claim ("bit for bit", "as before"; words of the
-            text): the name of a test of this module, or ``FILE.py::name``, several of them, or a reason that begins
-            with "because ". None is skipped, and says what there is to write.
+        held: what holds the patch to each of the rules in docs/writing-a-patch.md ("minimal scope", "no side effects",
+            "backward compatible", "no new blocking"), and to what its texts claim ("bit for bit", "as before"; words
+            of the text): the name of a test of this module, or ``FILE.py::name``, several of them, or a reason that
+            begins with "because ". None is skipped, and says what there is to write.
     """
 
     patch: ClassVar[KnownBug]
@@ -107,7 +107,7 @@ class PatchContract:
     def test_it_stays_away_beside_other_releases(self, release: str, version: str, tmp_path: Path) -> None:
         """Where another distribution counts: the same code beside the oldest and the newest version of that."""
         case = self._with_the_bug(release)
-        other = case.variant.guard.beside
+        other = case.variant.guard.co_installed
         if other is None:
             pytest.skip("what is beside it does not matter")
         if self.open_range and ranges.parsed(other.versions).contains(version, prereleases=True):

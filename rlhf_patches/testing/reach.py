@@ -56,7 +56,7 @@ def pieces(patch: KnownBug) -> list[Piece]:
     roots = [*patch.implementations]
     if isinstance(patch, Patch) and patch.observations:
         roots.append(patch.observations)
-    roots += [condition.tells for condition in getattr(patch, "conditions", ()) if condition.tells]
+    roots += [condition.predicate for condition in getattr(patch, "conditions", ()) if condition.predicate]
     found: dict[tuple[str, str], list[Piece]] = {}
     due = deque((module, qualname.partition(".")[0]) for module, _, qualname in (path.partition(":") for path in roots))
     while due:

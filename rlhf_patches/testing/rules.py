@@ -11,10 +11,14 @@ from ..definitions.bug import KnownBug
 from . import conduct
 
 RULES = {
-    "least reach": "whether the bug is there is asked first, as cheaply as can be; else only upstream's statements run",
-    "hands off": "what the user holds has the same types, identities and attributes before and after (`untouched`)",
-    "whatever worked": "what upstream took works as before: types, subclasses, missing keys, half precision, names",
-    "no new wait": "nothing raises between a rank's start and a collective, and every lock has a bound",
+    "minimal scope": (
+        "whether the bug is there is asked first, as cheaply as can be; else only upstream's statements run"
+    ),
+    "no side effects": (
+        "what the user holds has the same types, identities and attributes before and after (`untouched`)"
+    ),
+    "backward compatible": "what upstream took works as before: types, subclasses, missing keys, half precision, names",
+    "no new blocking": "nothing raises between a rank's start and a collective, and every lock has a bound",
 }
 """What every patch says what holds it to."""
 KNOWN = "known"

@@ -68,7 +68,7 @@ def test_ranks_with_other_versions_of_the_framework(installed, tmp_path):
     assert re.search(r"^  rank 2 on .*: pending \(trl 1\.6\.0, code [0-9a-f]{16}\)$", lines[2])
 
 
-def test_a_file_that_was_edited_on_one_host(warm, tmp_path):
+def test_a_file_that_was_edited_on_one_host(forkserver, tmp_path):
     folder = Path(release("1.14.2", tmp_path / "edited"))
     module = folder / "trl" / "trainer" / "sft_trainer.py"
     text = module.read_text()
@@ -79,18 +79,20 @@ def test_a_file_that_was_edited_on_one_host(warm, tmp_path):
         1: {"PYTHONPATH": str(folder)},
     }
     arguments, settings = ("init_only", "60", "apply"), {"RLHF_PATCHES_VERIFY": "1"}
-    lines = told(ranks.run_warm(warm, tmp_path / "ranks", WORKER, arguments, settings=settings, own=own))
+    lines = told(ranks.run_forked(forkserver, tmp_path / "ranks", WORKER, arguments, settings=settings, own=own))
     codes = [re.search(r": pending \(trl 1\.14\.2, code ([0-9a-f]{16})\)$", line)[1] for line in lines[:2]]
     assert codes[0] != codes[1]
 
 
 @pytest.fixture
-def killed(warm, slime, tmp_path):
+def killed(forkserver, slime, tmp_path):
     """Three ranks, of which one kills itself in verify()."""
 
     def run(when: str, seconds: int, victim: int, **options: Any) -> list[ranks.Ended]:
         settings = {"PYTHONPATH": str(slime), "VICTIM": str(victim)}
-        ended = ranks.run_warm(warm, tmp_path, WORKER, ("killed", when, str(seconds)), 3, settings=settings, **options)
+        ended = ranks.run_forked(
+            forkserver, tmp_path, WORKER, ("killed", when, str(seconds)), 3, settings=settings, **options
+        )
         assert ended[victim].status == -9
         return ended
 

@@ -407,7 +407,7 @@ class Trainer:
 
     def loss(self) -> dict[str, object]:
         import torch
-        from warm_server import bind
+        from forkserver_process import bind
 
         bind("tests")
         from tests.patches.trl import chunked_nll_zero3_ranks as ranks

@@ -37,18 +37,20 @@ def reports(ended: list[ranks.Ended]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def said(slime, warm, tmp_path_factory):
+def said(slime, forkserver, tmp_path_factory):
     """Run a scenario in processes that have imported torch; returns what each rank reports."""
 
     def run(*arguments: str, number: int = 2, settings: dict[str, str] | None = None, **options: Any) -> list[Any]:
         options["settings"] = {"PYTHONPATH": str(slime), **(settings or {})}
-        return reports(ranks.run_warm(warm, tmp_path_factory.mktemp("ranks"), WORKER, arguments, number, **options))
+        return reports(
+            ranks.run_forked(forkserver, tmp_path_factory.mktemp("ranks"), WORKER, arguments, number, **options)
+        )
 
     return run
 
 
 @pytest.fixture(scope="module")
-def said_cold(slime):
+def said_by_torchrun(slime):
     """The same in fresh interpreters, where torch is imported after this package, or by the script."""
 
     def run(*arguments: str, settings: dict[str, str], **options: Any) -> list[Any]:
@@ -261,8 +263,8 @@ def compared_after_every_initialisation(found, first="init"):
         assert report["signature"] == "(backend: str | None = None"
 
 
-def test_by_itself_where_torch_is_imported_after_apply(said_cold):
-    compared_after_every_initialisation(said_cold("by_itself", "apply first", settings=ON, own=ONE_SWITCHED_OFF))
+def test_by_itself_where_torch_is_imported_after_apply(said_by_torchrun):
+    compared_after_every_initialisation(said_by_torchrun("by_itself", "apply first", settings=ON, own=ONE_SWITCHED_OFF))
 
 
 @pytest.mark.parametrize("order", ["torch first", "group first"])
@@ -282,8 +284,8 @@ def test_by_itself_and_all_are_equal(said, order):
 
 
 @pytest.mark.exhaustive
-def test_by_itself_and_all_are_equal_where_torch_is_imported_after_apply(said_cold):
-    never_an_error(said_cold("by_itself", "apply first", settings=ON))
+def test_by_itself_and_all_are_equal_where_torch_is_imported_after_apply(said_by_torchrun):
+    never_an_error(said_by_torchrun("by_itself", "apply first", settings=ON))
 
 
 def test_not_asked_not_done(said):
@@ -296,9 +298,9 @@ def test_one_rank_alone(said):
     assert report["init"] is report["init again"] is None
 
 
-def test_under_the_site_hook_only(said_cold, installed):
+def test_under_the_site_hook_only(said_by_torchrun, installed):
     settings = {**ON, "RLHF_PATCHES_AUTOLOAD": "1"}
-    found = said_cold("by_itself", "site hook", python=installed.python, settings=settings, own=ONE_SWITCHED_OFF)
+    found = said_by_torchrun("by_itself", "site hook", python=installed.python, settings=settings, own=ONE_SWITCHED_OFF)
     compared_after_every_initialisation(found)
 
 

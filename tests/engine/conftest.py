@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_patches import cli
 from tests.harness.archives import untouched
-from tests.harness.make_believe import engine, framework, nothing_said_yet, quiet
+from tests.harness.fake_framework import engine, framework, nothing_said_yet, quiet
 from tests.harness.plugins import site
 from tests.harness.report_lines import file
 from tests.harness.toy_slime_fixtures import slime, slime_wheel

@@ -13,7 +13,7 @@ from rlhf_patches import Rewrite, Shape
 from rlhf_patches import cli as command_line
 from rlhf_patches.definitions import pages, registry
 from rlhf_patches.patches import plugin
-from rlhf_patches.proving import found as proofs
+from rlhf_patches.proving import lookup
 from tests.harness import toy_slime
 from tests.harness.toy_slime_fixtures import make_refused
 
@@ -56,7 +56,7 @@ def test_a_patch_that_changes_numbers_says_so(framework, monkeypatch, capsys, te
     assert any("a bug (repair changes results)" in line for line in lines("list")) is (text is not None)
     page = "\n".join(lines("explain", patch.name))
     assert (f"## Your results change\n\n{text}\n\n## A run in progress" in page) is (text is not None)
-    assert page == pages.page(patch, "tests", proofs.told(patch)).rstrip("\n")
+    assert page == pages.page(patch, "tests", lookup.how_to_prove(patch)).rstrip("\n")
 
 
 def test_an_advice_is_shown_as_such_and_is_no_repair(framework, monkeypatch, capsys, tmp_path):
@@ -95,7 +95,7 @@ def test_an_advice_is_shown_as_such_and_is_no_repair(framework, monkeypatch, cap
 @pytest.mark.parametrize("patch", plugin.rlhf_patches(), ids=lambda patch: patch.name)
 def test_explain_and_the_page_in_docs_are_the_patch(patch, capsys):
     assert command_line.main(["explain", patch.name]) == 0
-    page = pages.page(patch, proof=proofs.told(patch))
+    page = pages.page(patch, proof=lookup.how_to_prove(patch))
     assert capsys.readouterr().out == page
     assert (ROOT / "docs" / "patches" / f"{patch.name}.md").read_text() == page, "run `make docs`"
 

@@ -10,7 +10,7 @@ import pytest
 from rlhf_patches import Guard, Patch, Replace, Rewrite, Variant, Wrap
 from rlhf_patches.testing import conduct
 
-KNOWN = dict(name="toy-bug", summary="s", symptom="s", cause="c", repair="r", references=("r",), retire="r")
+KNOWN = dict(name="toy-bug", summary="s", symptom="s", cause="c", repair="r", references=("r",), obsolete_when="r")
 WRAP, REPLACE = Wrap, Replace
 
 

@@ -12,7 +12,7 @@ TESTS = {"": {"test_a", "test_b"}, "test_other.py": {"test_c"}}
 
 
 def patch(**texts):
-    known = dict(name="toy-bug", summary="s", symptom="s", cause="c", repair="r", references=("r",), retire="r")
+    known = dict(name="toy-bug", summary="s", symptom="s", cause="c", repair="r", references=("r",), obsolete_when="r")
     variants = (Variant(Guard("toy", "<2"), (Rewrite("toy:f", "a", "b"),)),)
     return Patch(**{**known, **texts}, variants=variants)
 
@@ -123,25 +123,25 @@ as before:
     "value", ["test_b", ("test_a", "test_b"), ["test_other.py::test_c"], "because it is one rewrite"]
 )
 def test_tests_that_are_there_and_reasons_are_right(value):
-    assert rules.wrong_with({**NAMED, "hands off": value}, [patch()], TESTS) == []
+    assert rules.wrong_with({**NAMED, "no side effects": value}, [patch()], TESTS) == []
 
 
 WRONG = {
-    "no test of that name": ("test_c", '"hands off": there is no test test_c in this module'),
-    "another file has none": ("test_other.py::test_a", '"hands off": there is no test test_a in test_other.py'),
-    "no such file": ("test_nothing.py::test_a", '"hands off": there is no test_nothing.py beside it'),
-    "none": ((), '"hands off" names no test, and no reason'),
+    "no test of that name": ("test_c", '"no side effects": there is no test test_c in this module'),
+    "another file has none": ("test_other.py::test_a", '"no side effects": there is no test test_a in test_other.py'),
+    "no such file": ("test_nothing.py::test_a", '"no side effects": there is no test_nothing.py beside it'),
+    "none": ((), '"no side effects" names no test, and no reason'),
     "nothing": ("", "\"hands off\": '' is neither the name of a test nor a reason"),
-    "a mark": ("TODO: a test", '"hands off": not written yet: TODO: a test'),
-    "a number": ((1,), '"hands off": 1 is neither the name of a test nor a reason'),
-    "a sentence": ("it is fine", '"hands off": there is no test it is fine in this module'),
+    "a mark": ("TODO: a test", '"no side effects": not written yet: TODO: a test'),
+    "a number": ((1,), '"no side effects": 1 is neither the name of a test nor a reason'),
+    "a sentence": ("it is fine", '"no side effects": there is no test it is fine in this module'),
     "a reason that is none": ("because it is", "\"hands off\": 'because it is' gives no reason"),
 }
 
 
 @pytest.mark.parametrize(("value", "said"), WRONG.values(), ids=WRONG)
 def test_what_names_no_test_is_said(value, said):
-    (found,) = rules.wrong_with({**NAMED, "hands off": value}, [patch()], TESTS)
+    (found,) = rules.wrong_with({**NAMED, "no side effects": value}, [patch()], TESTS)
     assert found.startswith(said)
 
 
@@ -166,7 +166,11 @@ def test_tests_are_read_from_files_and_nothing_is_imported(tmp_path):
     (tmp_path / "deep" / "test_other.py").write_text("def test_c(): pass\ndef helper(): pass\n")
     beside = tmp_path / "deep" / "test_this.py"
     beside.write_text("import no_such_module\nclass TestA:\n    async def test_a(self): pass\n")
-    held = {"least reach": ("test_a", "test_other.py::test_c"), "hands off": "test_high.py::test_d", "x": "no.py::test"}
+    held = {
+        "minimal scope": ("test_a", "test_other.py::test_c"),
+        "no side effects": "test_high.py::test_d",
+        "x": "no.py::test",
+    }
     assert rules.tests_by_file(held, beside) == {
         "": {"test_a"},
         "test_other.py": {"test_c"},

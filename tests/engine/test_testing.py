@@ -66,11 +66,11 @@ import dataclasses
 import os
 import pytest
 import rlhf_patches
-from rlhf_patches import Advice, Beside, Guard, Patch, Replace, Rewrite, Shape, Variant, Wrap
+from rlhf_patches import Advice, CoInstalled, Guard, Patch, Replace, Rewrite, Shape, Variant, Wrap
 from rlhf_patches.testing import PatchContract
 from rlhf_patches.engine.ledger import Ledger
 
-KNOWN = dict(summary="s", symptom="s", cause="c", references=("r",), retire="r")
+KNOWN = dict(summary="s", symptom="s", cause="c", references=("r",), obsolete_when="r")
 TEXT = open(os.environ["LOSSES"], encoding="utf-8").read()
 FINGERPRINT, SHORT = (rlhf_patches.fingerprint(TEXT, name) for name in ("replaced", "short"))
 LOSSES, MASK = [1.0, 3.0, 0.0, 0.0], [1, 1, 0, 0]
@@ -81,7 +81,7 @@ def patch(name, change=None, versions=">=1.0,<2.0", distribution="toy-framework"
                  **{**KNOWN, **fields})
 
 def beside(versions):
-    guard = Guard("toy-framework", ">=1.0,<2.0", beside=Beside("toy-framework-2", versions, package="toy"))
+    guard = Guard("toy-framework", ">=1.0,<2.0", co_installed=CoInstalled("toy-framework-2", versions, package="toy"))
     change = Rewrite("toy.losses:mean", "$TOTAL / len($LOSSES)", "$TOTAL / sum(mask)")
     return Patch("toy-beside", repair="r", variants=(Variant(guard, (change,)),), **KNOWN)
 
@@ -158,14 +158,16 @@ class TestWaits(PatchContract):
 class TestWrites(PatchContract):
     patch = patch("wrapped", dataclasses.replace(WRAPPED, implementation="writes:around"))
 
-HELD = dict.fromkeys(("least reach", "hands off", "whatever worked", "no new wait"), "test_of_this_module")
+RULE_COVERAGE = dict.fromkeys(
+    ("minimal scope", "no side effects", "backward compatible", "no new blocking"), "test_of_this_module"
+)
 
 def test_of_this_module():
     pass
 
 class TestHeld(PatchContract):
     patch = patch("mean", changes_numbers="On one rank nothing changes.")
-    held = {**HELD, "whatever worked": ("test_it_keeps_its_hands_off", "test_more.py::test_elsewhere"),
+    held = {**RULE_COVERAGE, "backward compatible": ("test_it_keeps_its_hands_off", "test_more.py::test_elsewhere"),
             "nothing changes": "because there is one number on one rank"}
 
 class TestAdviceIsHeldByNothing(TestAdvice):
@@ -173,15 +175,15 @@ class TestAdviceIsHeldByNothing(TestAdvice):
 
 class TestRuleMissing(PatchContract):
     patch = MEAN
-    held = {name: test for name, test in HELD.items() if name != "no new wait"}
+    held = {name: test for name, test in RULE_COVERAGE.items() if name != "no new blocking"}
 
 class TestNoSuchTest(PatchContract):
     patch = MEAN
-    held = {**HELD, "hands off": "test_of_another_module"}
+    held = {**RULE_COVERAGE, "no side effects": "test_of_another_module"}
 
 class TestClaim(PatchContract):
     patch = TestHeld.patch
-    held = HELD
+    held = RULE_COVERAGE
 
 class TestNotSaid(PatchContract):
     patch = TestHeld.patch
@@ -315,8 +317,8 @@ WRONG = {
     "TestOtherRelease": (TEXT, "releases names 'other': other has no toy, so it tells nothing of Patch toy-mean"),
     "TestWaits": (BOUND, "waits.py:7: `with lock` waits without a bound"),
     "TestWrites": (HANDS_OFF, "writes.py:4: `losses[0]` is assigned to, of what the function was given"),
-    "TestRuleMissing": (HOLDS, 'it has no "no new wait": '),
-    "TestNoSuchTest": (HOLDS, '"hands off": there is no test test_of_another_module in this module'),
+    "TestRuleMissing": (HOLDS, 'it has no "no new blocking": '),
+    "TestNoSuchTest": (HOLDS, '"no side effects": there is no test test_of_another_module in this module'),
     "TestClaim": (HOLDS, "toy-mean says: On one rank nothing changes. (expected a key of words in it"),
     "TestKept": (HERE, "is reverted, and yet toy.losses:kept has not its own code"),
 }
@@ -344,7 +346,9 @@ def test_what_holds_a_patch_is_asked_for_and_is_no_failure_where_nothing_is_said
     assert became(outcomes, "TestHeld", HOLDS)[0] == ["passed"]
     found, said = became(outcomes, "TestNotSaid", HOLDS)
     assert found == ["skipped"]
-    assert 'held is None: write held = {"least reach": ..., "hands off": ..., "whatever worked": ...' in said
+    assert (
+        'held is None: write held = {"minimal scope": ..., "no side effects": ..., "backward compatible": ...' in said
+    )
     assert "- On one rank nothing changes." in said
     for of_class in ("TestAdvice", "TestAdviceIsHeldByNothing"):
         assert became(outcomes, of_class, HOLDS) == (["skipped"], "an advice changes nothing")
@@ -388,7 +392,7 @@ def test_the_fixture_applies_one_patch_until_the_test_ends(outcomes, test):
     [
         ({}, "Mine.patch is None: expected a rlhf_patches.Patch, or an Advice"),
         ({"patch": "toy-mean"}, "Mine.patch is 'toy-mean': expected"),
-        ({"held": ("hands off",)}, "expected a dictionary of tests by rule"),
+        ({"held": ("no side effects",)}, "expected a dictionary of tests by rule"),
         ({"releases": "toy==1.0"}, "Mine.releases is 'toy==1.0': expected a tuple of releases"),
     ],
 )

@@ -34,9 +34,9 @@ def test_what_is_above_the_limit_is_said_once(said):
     explain = "`rlhf-patches explain fw-watch` says what it is a sign of"
     assert said() == [f"fw-watch: they differ by 0.31 nats at step 2 (limit 0.1). {explain}"]
     found = watching.observed(made)["log-probabilities"]
-    told = "they differ by 0.31 nats at step 2 (limit 0.1)"
-    assert found == {"worst": 0.5, "at": "step 4", "values": 5, "told": told}
-    assert observed_text(found) == f"0.5 at worst, at step 4, of 5; told: {told}"
+    warning = "they differ by 0.31 nats at step 2 (limit 0.1)"
+    assert found == {"worst": 0.5, "at": "step 4", "values": 5, "warning": warning}
+    assert observed_text(found) == f"0.5 at worst, at step 4, of 5; warning: {warning}"
     made.start_anew()
     assert watching.observed(made) == {}
     made.note(0.3)
@@ -50,16 +50,16 @@ def test_nan_is(said):
     assert "they differ by nan nats at step 0 (limit 0.1)" in said()[0]
 
 
-@pytest.mark.parametrize(("floor", "value", "told"), [(0.0, 0.04, True), (0.05, 0.04, False), (0.0, 0.029, False)])
-def test_what_is_unusual_in_this_run_is_said(said, floor, value, told):
+@pytest.mark.parametrize(("floor", "value", "warning"), [(0.0, 0.04, True), (0.05, 0.04, False), (0.0, 0.029, False)])
+def test_what_is_unusual_in_this_run_is_said(said, floor, value, warning):
     """The median of the first ten is 0.01."""
     made = figure(times=3, floor=floor)
     for each in (0.01, 0.01, 0.09, 0.01, 0.01, 0.001, 0.01, 0.02, 0.01, 0.01):
         made.note(each)
     assert said() == []
     made.note(value)
-    assert bool(said()) is told
-    assert not told or "(0.01 is usual in this run)" in said()[0]
+    assert bool(said()) is warning
+    assert not warning or "(0.01 is usual in this run)" in said()[0]
 
 
 class Run:
@@ -86,7 +86,7 @@ def test_each_run_has_its_own_usual_and_its_own_line(said, kind):
     assert len(said()) == 1
     made.note(0.2, "step 12", second)
     assert len(said()) == 2
-    assert watching.observed(made)["log-probabilities"]["told"].startswith("they differ by 0.09 nats at step 10")
+    assert watching.observed(made)["log-probabilities"]["warning"].startswith("they differ by 0.09 nats at step 10")
 
 
 def test_what_is_unusual_is_said_again_where_it_is_above_the_limit(said):
@@ -97,16 +97,16 @@ def test_what_is_unusual_is_said_again_where_it_is_above_the_limit(said):
 
 
 def test_no_run_is_kept(said):
-    made, known, told = figure(), [weakref.ref(run := Run())], Runs(list)
+    made, known, warning = figure(), [weakref.ref(run := Run())], Runs(list)
     run.itself = run
     made.note(1.0, run=run)
-    told.of(run).append(1)
-    assert told.of(run) == [1]
+    warning.of(run).append(1)
+    assert warning.of(run) == [1]
     del run
     gc.collect()
     assert known[0]() is None
-    assert told._known == made._runs._known == {}
-    assert told.of(Run()) == []
+    assert warning._known == made._runs._known == {}
+    assert warning.of(Run()) == []
 
 
 def test_what_cannot_be_referred_to_weakly_is_one_run():
@@ -118,7 +118,7 @@ LARGER, FROM_THE_START = Known("LoRA drops."), Known("The model drops.", usual=T
 
 
 @pytest.mark.parametrize(
-    ("known", "first", "value", "limits", "told"),
+    ("known", "first", "value", "limits", "warning"),
     [
         (None, 0.01, 0.05, "", "0.01 is usual in this run"),
         (LARGER, 0.01, 0.05, "", None),
@@ -131,15 +131,15 @@ LARGER, FROM_THE_START = Known("LoRA drops."), Known("The model drops.", usual=T
         (FROM_THE_START, 0.3, 9.0, "log-probabilities=inf", None),
     ],
 )
-def test_what_is_known_to_make_it_larger(said, monkeypatch, known, first, value, limits, told):
+def test_what_is_known_to_make_it_larger(said, monkeypatch, known, first, value, limits, warning):
     """It is asked where a value is out of the limit, and said first where that is to be told all the same."""
     monkeypatch.setenv("RLHF_PATCHES_LIMITS", limits)
     made = figure(times=3)
     for each in (*[first] * 10, value):
         made.note(each, known=lambda: known)
-    assert len(said()) == (told is not None)
-    if told is not None:
-        assert f"({told}). {f'{known.says} ' if known else ''}`rlhf-patches" in said()[0]
+    assert len(said()) == (warning is not None)
+    if warning is not None:
+        assert f"({warning}). {f'{known.says} ' if known else ''}`rlhf-patches" in said()[0]
 
 
 def test_it_is_asked_only_then(said):
@@ -168,7 +168,7 @@ def test_without_ten_nothing_is_usual(said):
 
 
 @pytest.mark.parametrize(
-    ("limits", "values", "told"),
+    ("limits", "values", "warning"),
     [
         ("log-probabilities=0.5", [0.4], False),
         ("equal-completions=50, log-probabilities = 0.5", [0.4, 0.6], True),
@@ -176,12 +176,12 @@ def test_without_ten_nothing_is_usual(said):
         ("equal-completions=50", [0.2], True),
     ],
 )
-def test_limits_can_be_set(said, monkeypatch, limits, values, told):
+def test_limits_can_be_set(said, monkeypatch, limits, values, warning):
     monkeypatch.setenv("RLHF_PATCHES_LIMITS", limits)
     made = figure(times=3)
     for value in values:
         made.note(value)
-    assert bool(said()) is told
+    assert bool(said()) is warning
 
 
 @pytest.mark.parametrize(

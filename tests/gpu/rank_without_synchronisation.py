@@ -14,8 +14,8 @@ def without_waiting(self: Any, *arguments: Any) -> None:
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        if self._told.tells is not None:
-            self._told.tells(*arguments)
+        if self._probe.predicate is not None:
+            self._probe.predicate(*arguments)
         ASK(self, *arguments)
     finally:
         torch.cuda.set_sync_debug_mode(before)

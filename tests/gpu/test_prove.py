@@ -13,13 +13,13 @@ from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.status import Status
 from rlhf_patches.offline import evaluate
 from rlhf_patches.patches import plugin
-from rlhf_patches.proving import children, found
+from rlhf_patches.proving import children, lookup
 
 STRICT = Path(__file__).with_name("rank_without_synchronisation.py")
 PROOFS = {
     patch.name: proof
     for patch in plugin.rlhf_patches()
-    if (proof := found.proof_of(patch)) is not None and proof.proof.gpu
+    if (proof := lookup.proof_of(patch)) is not None and proof.proof.gpu
 }
 CONDITIONS = [patch.name for patch in plugin.rlhf_patches() if patch.name in PROOFS and patch.conditions]
 

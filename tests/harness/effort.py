@@ -95,9 +95,9 @@ def report(file: Path) -> list[str]:
         spent[what] += seconds
         times[what] += 1
     own = "pytest itself, and other processes that it has started"
-    # What torchrun spends is in our own children's time as well; what warm processes spend is not, until they end.
-    cold = sum(seconds for what, seconds in spent.items() if what.startswith("cold"))
-    spent[own], times[own] = cpu_seconds() - cold, 1
+    # What torchrun spends is in our own children's time as well; what fork servers spend is not, until they end.
+    torchrun = sum(seconds for what, seconds in spent.items() if what.startswith("torchrun"))
+    spent[own], times[own] = cpu_seconds() - torchrun, 1
     lines = [
         f"{seconds:>8.1f}  {times[what]:>3} x  {what}"
         for what, seconds in sorted(spent.items(), key=lambda item: -item[1])

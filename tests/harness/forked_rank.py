@@ -1,4 +1,4 @@
-"""A script as a rank of `ranks.run_warm`: on a fork of a warm process, with variables of its own; it may die."""
+"""A script as a rank of `ranks.run_forked`: on a fork of a fork server, with variables of its own; it may die."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from tests.harness.warm_server import finish
+from tests.harness.forkserver_process import finish
 
 
 def main() -> None:
-    """The script runs in one fork more: how it ends is a result, and no failure of the warm rank, which reports it."""
+    """The script runs in one fork more: how it ends is a result, and no failure of the rank, which reports it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("script", type=Path)

@@ -1,4 +1,4 @@
-"""What a warm process loads, one function per level (warm.py); no function of a framework runs, no group is made."""
+"""What a fork server loads, one function per level (forkserver.py); no framework function runs, no group is made."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def ask_strictly() -> None:
     real = reached._Asked.__call__
 
     def ask(self: Any, *arguments: Any) -> None:
-        if self._told.tells is not None:
-            self._told.tells(*arguments)
+        if self._probe.predicate is not None:
+            self._probe.predicate(*arguments)
         real(self, *arguments)
 
     reached._Asked.__call__ = ask  # type: ignore[method-assign]

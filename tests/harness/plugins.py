@@ -12,7 +12,7 @@ import pytest
 
 from rlhf_patches.definitions import registry
 from rlhf_patches.definitions.registry import PluginFailure, Registered
-from tests.harness.make_believe import Framework
+from tests.harness.fake_framework import Framework
 
 numbers = itertools.count(1)
 
@@ -21,7 +21,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
 
 def patch(name):
     return Patch(
-        name=name, summary="s", symptom="s", cause="c", repair="r", references=("r",), retire="r",
+        name=name, summary="s", symptom="s", cause="c", repair="r", references=("r",), obsolete_when="r",
         variants=(Variant(Guard("{framework}", ""), (Rewrite("{target}", "$A - $B", "$A + $B"),)),),
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness.warm import TORCH, Warm
+from tests.harness.forkserver import TORCH, ForkServer
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def run(
     return ended
 
 
-def run_warm(
-    warm: Warm,
+def run_forked(
+    forkserver: ForkServer,
     out: Path,
     worker: Path,
     arguments: Sequence[str] = (),
@@ -124,7 +124,7 @@ def run_warm(
     """The same on forks of a process that has imported torch, for what does not depend on how a process starts.
 
     Args:
-        warm: the session's warm processes.
+        forkserver: the session's fork servers.
         out: an empty folder; made if it is not there.
         worker: the script.
         arguments: its arguments.
@@ -138,7 +138,7 @@ def run_warm(
     if not store_of_a_launcher:
         common |= {"MASTER_PORT": str(free_port()), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     given = (str(worker), json.dumps(dict(own or {}), default=dict), *arguments)
-    reports = warm.run("tests.harness.forked_rank", given, out, TORCH, ranks=ranks, settings=common)
+    reports = forkserver.run("tests.harness.forked_rank", given, out, TORCH, ranks=ranks, settings=common)
     return [Ended.of(**report) for report in reports]
 
 

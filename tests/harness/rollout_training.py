@@ -1,6 +1,6 @@
 """Train a real, tiny megatron-core GPT on CPU ranks, entering training once per rollout as RLHF does.
 
-    torchrun --standalone --nproc-per-node 2 tests/harness/cold_rank.py tests.harness.rollout_training \
+    torchrun --standalone --nproc-per-node 2 tests/harness/torchrun_rank.py tests.harness.rollout_training \
         --out DIR [--scenario S] [--entry E] [--apply] ...
 
 Each rank writes `DIR/rank<N>.json`. A training run that fails is a result like any other: the report

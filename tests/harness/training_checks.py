@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness.cold import Reports
+from tests.harness.torchrun import Reports
 
 
 def assert_same_training(reports: Reports, reference: Reports) -> None:

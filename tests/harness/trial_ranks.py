@@ -1,4 +1,4 @@
-"""What test_warm.py has ranks do: ``--out FOLDER WHAT``."""
+"""What test_forkserver.py has ranks do: ``--out FOLDER WHAT``."""
 
 from __future__ import annotations
 

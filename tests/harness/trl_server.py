@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.harness import unpacked
-from tests.harness.warm import VLLM, Level
+from tests.harness.forkserver import VLLM, Level
 
 RELEASE = "1.7.1"
 """With a server of its own; which later ones leave to vLLM."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.harness.warm_server import launcher_variables
+from tests.harness.forkserver_process import launcher_variables
 
 STEP = {"accumulation": 4, "micro_batch": 2}
 AGAIN = {"accumulation": 2, "micro_batch": 2, "steps": 2, "resume_at": 1}

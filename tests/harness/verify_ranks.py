@@ -1,6 +1,6 @@
 """What happens on each rank in the tests of `rlhf_patches.verify`: real torch.distributed, gloo, a make-believe slime.
 
-``verify_ranks.py SCENARIO``, by `ranks.run` or `ranks.run_warm`: the last line on standard output is a report, in JSON.
+``verify_ranks.py SCENARIO``, by `ranks.run` or `ranks.run_forked`: the last line on stdout is a report, in JSON.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from hunt import cells, ours, outcomes, page, power, relations, trainers  # noqa: E402
+from hunt import cells, check_patches, known_bugs, outcomes, page, relations, trainers  # noqa: E402
 from hunt.frameworks import FRAMEWORKS  # noqa: E402
 from hunt.outcomes import compare  # noqa: E402
 from hunt.relations import Pair, Relation  # noqa: E402
@@ -122,7 +122,7 @@ def test_verdicts(by_patches, reasons, kind, words):
     assert (verdict.kind, verdict.words) == (kind, words)
 
 
-CONFIGURATION = ours.Configuration(CELL.trainer, {"accumulation": 8}, {"accumulation": 1})
+CONFIGURATION = check_patches.Configuration(CELL.trainer, {"accumulation": 8}, {"accumulation": 1})
 HELD = {"objects": {"model": "compiled"}}
 
 
@@ -148,7 +148,7 @@ HELD = {"objects": {"model": "compiled"}}
     ],
 )
 def test_what_patches_may_change(by_patches, kind):
-    assert ours.judge(CONFIGURATION, None, Answers(by_patches)).kind == kind
+    assert check_patches.judge(CONFIGURATION, None, Answers(by_patches)).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_what_patches_may_change(by_patches, kind):
 )
 def test_a_patch_may_change_what_is_said_of_it(patch, trainer, factor, kind):
     answers = Answers({"off": RIGHT, "on": (scaled(1.0), scaled(factor))})
-    entry = ours.Accepted([trainer], patch, 1e-6)
-    assert ours.judge(CONFIGURATION, None, answers, [entry]).kind == kind
+    entry = check_patches.Accepted([trainer], patch, 1e-6)
+    assert check_patches.judge(CONFIGURATION, None, answers, [entry]).kind == kind
 
 
 # ---------------------------------------------------------------------------------- what is written of it
@@ -184,8 +184,8 @@ def test_every_relation_says_what_must_hold():
 
 
 def test_each_bug_is_seen_or_it_is_said_why_not():
-    seen = [each.bug for each in power.seen(trainers.every(), relations.every())]
-    unseen = power.unseen()
+    seen = [each.bug for each in known_bugs.seen(trainers.every(), relations.every())]
+    unseen = known_bugs.unseen()
     assert not {*seen} & unseen.keys()
     assert {*seen} | unseen.keys() == {item.patch.name for item in registry.load()[0] if item.patch.kind != "watch"}
     assert len(seen) >= 25

@@ -55,7 +55,7 @@ def by_module() -> dict[str, list[Patch]]:
 
 def held(file: Path) -> Any:
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["HELD"]:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["RULE_COVERAGE"]:
             return ast.literal_eval(node.value)
     return None
 
@@ -65,7 +65,7 @@ def test_what_holds_a_patch_is_named_in_its_tests(module):
     file = TESTS / module
     assert file.is_file(), f"no such module; where {module} is tested elsewhere, say so in ELSEWHERE"
     found = held(file)
-    assert isinstance(found, dict), "it has no literal HELD = {...}: see docs/writing-a-patch.md"
+    assert isinstance(found, dict), "it has no literal RULE_COVERAGE = {...}: see docs/writing-a-patch.md"
     checks.is_held(by_module()[module], found, rules.tests_by_file(found, file))
 
 

@@ -15,10 +15,10 @@ from packaging.version import Version
 
 from rlhf_patches.testing import PatchContract
 from rlhf_patches.testing.cases import INSTALLED
-from tests.harness import cold
-from tests.harness.cold import Reports
+from tests.harness import torchrun
+from tests.harness.forkserver import ForkServer, Levels, skyrl, trainer
 from tests.harness.once import once
-from tests.harness.warm import Levels, Warm, skyrl, trainer
+from tests.harness.torchrun import Reports
 
 OF_RELEASES = 2
 """Of the releases that a patch's contract names, `make test` takes the installed one and the first."""
@@ -43,8 +43,8 @@ def _collections_are_short() -> None:
 
 
 @pytest.fixture(scope="session")
-def run_ranks(warm: Warm, of_the_session: Path) -> Callable[..., Reports]:
-    """Run a worker on forks of a warm process; returns each rank's report.
+def run_ranks(forkserver: ForkServer, of_the_session: Path) -> Callable[..., Reports]:
+    """Run a worker on forks of a fork server; returns each rank's report.
 
     Runs with the same arguments happen once a session: they are deterministic.
     """
@@ -56,7 +56,7 @@ def run_ranks(warm: Warm, of_the_session: Path) -> Callable[..., Reports]:
             reports = once(
                 of_the_session / "ranks",
                 key,
-                lambda out: warm.run(worker, arguments, out, levels, ranks=ranks, settings=settings),
+                lambda out: forkserver.run(worker, arguments, out, levels, ranks=ranks, settings=settings),
             )
             done[key] = json.dumps(reports)
         return json.loads(done[key])
@@ -65,15 +65,15 @@ def run_ranks(warm: Warm, of_the_session: Path) -> Callable[..., Reports]:
 
 
 @pytest.fixture(scope="session")
-def run_cold(of_the_session: Path) -> Callable[..., Reports]:
+def run_with_torchrun(of_the_session: Path) -> Callable[..., Reports]:
     """The same through torchrun, in fresh interpreters of ``python``."""
 
     def run(worker: str, *arguments: str, python: str = sys.executable, ranks: int = 2, **settings: str) -> Reports:
-        key = ("cold", worker, arguments, python, ranks, sorted(settings.items()))
+        key = ("torchrun", worker, arguments, python, ranks, sorted(settings.items()))
         return once(
             of_the_session / "ranks",
             key,
-            lambda out: cold.launch(worker, arguments, out, python, settings, ranks),
+            lambda out: torchrun.launch(worker, arguments, out, python, settings, ranks),
         )
 
     return run

@@ -286,8 +286,8 @@ def test_what_is_told_of_a_call(where, arguments, told):
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=str)
 def test_each_is_there_and_imports_no_framework(patch):
-    for condition in filter(lambda each: each.tells, patch.conditions):
-        module, _, name = condition.tells.partition(":")
+    for condition in filter(lambda each: each.predicate, patch.conditions):
+        module, _, name = condition.predicate.partition(":")
         tells = getattr(importlib.import_module(module), name)
         assert tells.__code__.co_argcount >= 1
         assert not {"torch", "transformers", "trl", "deepspeed"} & {*tells.__code__.co_names}

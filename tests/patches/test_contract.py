@@ -29,8 +29,8 @@ from rlhf_patches.guards import memory, versions
 from rlhf_patches.testing import cases, checks
 from rlhf_patches.testing.cases import UNKNOWN
 from tests.conftest import NEEDS
-from tests.harness import side_by_side, warm
-from tests.harness.warm import MEGATRON, PACKAGES, TORCH, TRL, Level, Levels
+from tests.harness import forkserver, side_by_side
+from tests.harness.forkserver import MEGATRON, PACKAGES, TORCH, TRL, Level, Levels
 
 ROOT = Path(__file__).parents[2]
 PATCHES = [item.patch for item in registry.load()[0] if isinstance(item.patch, Patch)]
@@ -186,57 +186,57 @@ def levels(case: Case) -> Levels:
     if stands_in(case):
         return (*MEGATRON, Level("tests.harness.loading:torch", str(case.folder)))
     if module.startswith(("accelerate.", "deepspeed.", "math_verify.", "openrlhf.")):
-        return warm.beside(case.beside, module.partition(".")[0])
+        return forkserver.beside(case.beside, module.partition(".")[0])
     if module.startswith("torch."):
         return TORCH
     if module.startswith("trl."):
         if importlib.util.find_spec("deepspeed") is None:  # beside ms-swift
-            return warm.beside(case.beside, "trl_grpo")
+            return forkserver.beside(case.beside, "trl_grpo")
         return TRL if folder is None else (*TORCH, Level("tests.harness.loading:trl", folder))
     if module.startswith("transformers."):
-        return warm.beside(case.beside, "trainer")
+        return forkserver.beside(case.beside, "trainer")
     if module.startswith("peft."):
-        return warm.peft(case.beside)
+        return forkserver.peft(case.beside)
     if module.endswith(".worker_dispatch"):
         return (*PACKAGES, Level("tests.harness.loading:skyrl_dispatch", folder))
     if module.startswith("transformer_engine."):
-        return warm.transformer_engine(str(case.beside).removeprefix("transformer-engine-"))
+        return forkserver.transformer_engine(str(case.beside).removeprefix("transformer-engine-"))
     if module.startswith("skyrl.") and case.patch.name == "skyrl-rollout-temperature":
-        return warm.skyrl_inference(str(case.beside).removeprefix("skyrl-"))
+        return forkserver.skyrl_inference(str(case.beside).removeprefix("skyrl-"))
     if module.startswith("skyrl."):
         release = str(case.beside).removeprefix("skyrl-")
         if module.endswith((".trainer", ".ppo_utils")):
-            return warm.skyrl_trainer(release)
-        found = warm.skyrl(release, "0.3") if release == "0.4" else warm.skyrl(release)
-        return (*found, warm.SKYRL_WORKERS) if module.endswith(".worker") else found
+            return forkserver.skyrl_trainer(release)
+        found = forkserver.skyrl(release, "0.3") if release == "0.4" else forkserver.skyrl(release)
+        return (*found, forkserver.SKYRL_WORKERS) if module.endswith(".worker") else found
     if module == "verl.workers.engine_workers":
         imported = Level("tests.harness.loading:verl_worker", str(side_by_side.folder("verl-worker")))
-        return (*warm.verl(None), imported)
+        return (*forkserver.verl(None), imported)
     if module == "verl.trainer.ppo.ray_trainer":
-        engine = warm.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
+        engine = forkserver.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
         return (*engine, Level("tests.harness.loading:verl_driver"))
     if module.startswith("verl.experimental.agent_loop."):
-        return warm.verl_agent_loop(str(case.beside).removeprefix("verl-") if case.beside else None)
+        return forkserver.verl_agent_loop(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("verl.workers.rollout.vllm_rollout."):
-        return warm.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
+        return forkserver.verl_engine(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("verl.") and case.patch.name != "verl-no-sync-reentry":
-        return warm.verl(str(case.beside).removeprefix("verl-") if case.beside else None)
+        return forkserver.verl(str(case.beside).removeprefix("verl-") if case.beside else None)
     if module.startswith("swift.megatron.") and folder is not None:
         trainers = {"kto_trainer": "swift_kto", "grpo_trainer": "swift_megatron_rollouts"}
-        return warm.swift(case.beside, trainers.get(module.rpartition(".")[2], "swift_megatron"))
-    of_rollouts = (".vllm_engine", ".rollout", ".rollout_mixin")
+        return forkserver.swift(case.beside, trainers.get(module.rpartition(".")[2], "swift_megatron"))
+    affects_rollouts = (".vllm_engine", ".rollout", ".rollout_mixin")
     # 4.0's GRPO trainer cannot be imported without vLLM, Megatron's or not.
     if module.startswith("swift.") and module.endswith(
-        (*of_rollouts, *[".grpo_trainer"] * (case.beside == "swift-4.0"))
+        (*affects_rollouts, *[".grpo_trainer"] * (case.beside == "swift-4.0"))
     ):
-        return warm.swift(case.beside, "swift_engine")
+        return forkserver.swift(case.beside, "swift_engine")
     if module.startswith("swift.") and not module.endswith("trainers.base"):
-        return warm.swift(case.beside, "swift_megatron" if ".megatron." in module else "swift_transformers")
+        return forkserver.swift(case.beside, "swift_megatron" if ".megatron." in module else "swift_transformers")
     if module == "megatron.core.extensions.transformer_engine":
-        return warm.megatron_with_transformer_engine("2.13", *([case.beside] if case.beside else []))
+        return forkserver.megatron_with_transformer_engine("2.13", *([case.beside] if case.beside else []))
     if module.startswith("megatron.core") and folder is not None:
         return (*TORCH, Level("tests.harness.loading:megatron", folder))
-    return warm.trainer("_".join(module.split(".")[: 1 + module.startswith("megatron.")]))
+    return forkserver.trainer("_".join(module.split(".")[: 1 + module.startswith("megatron.")]))
 
 
 def stands_in(case: Case) -> bool:

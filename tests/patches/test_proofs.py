@@ -13,10 +13,10 @@ import pytest
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.offline import evaluate
 from rlhf_patches.patches import plugin
-from rlhf_patches.proving import found
+from rlhf_patches.proving import lookup
 from rlhf_patches.proving.proof import Proof
 from tests.harness.by_case import exhaustive_but
-from tests.harness.warm import PACKAGES
+from tests.harness.forkserver import PACKAGES
 
 PATCHES = Path(importlib.import_module("rlhf_patches.patches").__path__[0])
 PROOFS = sorted(
@@ -25,7 +25,7 @@ PROOFS = sorted(
     if "PROOF = " in file.read_text()
 )
 BUILT_IN = {patch.name: patch for patch in plugin.rlhf_patches()}
-PROVEN = [patch for patch in BUILT_IN.values() if found.proof_of(patch) is not None]
+PROVEN = [patch for patch in BUILT_IN.values() if lookup.proof_of(patch) is not None]
 CANARIES = ("transformers-moe-aux-loss", "verl-rloo-singletons")
 EXCLUDING = (
     *("transformers-first-token-count", "transformers-smoothed-labels", "transformers-packed-documents"),
@@ -47,7 +47,7 @@ def test_it_is_found_by_its_patch(module):
     assert isinstance(proof, Proof)
     for case in proof.cases:
         patch = BUILT_IN[case.patch]
-        assert found.proof_of(patch) == (proof, f"{package}.{proof.worker or f'{name}_ranks'}")
+        assert lookup.proof_of(patch) == (proof, f"{package}.{proof.worker or f'{name}_ranks'}")
         assert case.framework == patch.distribution
         assert len(case.title) <= 33, "more does not fit into the tables"
 
@@ -56,8 +56,8 @@ def test_no_framework_is_imported_to_find_them():
     code = f"""
 import sys
 from rlhf_patches.patches import plugin
-from rlhf_patches.proving import found
-assert sum(found.proof_of(patch) is not None for patch in plugin.rlhf_patches()) >= {len(PROOFS)}
+from rlhf_patches.proving import lookup
+assert sum(lookup.proof_of(patch) is not None for patch in plugin.rlhf_patches()) >= {len(PROOFS)}
 print([name for name in {FRAMEWORKS} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -91,8 +91,8 @@ def test_what_applies_here_is_repaired_here():
 def test_it_is_repaired_where_the_bug_is_and_its_condition_is_told(patch, run_ranks):
     """The proof's worker on forks of a process that has loaded what it takes: else as the command does."""
     (row,) = evaluate.inspect([Registered(patch, "tests")])
-    proof, worker = found.proof_of(patch).proof, found.proof_of(patch).worker
-    if row.status != "applies" or found.missing(proof.needs):
+    proof, worker = lookup.proof_of(patch).proof, lookup.proof_of(patch).worker
+    if row.status != "applies" or lookup.missing(proof.needs):
         pytest.skip(f"{patch.name} is not for this environment: {row.status}")
     settings = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", **dict(proof.settings)}
     reports = run_ranks(worker, *proof.arguments, levels=PACKAGES, ranks=proof.ranks, **settings)
@@ -110,8 +110,8 @@ def test_it_is_repaired_where_the_bug_is_and_its_condition_is_told(patch, run_ra
 
 @pytest.mark.parametrize("patch", [patch for patch in BUILT_IN.values() if patch.kind == "patch"], ids=str)
 def test_each_patch_has_a_proof_or_says_why_not(patch):
-    assert found.proof_of(patch) is not None or found.why_none(patch)
+    assert lookup.proof_of(patch) is not None or lookup.why_none(patch)
 
 
 def test_most_patches_that_can_have_one_do():
-    assert sum(found.proof_of(patch) is not None for patch in BUILT_IN.values()) >= 45
+    assert sum(lookup.proof_of(patch) is not None for patch in BUILT_IN.values()) >= 45

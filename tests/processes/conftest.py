@@ -2,7 +2,7 @@
 
 from tests.harness.archives import untouched
 from tests.harness.example_plugin import with_example, with_toy
-from tests.harness.make_believe import engine, framework, nothing_said_yet, quiet
+from tests.harness.fake_framework import engine, framework, nothing_said_yet, quiet
 from tests.harness.plugins import site
 from tests.harness.report_lines import file
 from tests.harness.toy_slime_fixtures import slime, slime_wheel

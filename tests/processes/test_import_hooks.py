@@ -42,7 +42,7 @@ def script(framework):
                     variants=(
                         Variant(Guard("{framework.distribution}", ""), (Rewrite(target, "$A - $B", "$A + $B"),)),
                     ),
-                    retire="r",
+                    obsolete_when="r",
                 )
                 return Engine(load=lambda: ([Registered(patch, "tests")], []))
 

@@ -44,7 +44,7 @@ def test_a_swap_that_fails_half_way_is_rolled_back(tmp_path):
 
 # ------------------------------------------------------------------------------------------------ forks
 
-HELD = """
+RULE_COVERAGE = """
 import faulthandler, os, threading
 import rlhf_patches
 from rlhf_patches.engine.engine import engine
@@ -78,6 +78,6 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))  # at exit the report
 
 def test_a_forked_child_gets_past_every_lock_that_another_thread_held(tmp_path):
     environment = {**os.environ, "RLHF_PATCHES_REPORT": str(tmp_path / "report.jsonl")}
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", HELD]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", RULE_COVERAGE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -118,7 +118,8 @@ def test_from_a_new_plugin_to_one_whose_tests_pass(environment, tmp_path):
     assert {name for name, outcome in outcomes.items() if outcome == "FAILED"} == {"test_what_holds_it_is_named"}
     assert f"{NAME} says: All else is unchanged. (expected a key of words in it" in said
     fill_in(
-        tmp_path / TEST, ('"least reach": ', '"unchanged": "because the rest is the release\'s own", "least reach": ')
+        tmp_path / TEST,
+        ('"minimal scope": ', '"unchanged": "because the rest is the release\'s own", "minimal scope": '),
     )
     outcomes, said, status = own_tests(environment, tmp_path)
     assert status == 0, said

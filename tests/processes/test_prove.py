@@ -20,7 +20,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant, hookimpl
 
 def patch(name, function):
     return Patch(
-        name=name, summary="s", symptom="s", cause="c", repair="r", references=("r",), retire="r",
+        name=name, summary="s", symptom="s", cause="c", repair="r", references=("r",), obsolete_when="r",
         variants=(Variant(Guard("toyframework", ">=1"), (Rewrite(f"toyframework:{function}", "$A - $B", "$A + $B"),)),),
     )
 """

@@ -143,16 +143,16 @@ def test_a_range_of_what_is_beside_that_ends_too_early_is_noticed():
     ends = {
         (patch.name, beside.distribution, str(pin)): (patch, number)
         for patch, number in EVERY_VARIANT
-        if (beside := patch.variants[number].guard.beside) and beside.distribution in read
+        if (beside := patch.variants[number].guard.co_installed) and beside.distribution in read
         for pin in SpecifierSet(beside.versions)
         if pin.operator == "<="
     }
     assert len(ends) >= 10
     for (name, distribution, pin), (patch, number) in ends.items():
         guard = patch.variants[number].guard
-        earlier = dataclasses.replace(guard.beside, versions=guard.beside.versions.replace(pin, "<=0.1"))
+        earlier = dataclasses.replace(guard.co_installed, versions=guard.co_installed.versions.replace(pin, "<=0.1"))
         complaints = record.loose_bounds(
-            RECORDS, [with_guard(patch, number, dataclasses.replace(guard, beside=earlier))]
+            RECORDS, [with_guard(patch, number, dataclasses.replace(guard, co_installed=earlier))]
         )
         assert [text for text in complaints if text.startswith(f"{name}: <=0.1 of {distribution}")]
 

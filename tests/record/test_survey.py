@@ -31,7 +31,7 @@ PATCH = Patch(
     repair="a fix",
     references=("https://example.invalid/1",),
     variants=(Variant(Guard("toy", ">=1.0,<=1.1"), (Rewrite("toy.steps:step", "x * 2", "x * 3"),)),),
-    retire="never",
+    obsolete_when="never",
 )
 
 

@@ -22,7 +22,7 @@ DEFECT = "def step(x):\n    return x * 2\n"
 DEFECT_ELSEWHERE = "import os\n\n\ndef step(x, y=0):\n    y += 1\n    return x * 2\n"
 FIXED = "def step(x):\n    return x + x\n"
 REWRITE = Rewrite("toy.steps:step", "x * 2", "x * 3")
-ABOUT = {"summary": "s", "symptom": "s", "cause": "c", "references": ("r",), "retire": "never"}
+ABOUT = {"summary": "s", "symptom": "s", "cause": "c", "references": ("r",), "obsolete_when": "never"}
 
 
 def patch(versions, *changes, name="toy-step", **more):

@@ -20,7 +20,7 @@ MASKED_MEAN = Patch(
             (Rewrite("toy_framework.losses:masked_mean", "$TOTAL / len($LOSSES)", "$TOTAL / (sum(mask) or 1)"),),
         ),
     ),
-    retire="When toy-framework 1.x is no longer in use.",
+    obsolete_when="When toy-framework 1.x is no longer in use.",
 )
 
 

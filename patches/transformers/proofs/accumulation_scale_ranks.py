@@ -1,7 +1,7 @@
 """Steps of small models by ``Trainer`` over several micro-batches, on each of one or two ranks: ``--out FOLDER``.
 
 Each case as released, with transformers-accumulation-scale, some with transformers-moe-aux-loss as well, and after
-revert(). Beside it, in float64, the same steps from the losses' definitions: no Trainer, and no number of items.
+revert(). CoInstalled it, in float64, the same steps from the losses' definitions: no Trainer, and no number of items.
 """
 
 from __future__ import annotations

@@ -365,7 +365,7 @@ def test_a_fix_has_a_bound(new, package, said):
         assert "so nothing is written" in err
     status, out, err = said("new", "some-fix", "--from-diff", "/dev/zero")
     assert (status, out, err) == (2, "", "rlhf-patches: /dev/zero has more than 8 MiB\n")
-    # Beside a part that is drafted it is left to do.
+    # CoInstalled a part that is drafted it is left to do.
     fixed = OLD.replace("x - self.scale", "x + self.scale")
     package.list(package.write("more", OLD), package.site / name / "mod.py")
     text = diff(f"{name}/more.py", OLD, fixed) + HUNK.format(name, name, 2001) + "+        y = 1\n" * 2000

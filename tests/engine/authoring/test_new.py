@@ -60,8 +60,12 @@ def test_what_can_be_known_is_filled_in(said, target, patch_of, framework):
     assert patch.name == "some-bug"
     assert str(patch.variants[0].guard) == f"{framework.distribution} ==1.0"
     assert patch.variants[0].changes == (Rewrite(target, "x - $A", "x + $A"),)
-    left = {name for name in ("summary", "symptom", "cause", "repair", "retire") if getattr(patch, name)[:5] == "TODO:"}
-    assert left == {"summary", "symptom", "cause", "repair", "retire"}
+    left = {
+        name
+        for name in ("summary", "symptom", "cause", "repair", "obsolete_when")
+        if getattr(patch, name)[:5] == "TODO:"
+    }
+    assert left == {"summary", "symptom", "cause", "repair", "obsolete_when"}
     assert patch.references[0].startswith("TODO:")
 
 

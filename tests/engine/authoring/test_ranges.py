@@ -26,7 +26,7 @@ PATCH = Patch(\r
     cause="c",\r
     repair="r",\r
     references=("r",),\r
-    retire="never",\r
+    obsolete_when="never",\r
     variants=(Variant(Guard("Toy", ">=1.0,<=1.1"), (Rewrite("toy.steps:step", "x * 2", "x * 3"),)),),\r
 )\r
 """

@@ -23,7 +23,7 @@ ABOUT = {
     "symptom": "s",
     "cause": "c",
     "references": ("https://example.invalid",),
-    "retire": "never",
+    "obsolete_when": "never",
 }
 REPAIRED = Variant(Guard("some-dist", ""), (Rewrite("a.b:c", "$A", "$A + 1"),))
 SEEN = Variant(Guard("some-dist", ""), (Shape("a.b:c", "$A"),))
@@ -129,7 +129,10 @@ BAD_PATHS = [
             (Patch, "name", name, "expected kebab-case")
             for name in ("", "bug", "Some-Bug", "a_b", "a--b", "-a", "a-", "a-b\n", None)
         ),
-        *((Patch, text, " \n", f"{text} is empty") for text in ("summary", "symptom", "cause", "repair", "retire")),
+        *(
+            (Patch, text, " \n", f"{text} is empty")
+            for text in ("summary", "symptom", "cause", "repair", "obsolete_when")
+        ),
         *((Patch, text, "a\nb", f"{text} has several lines") for text in ("summary", "bug", "when")),
         (Patch, "harm", "bad", "harm is 'bad'; expected one of wrong gradient, wrong weights, "),
         *(

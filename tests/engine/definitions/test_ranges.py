@@ -115,7 +115,7 @@ def test_no_built_in_patch_needs_packaging():
     """So that `apply` does without for every release that is no pre-release."""
     for listed in LISTED:
         for variant in listed.variants:
-            for each in filter(None, (variant, variant.beside)):
+            for each in filter(None, (variant, variant.co_installed)):
                 assert ranges.plainly_contains(each.versions, "1.0") is not None, listed.name
 
 

@@ -53,7 +53,7 @@ BAD = {
     ),
     "defines a patch wrongly, further down": (
         "from rlhf_patches import Patch\n\n\nPATCH = Patch(\n    name='trl-bug',\n    summary='s',\n)",
-        "Error: Patch trl-bug lacks symptom, cause, repair, references, variants, retire (at {file}:4)",
+        "Error: Patch trl-bug lacks symptom, cause, repair, references, variants, obsolete_when (at {file}:4)",
     ),
 }
 

@@ -202,7 +202,7 @@ def test_who_acknowledges_what_is_no_patch_is_told(engine, patches, monkeypatch)
 def test_an_advice_is_a_warning_once_in_a_process_that_imports_the_code(
     framework, engine, patches, said, monkeypatch, asked
 ):
-    """Beside the first problem too. Strict mode is for what is refused."""
+    """CoInstalled the first problem too. Strict mode is for what is refused."""
     if asked:
         monkeypatch.setenv("RLHF_PATCHES_LOG", asked)
     monkeypatch.setenv("RLHF_PATCHES_STRICT", "1")
@@ -246,7 +246,7 @@ def test_an_advice_with_a_condition_is_a_warning_when_the_run_meets_its_bug(fram
     made.revert()
     assert module.add.__code__ is not code
     assert module.add(1, 3) == -2
-    with pytest.raises(DefinitionError, match="a condition has no tells"):
+    with pytest.raises(DefinitionError, match="a condition has no predicate"):
         dataclasses.replace(advice, conditions=(Condition(path),))
 
 

@@ -318,7 +318,7 @@ def test_a_condition_is_of_a_target(framework):
     condition = Condition("elsewhere:step", framework.path("fixes:uneven"))
     with pytest.raises(DefinitionError, match=r"a condition is of elsewhere:step; expected a target, .*mod:step"):
         dataclasses.replace(framework.patch(change), conditions=(condition,))
-    with pytest.raises(DefinitionError, match=r"Condition.tells is 'nowhere'"):
+    with pytest.raises(DefinitionError, match=r"Condition.predicate is 'nowhere'"):
         Condition("mod:step", "nowhere")
     with pytest.raises(DefinitionError, match=r"conditions is .*expected a tuple of Condition"):
         dataclasses.replace(framework.patch(change), conditions=[condition])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_patches import Beside, DefinitionError, Guard, Replace, Rewrite, Shape, Status, Variant, Wrap
+from rlhf_patches import CoInstalled, DefinitionError, Guard, Replace, Rewrite, Shape, Status, Variant, Wrap
 from rlhf_patches.definitions.registry import Registered
 from rlhf_patches.guards.fingerprints import fingerprint
 from rlhf_patches.offline import archive, evaluate
@@ -110,7 +110,7 @@ def neighbour(version, installed=True):
     def make(world):
         name = f"{world.framework.name}_neighbour"
         world.version("1.0")
-        world.guard = {"beside": Beside(name.replace("_", "-"), ">=3,<=5", package=name)}
+        world.guard = {"co_installed": CoInstalled(name.replace("_", "-"), ">=3,<=5", package=name)}
         world.patch()
         if installed:
             (world.framework.site / name).mkdir()

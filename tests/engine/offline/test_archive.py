@@ -274,7 +274,7 @@ def judge(path):
         repair="a fix",
         references=("https://example.invalid/1",),
         variants=(Variant(GUARD, (Rewrite("slime.deep.mod:add", "$A - $B", "$A + $B"),)),),
-        retire="never",
+        obsolete_when="never",
     )
     (row,) = evaluate.check(open_release(str(path)), [Registered(patch, "tests")])
     return row

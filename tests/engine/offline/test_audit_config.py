@@ -275,7 +275,7 @@ def test_all_that_there_is_may_be_excluded(tmp_path, monkeypatch, capsys, framew
     monkeypatch.chdir(tmp_path)
     framework.write("mod", "def f(x):\n    return x - 1\n")
     advice = framework.advice(Shape(framework.path("mod:f"), "$A - 1"), versions="<2")
-    advice = replace(advice, never_with=("fast=false",))
+    advice = replace(advice, excluded_by=("fast=false",))
     monkeypatch.setattr(registry, "load", lambda: ([registry.Registered(advice, "tests")], []))
     Path("pins").write_text(f"{framework.distribution}==1.0\n")
     Path("args.yaml").write_text("fast: off\n")
@@ -289,8 +289,8 @@ def test_all_that_there_is_may_be_excluded(tmp_path, monkeypatch, capsys, framew
 
 @pytest.mark.parametrize("wrong", ["stage", "=1", "stage=", "Stage=1", "stage=A", "a b=1", "stage=1||2", "stage=1, 2"])
 def test_settings_are_checked(wrong):
-    with pytest.raises(DefinitionError, match=r"never_with has .* expected 'key=value\|value' in lower case"):
-        replace(PATCHES[DAPO], never_with=(wrong,))
+    with pytest.raises(DefinitionError, match=r"excluded_by has .* expected 'key=value\|value' in lower case"):
+        replace(PATCHES[DAPO], excluded_by=(wrong,))
 
 
 def test_files_of_a_run_are_of_a_kind(run):

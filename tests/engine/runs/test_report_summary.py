@@ -70,10 +70,10 @@ def test_patches_for_other_releases_are_counted(report):
     assert report([made])[1].splitlines()[-2:] == ["a-bug  applied in 1", "2 patches for other releases"]
 
 
-def watched(pid, worst, told="", status="applied", values=10):
+def watched(pid, worst, warning="", status="applied", values=10):
     """A line with a watch that has seen one figure."""
     made = line(pid)
-    found = {"worst": worst, "at": f"step {pid}", "values": values} | ({"told": told} if told else {})
+    found = {"worst": worst, "at": f"step {pid}", "values": values} | ({"warning": warning} if warning else {})
     row = {**made["patches"][0], "name": "fw-watch", "kind": "watch", "status": status}
     made["patches"].append({**row, "observations": {"log-probabilities": found} if status == "applied" else {}})
     return made
@@ -97,12 +97,12 @@ def test_what_was_watched_and_the_worst_of_it(report):
 
 @pytest.mark.parametrize(("worst", "shown"), [(0.31, "0.31"), ("nan", "nan")])
 def test_what_a_watch_has_told_is_to_be_looked_at(report, worst, shown):
-    told = "they differ by much at step 1 (limit 0.1)"
-    lines = [watched(0, 0.01), watched(1, worst, told), watched(2, 0.05, told)]
+    warning = "they differ by much at step 1 (limit 0.1)"
+    lines = [watched(0, 0.01), watched(1, worst, warning), watched(2, 0.05, warning)]
     status, out, _ = report(lines)
     assert status == 1
     assert f"fw-watch, log-probabilities: {shown} at worst, at step 1, of 30 (node-a pid 1 rank 1)" in out
-    assert f"1 to look at:\n- fw-watch: {told} (node-a pid 1 rank 1, node-a pid 2 rank 2)" in out
+    assert f"1 to look at:\n- fw-watch: {warning} (node-a pid 1 rank 1, node-a pid 2 rank 2)" in out
     assert json.loads(report(lines, "--json")[1])["watched"][0]["worst"] == worst
 
 

@@ -22,7 +22,7 @@ from accelerate.state import AcceleratorState
 import rlhf_patches
 from rlhf_patches.proving import states
 from tests.harness import fsdp2_on_cpu
-from tests.harness.patience import wait_at_most
+from tests.harness.timeouts import wait_at_most
 
 NAME = "accelerate-fsdp2-load-by-position"
 RANK, STEPS, RATE = int(os.environ["RANK"]), 3, 1e-3

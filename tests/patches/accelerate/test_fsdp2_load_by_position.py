@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from rlhf_patches.patches.accelerate import fsdp2_load_by_position
+from tests.harness.forkserver import beside
 from tests.harness.logs import diagnosed
-from tests.harness.warm import beside
 
-HELD = {
-    "least reach": (
+RULE_COVERAGE = {
+    "minimal scope": (
         "test_what_has_no_other_entries_is_the_same",
         "test_where_a_tensor_is_missing_pairs_are_upstream_s",
     ),
-    "hands off": "because it reads two dictionaries and makes pairs of what is in them",
-    "whatever worked": (
+    "no side effects": "because it reads two dictionaries and makes pairs of what is in them",
+    "backward compatible": (
         "test_what_has_no_other_entries_is_the_same",
         "test_where_a_tensor_is_missing_pairs_are_upstream_s",
     ),
-    "no new wait": "test_where_a_tensor_is_missing_pairs_are_upstream_s",
+    "no new blocking": "test_where_a_tensor_is_missing_pairs_are_upstream_s",
 }
 WORKER = "tests.patches.accelerate.fsdp2_load_by_position_ranks"
 WRONG = ("QLoRA, on meta elsewhere", "QLoRA in bytes")

@@ -10,14 +10,14 @@ import torch
 
 from rlhf_patches.patches.accelerate import fsdp2_upcast
 from rlhf_patches.testing import untouched
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": ("test_what_is_float32_or_has_no_mixed_precision_is_the_same", "test_only_low_precision_is_cast"),
-    "hands off": "test_only_low_precision_is_cast",
-    "whatever worked": ("test_only_low_precision_is_cast", "test_a_model_with_4_bit_parameters_is_left_alone"),
+RULE_COVERAGE = {
+    "minimal scope": ("test_what_is_float32_or_has_no_mixed_precision_is_the_same", "test_only_low_precision_is_cast"),
+    "no side effects": "test_only_low_precision_is_cast",
+    "backward compatible": ("test_only_low_precision_is_cast", "test_a_model_with_4_bit_parameters_is_left_alone"),
     "known": "test_a_model_with_4_bit_parameters_is_left_alone",
-    "no new wait": "because it casts this rank's parameters: no lock, no collective",
+    "no new blocking": "because it casts this rank's parameters: no lock, no collective",
 }
 WORKER = "tests.patches.accelerate.fsdp2_upcast_ranks"
 WRONG = ("whole", "efficient loading", "first layer frozen", "tied")

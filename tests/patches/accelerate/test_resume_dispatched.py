@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_patches.patches.accelerate.resume_dispatched import of_all_ranks
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same",
-    "hands off": "because it reads three attributes of the loader and returns a number",
-    "whatever worked": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
-    "no new wait": "because it is a product of two numbers that every rank has; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same",
+    "no side effects": "because it reads three attributes of the loader and returns a number",
+    "backward compatible": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
+    "no new blocking": "because it is a product of two numbers that every rank has; no lock, no collective",
     "a dispatcher without a batch raises": "test_where_nothing_would_be_left_it_is_as_released",
     "it was": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
 }

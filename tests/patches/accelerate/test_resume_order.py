@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_patches.patches.accelerate.resume_order import of_its_epoch
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_only_a_new_loader_of_a_later_epoch_is_told",
-    "hands off": "test_the_loader_that_was_given_is_left_alone",
-    "whatever worked": ("test_what_was_right_is_the_same", "test_only_a_new_loader_of_a_later_epoch_is_told"),
-    "no new wait": "because it sets one number of one rank's loader; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_only_a_new_loader_of_a_later_epoch_is_told",
+    "no side effects": "test_the_loader_that_was_given_is_left_alone",
+    "backward compatible": ("test_what_was_right_is_the_same", "test_only_a_new_loader_of_a_later_epoch_is_told"),
+    "no new blocking": "because it sets one number of one rank's loader; no lock, no collective",
     "it was": "test_only_a_new_loader_of_a_later_epoch_is_told",
 }
 WORKER = "rlhf_patches.patches.accelerate.proofs.resume_order_ranks"

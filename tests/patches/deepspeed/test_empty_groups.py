@@ -11,21 +11,21 @@ import torch
 
 from rlhf_patches.patches.deepspeed import empty_groups
 from rlhf_patches.testing import untouched
+from tests.harness.forkserver import beside
 from tests.harness.logs import diagnosed
-from tests.harness.warm import beside
 
-HELD = {
-    "least reach": ("test_other_schedulers_are_left_alone", "test_what_was_right_is_the_same"),
-    "hands off": (
+RULE_COVERAGE = {
+    "minimal scope": ("test_other_schedulers_are_left_alone", "test_what_was_right_is_the_same"),
+    "no side effects": (
         "test_a_scheduler_s_optimizer_is_all_that_changes",
         "test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups",
     ),
-    "whatever worked": (
+    "backward compatible": (
         "test_what_was_right_is_the_same",
         "test_one_that_does_not_take_it_is_left_alone",
         "test_what_a_scheduler_sees_can_be_copied",
     ),
-    "no new wait": "because a scheduler that cannot be asked or assigned is passed over; no lock, no collective",
+    "no new blocking": "because a scheduler that cannot be asked or assigned is passed over; no lock, no collective",
     "known": "test_rates_of_those_that_are_left_are_paired_with_them",
     "itself in everything but `param_groups`": (
         "test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups"

@@ -10,12 +10,14 @@ import pytest
 
 from rlhf_patches.patches.deepspeed.conditions import rates_of_groups
 from rlhf_patches.patches.deepspeed.group_learning_rates import of_groups
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": "test_what_was_asked_for_is_the_same",
-    "hands off": "because one expression of the scheduler's own constructor is another one, which reads the optimizer",
-    "whatever worked": "test_what_was_asked_for_is_the_same",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_asked_for_is_the_same",
+    "no side effects": (
+        "because one expression of the scheduler's own constructor is another one, which reads the optimizer"
+    ),
+    "backward compatible": "test_what_was_asked_for_is_the_same",
     "known": (
         "test_a_subclass_that_makes_the_list_itself_gets_the_number",
         "test_rates_of_somebody_else_s_are_released",
@@ -24,7 +26,7 @@ HELD = {
         "test_a_subclass_that_makes_the_list_itself_gets_the_number",
         "test_rates_of_somebody_else_s_are_released",
     ),
-    "no new wait": "because a list is taken as a whole, in place of its first item; no lock, no collective",
+    "no new blocking": "because a list is taken as a whole, in place of its first item; no lock, no collective",
     "A `warmup_max_lr` that is given counts as before": "test_what_was_asked_for_is_the_same",
 }
 WORKER = "rlhf_patches.patches.deepspeed.proofs.group_learning_rates_ranks"

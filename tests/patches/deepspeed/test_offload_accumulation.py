@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from rlhf_patches.patches.deepspeed.proofs import offload_accumulation_ranks
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
-    "hands off": "test_what_is_kept_is_not_on_the_optimizer",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same_bit_for_bit",
+    "no side effects": "test_what_is_kept_is_not_on_the_optimizer",
+    "backward compatible": (
         "test_what_was_right_is_the_same_bit_for_bit",
         "test_masters_in_bfloat16",
         "test_zenflow_s_steps_of_two_are_right",
     ),
-    "no new wait": "because what is added is a copy between buffers of one rank and a set; no lock, no collective",
+    "no new blocking": "because what is added is a copy between buffers of one rank and a set; no lock, no collective",
     "A step of one micro-batch makes no copy, as before": "test_a_step_of_one_micro_batch_makes_no_copy",
     "ZenFlow's gradients are those of the definition": "test_zenflow_loses_them_of_zero_1_too",
     "An accumulation of 2 is right": "test_what_was_right_is_the_same_bit_for_bit",

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from rlhf_patches.patches.deepspeed.conditions import trained_on_what_was_left
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 from tests.patches.deepspeed import offload_rare_parameters_ranks
 
-HELD = {
-    "least reach": "because nothing is applied: an advice",
-    "hands off": "because nothing is applied: an advice",
-    "whatever worked": "test_what_is_wrong_and_what_is_right",
-    "no new wait": "because nothing is applied: an advice",
+RULE_COVERAGE = {
+    "minimal scope": "because nothing is applied: an advice",
+    "no side effects": "because nothing is applied: an advice",
+    "backward compatible": "test_what_is_wrong_and_what_is_right",
+    "no new blocking": "because nothing is applied: an advice",
 }
 WORKER = offload_rare_parameters_ranks.__name__
 CASES = sorted(offload_rare_parameters_ranks.CASES)

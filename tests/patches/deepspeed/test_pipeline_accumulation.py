@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.deepspeed.accumulation_scale_ranks"
 NAME = "deepspeed-pipeline-accumulation"
@@ -20,11 +20,11 @@ RIGHT = (
     *("no_sync", "engine", "engine, ZeRO-1", "engine, caller's", "engine, user's own name"),
 )
 WITH_ZERO1 = ("pipeline, ZeRO-1", "pipeline, bfloat16")
-HELD = {
-    "least reach": "test_without_stages_nothing_changes",
-    "hands off": "test_earlier_stages_have_their_whole_gradient",  # the engine's attributes
-    "whatever worked": "test_without_stages_nothing_changes",
-    "no new wait": "because each stage asks itself whether it is the last; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_without_stages_nothing_changes",
+    "no side effects": "test_earlier_stages_have_their_whole_gradient",  # the engine's attributes
+    "backward compatible": "test_without_stages_nothing_changes",
+    "no new blocking": "because each stage asks itself whether it is the last; no lock, no collective",
     "Engines without stages, and pipelines of one stage, are as released": "test_without_stages_nothing_changes",
     "Only the last stage divides": "test_earlier_stages_have_their_whole_gradient",
     "in bfloat16 or float32 only": "because DeepSpeed itself raises without ZeRO, with the patch and without",

@@ -12,17 +12,19 @@ import pytest
 
 from rlhf_patches.patches.deepspeed import topk_drops
 from rlhf_patches.patches.deepspeed.proofs import topk_drops_ranks
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = topk_drops_ranks.__name__
 ROUNDING = 1e-5
 WRONG = ("around zero", "negative", "three", "room", "evaluation")
 SAME = ("positive", "nothing dropped")
-HELD = {
-    "least reach": "test_elsewhere_nothing_changes",
-    "hands off": "because one tensor that the function makes itself has other numbers at places that nobody chose",
-    "whatever worked": "test_elsewhere_nothing_changes",
-    "no new wait": "because nothing is called that was not, and shapes are what they were",
+RULE_COVERAGE = {
+    "minimal scope": "test_elsewhere_nothing_changes",
+    "no side effects": (
+        "because one tensor that the function makes itself has other numbers at places that nobody chose"
+    ),
+    "backward compatible": "test_elsewhere_nothing_changes",
+    "no new blocking": "because nothing is called that was not, and shapes are what they were",
     "as released": "test_experts_take_all_that_they_have_room_for",  # logits choose in the reference, too
     "nothing changes, bit for bit": ("test_elsewhere_nothing_changes", "test_a_logit_of_0_counts_as_chosen"),
     "Left alone": "test_elsewhere_nothing_changes",
@@ -77,7 +79,7 @@ def test_the_newest_release_keeps_as_many_and_is_left_alone(run_ranks):
 def test_what_a_run_is_told_does_not_depend_on_the_number_of_choices():
     """The function drops of one choice and of two as well, if a gate of the user's own calls it so."""
     (condition,) = topk_drops.PATCH.conditions
-    module, _, name = condition.tells.partition(":")
+    module, _, name = condition.predicate.partition(":")
     tells = getattr(importlib.import_module(module), name)
     assert "k" not in inspect.signature(tells).parameters
     assert [tells(True, "probs"), tells(True, "position"), tells(False, "probs")] == [True, False, False]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.deepspeed.accumulation_scale_ranks"
 NAME = "deepspeed-unscaled-accumulation"
@@ -34,11 +34,11 @@ RIGHT = (
     "engine, caller's",
     "pipeline, one micro-batch",
 )
-HELD = {
-    "least reach": "test_what_was_divided_once_stays_as_it_was",
-    "hands off": "test_unscaled_micro_batches_are_divided",  # the engine's attributes
-    "whatever worked": "test_what_was_divided_once_stays_as_it_was",
-    "no new wait": "because one condition in a function of one rank asks less; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_divided_once_stays_as_it_was",
+    "no side effects": "test_unscaled_micro_batches_are_divided",  # the engine's attributes
+    "backward compatible": "test_what_was_divided_once_stays_as_it_was",
+    "no new blocking": "because one condition in a function of one rank asks less; no lock, no collective",
     "as before 0.16.0": "test_unscaled_micro_batches_are_divided",
     "losses are as released": "because the condition goes on asking for DeepCompile, which needs a GPU",
 }

@@ -8,13 +8,13 @@ import pytest
 
 from rlhf_patches.patches.deepspeed.proofs import zero1_last_micro_batch_ranks
 from rlhf_patches.patches.deepspeed.zero1_last_micro_batch import comes_first
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": "test_other_optimizers_are_the_same_bit_for_bit",
-    "hands off": "because two calls within the engine's own epilogue change places; nothing is assigned",
-    "whatever worked": "test_other_optimizers_are_the_same_bit_for_bit",
-    "no new wait": "because the same calls are made on every rank, the collectives among them in the same order",
+RULE_COVERAGE = {
+    "minimal scope": "test_other_optimizers_are_the_same_bit_for_bit",
+    "no side effects": "because two calls within the engine's own epilogue change places; nothing is assigned",
+    "backward compatible": "test_other_optimizers_are_the_same_bit_for_bit",
+    "no new blocking": "because the same calls are made on every rank, the collectives among them in the same order",
     "the patch is applied, and changes nothing": "test_on_0_18_4_it_changes_nothing",
     "is left as released": "test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released",
     "Other optimizers' runs where it did": "test_other_optimizers_are_the_same_bit_for_bit",

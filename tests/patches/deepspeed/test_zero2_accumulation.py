@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rlhf_patches.patches.deepspeed.proofs import zero2_accumulation_ranks
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": "test_with_it_all_micro_batches_count",
-    "hands off": "because one condition in the optimizer's own epilogue asks another of its own dictionaries",
-    "whatever worked": "test_with_it_all_micro_batches_count",
-    "no new wait": "because each rank adds to its own gradients; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_with_it_all_micro_batches_count",
+    "no side effects": "because one condition in the optimizer's own epilogue asks another of its own dictionaries",
+    "backward compatible": "test_with_it_all_micro_batches_count",
+    "no new blocking": "because each rank adds to its own gradients; no lock, no collective",
     "It stays with the patch": "because the buckets that `contiguous_gradients: false` makes are not what is patched",
 }
 CASES = zero2_accumulation_ranks.CASES

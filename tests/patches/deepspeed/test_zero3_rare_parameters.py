@@ -9,13 +9,16 @@ import torch
 
 from rlhf_patches.patches.deepspeed import zero3_rare_parameters
 from rlhf_patches.patches.deepspeed.proofs import zero3_rare_parameters_ranks
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": "test_where_everything_is_used_nothing_more_is_computed",
-    "hands off": "test_what_is_kept_is_not_on_the_optimizer",
-    "whatever worked": ("test_what_was_right_is_the_same_bit_for_bit", "test_a_gradient_that_is_set_by_hand_counts"),
-    "no new wait": "test_where_everything_is_used_nothing_more_is_computed",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_everything_is_used_nothing_more_is_computed",
+    "no side effects": "test_what_is_kept_is_not_on_the_optimizer",
+    "backward compatible": (
+        "test_what_was_right_is_the_same_bit_for_bit",
+        "test_a_gradient_that_is_set_by_hand_counts",
+    ),
+    "no new blocking": "test_where_everything_is_used_nothing_more_is_computed",
     "A gradient that was set by hand": "test_a_gradient_that_is_set_by_hand_counts",
     "no operator more runs": "test_where_everything_is_used_nothing_more_is_computed",
     "numbers are the same bit for bit": "test_what_was_right_is_the_same_bit_for_bit",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import beside, with_rewards
 from tests.harness.logs import diagnosed
-from tests.harness.warm import beside, with_rewards
 
 WORKER = "tests.patches.math_verify.thread_ranks"
 NAME = "math-verify-thread"
@@ -13,11 +13,11 @@ RIGHT = [1, 1, 1, 0, 0, 1]
 """By hand: 2/4 is 0.5; 3; {1, 2}; 1/3 is not 0.5; no answer; the root of 8."""
 THREADED = "doesn't support threaded environment due to usage of signal.alarm()"
 
-HELD = {
-    "least reach": "test_the_main_thread_finds_the_same_as_before",
-    "hands off": "because it returns a function in place of another, and holds no object of the user's",
-    "whatever worked": ("test_the_main_thread_finds_the_same_as_before", "test_a_limit_within_a_limit"),
-    "no new wait": (
+RULE_COVERAGE = {
+    "minimal scope": "test_the_main_thread_finds_the_same_as_before",
+    "no side effects": "because it returns a function in place of another, and holds no object of the user's",
+    "backward compatible": ("test_the_main_thread_finds_the_same_as_before", "test_a_limit_within_a_limit"),
+    "no new blocking": (
         "test_nobody_waits_for_a_turn_longer_than_its_own_seconds",
         "test_a_function_that_waits_for_threads_of_its_own_ends",
     ),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import trainer
+from tests.harness.forkserver import trainer
 
 WORKER = "tests.patches.megatron_bridge.disable_adapter_ranks"
 #: float32 against float64, of the largest value; seen: 3e-7. An adapter shows as more than 1.
 TOLERANCE = 1e-5
-HELD = {
-    "least reach": "test_with_it_the_outer_context_has_the_base_model_to_its_end",
-    "hands off": "test_what_else_the_release_takes",  # within `untouched`
-    "whatever worked": "test_what_else_the_release_takes",
-    "no new wait": "because it reads flags and switches layers off; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_with_it_the_outer_context_has_the_base_model_to_its_end",
+    "no side effects": "test_what_else_the_release_takes",  # within `untouched`
+    "backward compatible": "test_what_else_the_release_takes",
+    "no new blocking": "because it reads flags and switches layers off; no lock, no collective",
     "on, as released": "test_what_was_off_before_stays_off",
 }
 INNER = ("inner", "inner raises", "two chunks")

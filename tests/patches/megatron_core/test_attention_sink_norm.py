@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.harness import look_alikes
-from tests.harness.warm import megatron_with_transformer_engine
+from tests.harness.forkserver import megatron_with_transformer_engine
 
 WORKER = "tests.patches.megatron_core.transformer_engine_norms_ranks"
 PATCH = "megatron-core-attention-sink-norm"
 FLOAT32 = 1e-6
-HELD = {
-    "least reach": "test_the_sinks_of_all_ranks_count",  # data parallelism alone
-    "hands off": "because it marks a parameter while its layer is made, as Megatron's linear layers do",
-    "whatever worked": "test_the_sinks_of_all_ranks_count",
+RULE_COVERAGE = {
+    "minimal scope": "test_the_sinks_of_all_ranks_count",  # data parallelism alone
+    "no side effects": "because it marks a parameter while its layer is made, as Megatron's linear layers do",
+    "backward compatible": "test_the_sinks_of_all_ranks_count",
     "known": "test_a_class_of_a_user_s_that_marks_its_sinks",
-    "no new wait": "because it sets attributes; no lock, no collective",
+    "no new blocking": "because it sets attributes; no lock, no collective",
     "stays as it is": ("test_the_sinks_of_all_ranks_count", "test_it_marks_divided_sinks_alone"),
     "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",
     "has only one of the two classes": "because megatron-core has the other class where TransformerEngine is installed",

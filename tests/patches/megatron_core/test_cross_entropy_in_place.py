@@ -6,18 +6,18 @@ import functools
 
 import pytest
 
-from tests.harness.warm import TORCH, megatron
+from tests.harness.forkserver import TORCH, megatron
 
 WORKER = "tests.patches.megatron_core.cross_entropy_in_place_ranks"
 # Float32 arithmetic on logits up to 16 and sums of 64 to 256 terms; gradients are rounded to the logits' dtype once.
 LOSSES = 16 * 2**-20
 GRADIENT = {"float32": 2**-20, "bfloat16": 2**-8, "float16": 2**-11 + 2**-20}
 IN_PLACE = {"backward in place": 1}
-HELD = {
-    "least reach": "test_losses_gradients_and_collectives",  # label smoothing stays Megatron's own, bit for bit
-    "hands off": "test_the_callers_logits_are_what_they_were",
-    "whatever worked": ("test_whatever_megatron_takes", "test_within_torch_compile"),
-    "no new wait": "because every rank makes two all-reduces, or Megatron's own; no lock is held",
+RULE_COVERAGE = {
+    "minimal scope": "test_losses_gradients_and_collectives",  # label smoothing stays Megatron's own, bit for bit
+    "no side effects": "test_the_callers_logits_are_what_they_were",
+    "backward compatible": ("test_whatever_megatron_takes", "test_within_torch_compile"),
+    "no new blocking": "because every rank makes two all-reduces, or Megatron's own; no lock is held",
     "leaves the logits as they are": "test_the_callers_logits_are_what_they_were",
     "bit for bit": ("test_losses_gradients_and_collectives", "test_whatever_megatron_takes"),
     "Label smoothing stays": "test_whatever_megatron_takes",

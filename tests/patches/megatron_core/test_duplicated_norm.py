@@ -8,17 +8,17 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import look_alikes
-from tests.harness.warm import megatron_with_transformer_engine
+from tests.harness.forkserver import megatron_with_transformer_engine
 
 WORKER = "tests.patches.megatron_core.transformer_engine_norms_ranks"
 PATCH = "megatron-core-duplicated-norm"
 FLOAT32 = 1e-6
-HELD = {
-    "least reach": "test_each_weight_counts_once",  # data parallelism alone
-    "hands off": "because it marks a parameter while its layer is made, as Megatron does two lines before",
-    "whatever worked": "test_each_weight_counts_once",
+RULE_COVERAGE = {
+    "minimal scope": "test_each_weight_counts_once",  # data parallelism alone
+    "no side effects": "because it marks a parameter while its layer is made, as Megatron does two lines before",
+    "backward compatible": "test_each_weight_counts_once",
     "known": "test_adapters_of_mcore_bridge_are_those_that_were_saved",
-    "no new wait": "because it sets an attribute; no lock, no collective",
+    "no new blocking": "because it sets an attribute; no lock, no collective",
     "stay as they are": "test_each_weight_counts_once",
     "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",
 }

@@ -10,17 +10,17 @@ import torch
 
 from rlhf_patches.patches.megatron_core.conditions import counts_in_half
 from rlhf_patches.patches.megatron_core.expert_counts import in_float32, keep_counts
-from tests.harness.warm import megatron
+from tests.harness.forkserver import megatron
 
-HELD = {
-    "least reach": "test_all_else_is_as_before",
-    "hands off": "test_only_counters_in_half_precision_are_touched",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_all_else_is_as_before",
+    "no side effects": "test_only_counters_in_half_precision_are_touched",
+    "backward compatible": (
         "test_all_else_is_as_before",
         "test_only_counters_in_half_precision_are_touched",
         "test_a_forward_compiles_as_before",
     ),
-    "no new wait": "test_ranks_add_up_one_precision",  # the all-reduce is Megatron's own
+    "no new blocking": "test_ranks_add_up_one_precision",  # the all-reduce is Megatron's own
     "as before, bit for bit": "test_all_else_is_as_before",
     "moves by the rate": "test_what_bf16_can_count_moves_the_same",
     "is what was counted": "test_only_counters_in_half_precision_are_touched",

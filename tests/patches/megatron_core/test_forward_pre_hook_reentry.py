@@ -12,14 +12,14 @@ import pytest
 
 import rlhf_patches
 from tests.harness import look_alikes
+from tests.harness.forkserver import PACKAGES, Level
 from tests.harness.logs import diagnosed
-from tests.harness.warm import PACKAGES, Level
 
-HELD = {
-    "least reach": "test_without_overlap_param_gather_both_calls_raise_as_before",
-    "hands off": "test_either_call_in_either_state",
-    "whatever worked": ("test_either_call_in_either_state", "test_a_half_registered_state_still_raises"),
-    "no new wait": "test_parameters_are_synchronised_when_asked_for",
+RULE_COVERAGE = {
+    "minimal scope": "test_without_overlap_param_gather_both_calls_raise_as_before",
+    "no side effects": "test_either_call_in_either_state",
+    "backward compatible": ("test_either_call_in_either_state", "test_a_half_registered_state_still_raises"),
+    "no new blocking": "test_parameters_are_synchronised_when_asked_for",
     "as before": "test_a_half_registered_state_still_raises",
 }
 

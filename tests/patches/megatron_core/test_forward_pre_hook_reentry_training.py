@@ -69,11 +69,11 @@ COLD = (ROLLOUTS, *PRE_HOOKS_ONLY, "--save")
 
 
 @pytest.mark.exhaustive
-def test_the_site_hook_patches_torchrun_workers(run_cold, installed, reference):
-    """The built wheel, no line of ours in the training script; bit for bit what forks of a warm process compute."""
-    assert_same_training(run_cold(*COLD, python=installed.python, RLHF_PATCHES_AUTOLOAD="1"), reference)
+def test_the_site_hook_patches_torchrun_workers(run_with_torchrun, installed, reference):
+    """The built wheel, no line of ours in the training script; bit for bit what forks of a fork server compute."""
+    assert_same_training(run_with_torchrun(*COLD, python=installed.python, RLHF_PATCHES_AUTOLOAD="1"), reference)
 
 
 @pytest.mark.exhaustive
-def test_not_asked_for_the_installed_wheel_patches_no_torchrun_workers(run_cold, installed):
-    assert_failure(run_cold(*COLD, python=installed.python), "KeyError", "GPTModel(", rollout=1, doing="save")
+def test_not_asked_for_the_installed_wheel_patches_no_torchrun_workers(run_with_torchrun, installed):
+    assert_failure(run_with_torchrun(*COLD, python=installed.python), "KeyError", "GPTModel(", rollout=1, doing="save")

@@ -6,18 +6,23 @@ import functools
 
 import pytest
 
-from tests.harness.warm import megatron
+from tests.harness.forkserver import megatron
 
 WORKER = "tests.patches.megatron_core.gdn_norm_gradient_ranks"
 # Float32 against float64, sums over 24 tokens of products through a recurrence of 12; the worst seen is 4e-6.
 EXACT = 2**-16
 NORM = "layers.0.out_norm.weight"
-HELD = {
-    "least reach": "test_the_sum_is_megatrons_own_where_it_makes_one",
-    "hands off": "test_the_norms_gradient_is_that_of_all_heads",  # every other gradient is what it was, bit for bit
-    "whatever worked": ("test_the_sum_is_megatrons_own_where_it_makes_one", "test_a_frozen_norm", "test_users_repairs"),
+RULE_COVERAGE = {
+    "minimal scope": "test_the_sum_is_megatrons_own_where_it_makes_one",
+    # every other gradient is what it was, bit for bit
+    "no side effects": "test_the_norms_gradient_is_that_of_all_heads",
+    "backward compatible": (
+        "test_the_sum_is_megatrons_own_where_it_makes_one",
+        "test_a_frozen_norm",
+        "test_users_repairs",
+    ),
     "known": "test_users_repairs",
-    "no new wait": "test_the_norms_gradient_is_that_of_all_heads",  # one all-reduce more, which all ranks make
+    "no new blocking": "test_the_norms_gradient_is_that_of_all_heads",  # one all-reduce more, which all ranks make
     "bit for bit": "test_the_sum_is_megatrons_own_where_it_makes_one",
     "nothing else": "test_the_norms_gradient_is_that_of_all_heads",
 }

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import megatron_with_transformer_engine
+from tests.harness.forkserver import megatron_with_transformer_engine
 
 WORKER = "tests.patches.megatron_core.transformer_engine_norms_ranks"
 PATCH = "megatron-core-grouped-experts-norm"
 FLOAT32 = 1e-6
-HELD = {
-    "least reach": "test_all_experts_count",  # layouts that have no such experts
-    "hands off": "because it marks a parameter while its layer is made, as TransformerEngine did",
-    "whatever worked": "test_all_experts_count",
+RULE_COVERAGE = {
+    "minimal scope": "test_all_experts_count",  # layouts that have no such experts
+    "no side effects": "because it marks a parameter while its layer is made, as TransformerEngine did",
+    "backward compatible": "test_all_experts_count",
     "known": "test_all_experts_count",
-    "no new wait": "because it sets attributes; no lock, no collective",
+    "no new blocking": "because it sets attributes; no lock, no collective",
     "stays as it is": "test_all_experts_count",
     "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",
 }

@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from rlhf_patches.patches.megatron_core.conditions import parts_of_a_sequence, tokens_of_a_rank, z_loss_of_a_rank
-from tests.harness.warm import MEGATRON, megatron
+from tests.harness.forkserver import MEGATRON, megatron
 
 WORKER = "tests.patches.megatron_core.moe_auxiliary_ranks"
 PER_TOKEN, CONTEXT = "megatron-core-moe-auxiliary-per-token", "megatron-core-moe-auxiliary-context"
 PADDING, GLOBAL = "megatron-core-moe-auxiliary-padding", "megatron-core-moe-auxiliary-global"
-HELD = {
-    "least reach": "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
-    "hands off": "because one factor more is in an expression",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
+    "no side effects": "because one factor more is in an expression",
+    "backward compatible": (
         "test_a_mean_over_a_micro_batch_is_megatron_s_bit_for_bit",
         "test_one_rank",
         "test_a_padding_mask",
     ),
-    "no new wait": "because a group's size is asked, which is known on each rank; no lock, no collective",
+    "no new blocking": "because a group's size is asked, which is known on each rank; no lock, no collective",
     "and that without": "test_per_token",
     "that of all ranks as released": "test_a_padding_mask",
     "bit for bit as before": (

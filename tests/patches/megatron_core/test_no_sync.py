@@ -12,14 +12,14 @@ import pytest
 from tests.harness.by_case import exhaustive_but
 from tests.harness.training_checks import assert_failure, assert_same_training
 
-HELD = {
-    "least reach": "because the question is within the assertion that only overlapped gradient reduction reaches",
-    "hands off": "because it looks at config.no_sync_func, and assigns nothing",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "because the question is within the assertion that only overlapped gradient reduction reaches",
+    "no side effects": "because it looks at config.no_sync_func, and assigns nothing",
+    "backward compatible": (
         "test_a_custom_no_sync_func_is_still_rejected",
         "test_actor_and_critic_on_one_config_reduce_their_own_gradients",
     ),
-    "no new wait": "because it says yes where an assertion failed, and takes no lock",
+    "no new blocking": "because it says yes where an assertion failed, and takes no lock",
     "as before": "test_a_custom_no_sync_func_is_still_rejected",
 }
 
@@ -88,8 +88,10 @@ def test_disabled_it_stays_away(train):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["swift", "megatron-bridge", "verl"])
-def test_the_site_hook_patches_torchrun_workers(train, run_cold, installed, name):
-    """The built wheel and fresh interpreters: bit for bit what forks of a warm process compute."""
+def test_the_site_hook_patches_torchrun_workers(train, run_with_torchrun, installed, name):
+    """The built wheel and fresh interpreters: bit for bit what forks of a fork server compute."""
     arguments = ("--entry", ENTRIES[name], "--save")
-    cold = run_cold("tests.harness.rollout_training", *arguments, python=installed.python, RLHF_PATCHES_AUTOLOAD="1")
-    assert_same_training(cold, train(*arguments, "--apply"))
+    torchrun = run_with_torchrun(
+        "tests.harness.rollout_training", *arguments, python=installed.python, RLHF_PATCHES_AUTOLOAD="1"
+    )
+    assert_same_training(torchrun, train(*arguments, "--apply"))

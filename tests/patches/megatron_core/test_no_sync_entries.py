@@ -10,8 +10,8 @@ from rlhf_patches import Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.offline import evaluate
 from tests.harness import look_alikes
+from tests.harness.forkserver import trainer
 from tests.harness.logs import diagnosed
-from tests.harness.warm import trainer
 
 MESSAGE = "When overlap_grad_reduce is True, config.no_sync_func must be None"
 WORKER = "tests.patches.megatron_core.no_sync_entries_ranks"

@@ -6,13 +6,13 @@ import functools
 
 import pytest
 
-from tests.harness.warm import megatron
+from tests.harness.forkserver import megatron
 
-HELD = {
-    "least reach": "test_where_nothing_was_lost_all_is_the_same",
-    "hands off": "because it writes where Megatron does: to the optimizer's own copies of what was loaded",
-    "whatever worked": "test_where_nothing_was_lost_all_is_the_same",
-    "no new wait": "because a rank copies its own tensors; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_nothing_was_lost_all_is_the_same",
+    "no side effects": "because it writes where Megatron does: to the optimizer's own copies of what was loaded",
+    "backward compatible": "test_where_nothing_was_lost_all_is_the_same",
+    "no new blocking": "because a rank copies its own tensors; no lock, no collective",
     "as before": "test_where_nothing_was_lost_all_is_the_same",
     "bit for bit": "test_where_nothing_was_lost_all_is_the_same",
     "nothing is changed": "because FP32Optimizer and Float16OptimizerWithFloat16Params have a function of their own",

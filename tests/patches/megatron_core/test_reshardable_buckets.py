@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from rlhf_patches.patches.megatron_core.reshardable_buckets import padding_before
-from tests.harness.warm import megatron
+from tests.harness.forkserver import megatron
 
-HELD = {
-    "least reach": "test_one_bucket_is_as_before",
-    "hands off": "because it chooses which part of gathered tensors is saved, and writes to none",
-    "whatever worked": ("test_one_bucket_is_as_before", "test_what_was_saved_before_is_loaded_as_before"),
-    "no new wait": "because a rank looks at its own buckets; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_one_bucket_is_as_before",
+    "no side effects": "because it chooses which part of gathered tensors is saved, and writes to none",
+    "backward compatible": ("test_one_bucket_is_as_before", "test_what_was_saved_before_is_loaded_as_before"),
+    "no new blocking": "because a rank looks at its own buckets; no lock, no collective",
     "Loading is as before": "test_what_was_saved_before_is_loaded_as_before",
     "as before": "test_one_bucket_is_as_before",
     "bit for bit": "test_one_bucket_is_as_before",

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_patches.patches.megatron_core.resume_groups import saved_group
-from tests.harness.warm import MEGATRON, megatron
+from tests.harness.forkserver import MEGATRON, megatron
 
-HELD = {
-    "least reach": "test_where_each_group_has_its_own_key_all_is_the_same",
-    "hands off": "because it chooses among the groups that were loaded, and writes to none",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_where_each_group_has_its_own_key_all_is_the_same",
+    "no side effects": "because it chooses among the groups that were loaded, and writes to none",
+    "backward compatible": (
         "test_rates_that_were_changed_for_the_resume",
         "test_what_else_may_have_been_saved",
     ),
-    "no new wait": "because a rank compares its own dictionaries; no lock, no collective",
+    "no new blocking": "because a rank compares its own dictionaries; no lock, no collective",
     "as before": ("test_where_each_group_has_its_own_key_all_is_the_same", "test_what_else_may_have_been_saved"),
     "those of before the patch are read": "test_a_checkpoint_is_what_it_was",
 }

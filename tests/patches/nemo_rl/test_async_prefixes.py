@@ -12,13 +12,13 @@ import subprocess
 import pytest
 
 from tests.harness import look_alikes
-from tests.harness.warm import PACKAGES, Level
+from tests.harness.forkserver import PACKAGES, Level
 
-HELD = {
-    "least reach": "test_the_rest_is_as_released",
-    "hands off": "because it calls what NeMo-RL calls there itself, and writes nothing",
-    "whatever worked": ("test_the_rest_is_as_released", "test_a_reset_that_fails_stops_nothing"),
-    "no new wait": "because it is NeMo-RL's own call, within its own try, once no generation is running",
+RULE_COVERAGE = {
+    "minimal scope": "test_the_rest_is_as_released",
+    "no side effects": "because it calls what NeMo-RL calls there itself, and writes nothing",
+    "backward compatible": ("test_the_rest_is_as_released", "test_a_reset_that_fails_stops_nothing"),
+    "no new blocking": "because it is NeMo-RL's own call, within its own try, once no generation is running",
     "Left alone": "test_the_rest_is_as_released",
     "as released": "test_the_rest_is_as_released",
 }

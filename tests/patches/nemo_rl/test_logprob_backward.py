@@ -12,13 +12,13 @@ import subprocess
 import pytest
 
 from tests.harness import look_alikes
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.forkserver import MEGATRON, TORCH, Level
 
-HELD = {
-    "least reach": "test_what_computes_in_the_dtype_of_the_logits_is_left_alone",
-    "hands off": "test_numbers_memory_and_collectives",
-    "whatever worked": "test_within_torch_compile",
-    "no new wait": "because every rank makes one all-reduce of maxima and one of sums; no lock is held",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_computes_in_the_dtype_of_the_logits_is_left_alone",
+    "no side effects": "test_numbers_memory_and_collectives",
+    "backward compatible": "test_within_torch_compile",
+    "no new blocking": "because every rank makes one all-reduce of maxima and one of sums; no lock is held",
     "Left alone": "test_what_computes_in_the_dtype_of_the_logits_is_left_alone",
 }
 

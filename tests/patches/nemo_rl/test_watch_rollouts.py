@@ -14,14 +14,14 @@ import pytest
 from rlhf_patches.patches.nemo_rl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import look_alikes
-from tests.harness.warm import PACKAGES, Level
+from tests.harness.forkserver import PACKAGES, Level
 from tests.patches.nemo_rl.watch_rollouts_cases import CASES
 
-HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
-    "hands off": "test_results_are_the_same",
-    "whatever worked": ("test_results_are_the_same", "test_nothing_is_said_of_a_right_run"),
-    "no new wait": "because it reads tensors that are in the host's memory, and asks where they are first",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_is_said_of_a_right_run",
+    "no side effects": "test_results_are_the_same",
+    "backward compatible": ("test_results_are_the_same", "test_nothing_is_said_of_a_right_run"),
+    "no new blocking": "because it reads tensors that are in the host's memory, and asks where they are first",
 }
 CLONE = os.environ.get("NEMO_RL_CLONE", "")
 FILES = ("nemo_rl/algorithms/grpo.py", "nemo_rl/utils/logger.py")
@@ -32,7 +32,7 @@ RIGHT = [name for name, case in CASES.items() if name not in WRONG and case.get(
 class TestContract(PatchContract):
     patch = WATCH
     open_range = "it looks at whatever takes the same arguments, and says nothing where it finds something else"
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(
@@ -71,7 +71,7 @@ def test_it_says_once_what_is_wrong(report, case):
     worst = max(report[case]["differences"])
     found = report[case]["observed"]["log-probabilities"]
     assert (found["worst"], found["at"], found["values"]) == (pytest.approx(worst), "step 3", 3)
-    assert found["told"]
+    assert found["warning"]
 
 
 @pytest.mark.parametrize("case", RIGHT)

@@ -6,18 +6,18 @@ import math
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 BOUND = 10.0
 FIXED = "0.11.2"
-HELD = {
-    "least reach": "test_as_released_the_gradient_is_nan_and_nothing_else_changes",
-    "hands off": "because it computes a new tensor of two that it only reads",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_as_released_the_gradient_is_nan_and_nothing_else_changes",
+    "no side effects": "because it computes a new tensor of two that it only reads",
+    "backward compatible": (
         "test_estimate_and_gradient_are_those_of_the_formula",
         "test_without_any_probability_under_the_policy_it_is_the_bound",
     ),
-    "no new wait": "because it computes on one rank's tensors; no lock, no collective",
+    "no new blocking": "because it computes on one rank's tensors; no lock, no collective",
     "bit for bit": "test_as_released_the_gradient_is_nan_and_nothing_else_changes",
     "there it is the bound": "test_without_any_probability_under_the_policy_it_is_the_bound",
 }

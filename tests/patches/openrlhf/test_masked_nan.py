@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from rlhf_patches.patches.openrlhf.masked_nan import selected
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 LOW, HIGH, DUAL, CLIP = 0.5, 5.0, 1.5, 0.2
 OBJECTIVES = ["ppo", "dual", "gspo", "tis", "icepop", "seq-mask-tis"]
@@ -17,15 +17,15 @@ ROUNDING = 1e-6
 """A dozen float32 numbers of size 1 and less."""
 
 
-HELD = {
-    "least reach": "test_without_a_mask_everything_counts",
-    "hands off": "test_its_inputs_are_left_as_they_are",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_without_a_mask_everything_counts",
+    "no side effects": "test_its_inputs_are_left_as_they_are",
+    "backward compatible": (
         "test_what_is_trained_has_the_same_bits_in_every_type",
         "test_the_divergence_in_half_precision",
         "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
     ),
-    "no new wait": "because it selects within one rank's tensors: no lock, no collective, and nothing that raises",
+    "no new blocking": "because it selects within one rank's tensors: no lock, no collective, and nothing that raises",
     "bit for bit": (
         "test_what_is_trained_has_the_same_bits_in_every_type",
         "test_loss_and_gradient_are_those_of_the_formula",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": "test_alike_or_alone_nothing_changes",
-    "hands off": "test_the_parameters_that_were_given_stay_as_they_are",
-    "whatever worked": "test_alike_or_alone_nothing_changes",
-    "no new wait": "because it is a copy of one small object",
+RULE_COVERAGE = {
+    "minimal scope": "test_alike_or_alone_nothing_changes",
+    "no side effects": "test_the_parameters_that_were_given_stay_as_they_are",
+    "backward compatible": "test_alike_or_alone_nothing_changes",
+    "no new blocking": "because it is a copy of one small object",
     "Left alone": "because nothing but the parameters is copied",
     "nothing changes": "test_alike_or_alone_nothing_changes",
 }

@@ -6,14 +6,14 @@ import pytest
 
 from rlhf_patches.patches.openrlhf.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 from tests.patches.openrlhf.watch_rollouts_cases import CASES
 
-HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
-    "hands off": "test_results_are_the_same",
-    "whatever worked": ("test_results_are_the_same", "test_nothing_is_said_of_a_right_run"),
-    "no new wait": "because it reads tensors that are in the host's memory, and asks where they are first",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_is_said_of_a_right_run",
+    "no side effects": "test_results_are_the_same",
+    "backward compatible": ("test_results_are_the_same", "test_nothing_is_said_of_a_right_run"),
+    "no new blocking": "because it reads tensors that are in the host's memory, and asks where they are first",
 }
 WRONG = "lost weights"
 RIGHT = [name for name, case in CASES.items() if name != WRONG and case.get("watched", True)]
@@ -23,7 +23,7 @@ class TestContract(PatchContract):
     patch = WATCH
     releases = ("openrlhf==0.8.1", "openrlhf==0.8.9", "openrlhf==0.11.2", "openrlhf==0.8.0")
     open_range = "it looks at whatever takes the same arguments, and says nothing where it finds something else"
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(scope="module", params=["0.11.2", "0.8.9", pytest.param("0.10.2", marks=pytest.mark.exhaustive)])
@@ -42,7 +42,7 @@ def test_it_says_once_what_is_wrong(report):
     assert "nothing repairs here: openrlhf-own-sampling-params; " in line
     found = report[WRONG]["observed"]["log-probabilities"]
     assert (found["worst"], found["values"]) == (pytest.approx(max(second, third)), 3)
-    assert found["told"].startswith("trainer and engine differ by")
+    assert found["warning"].startswith("trainer and engine differ by")
 
 
 @pytest.mark.parametrize("case", RIGHT)

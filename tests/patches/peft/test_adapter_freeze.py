@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from rlhf_patches.patches.peft import requires_grad
-from tests.harness.warm import peft
+from tests.harness.forkserver import peft
 
-HELD = {
-    "least reach": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
-    "hands off": (
+RULE_COVERAGE = {
+    "minimal scope": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
+    "no side effects": (
         "test_with_it_the_policy_has_the_gradients_that_it_has_alone",
         "test_what_a_tuner_made_for_the_new_one_beforehand_is_left_as_released",
     ),
-    "whatever worked": (
+    "backward compatible": (
         "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",
         "test_a_reference_called_as_a_layer_hides_nothing",
         "test_one_that_fails_half_way_changes_nothing",
     ),
-    "no new wait": "because it reads and writes requires_grad of this process's parameters; no lock, no collective",
+    "no new blocking": "because it reads and writes requires_grad of this process's parameters; no lock, no collective",
     "as trainable as they were": "test_with_it_the_policy_has_the_gradients_that_it_has_alone",
     "is left as the release has it": "test_what_a_tuner_made_for_the_new_one_beforehand_is_left_as_released",
     "Not touched: the first adapter": "test_where_the_new_one_becomes_active_it_is_the_one_that_is_trained",

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import peft
 from tests.harness.logs import diagnosed
-from tests.harness.warm import peft
 
-HELD = {
-    "least reach": "test_where_nothing_is_gathered_nothing_changes",
-    "hands off": "test_with_it_gradients_are_those_of_the_whole_model",
-    "whatever worked": ("test_where_nothing_is_gathered_nothing_changes", "test_set_adapter_on_views_raises_as_before"),
-    "no new wait": "because it exchanges what one rank's modules show while PEFT switches them; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_nothing_is_gathered_nothing_changes",
+    "no side effects": "test_with_it_gradients_are_those_of_the_whole_model",
+    "backward compatible": (
+        "test_where_nothing_is_gathered_nothing_changes",
+        "test_set_adapter_on_views_raises_as_before",
+    ),
+    "no new blocking": (
+        "because it exchanges what one rank's modules show while PEFT switches them; no lock, no collective"
+    ),
     "Views are left as they are": "test_with_it_gradients_are_those_of_the_whole_model",
     "`set_adapter`, called by itself on views, raises as before": "test_set_adapter_on_views_raises_as_before",
 }

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import peft
+from tests.harness.forkserver import peft
 
-HELD = {
-    "least reach": ("test_where_nothing_was_wrong_nothing_changes", "test_what_is_unfrozen_within_stays_so"),
-    "hands off": "test_the_model_and_its_optimizer_are_untouched",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": ("test_where_nothing_was_wrong_nothing_changes", "test_what_is_unfrozen_within_stays_so"),
+    "no side effects": "test_the_model_and_its_optimizer_are_untouched",
+    "backward compatible": (
         "test_an_adapter_that_is_switched_to_within_is_the_trainable_one",
         "test_within_the_adapter_is_off",
         "test_what_is_unfrozen_within_stays_so",
     ),
-    "no new wait": "because it reads and writes requires_grad of this process's parameters; no lock, no collective",
+    "no new blocking": "because it reads and writes requires_grad of this process's parameters; no lock, no collective",
     "`enable_adapter_layers`, called by itself, is not changed": "because it is not what is wrapped",
     "Left as released": (
         "test_an_adapter_that_is_switched_to_within_is_the_trainable_one",

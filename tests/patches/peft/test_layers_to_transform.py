@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rlhf_patches.patches.peft.proofs import layers_to_transform_ranks as ranks
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same",
-    "hands off": "because it is another regular expression; nothing is read or written",
-    "whatever worked": "test_what_was_right_is_the_same",
-    "no new wait": "because it matches one name; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same",
+    "no side effects": "because it is another regular expression; nothing is read or written",
+    "backward compatible": "test_what_was_right_is_the_same",
+    "no new blocking": "because it matches one name; no lock, no collective",
     "Names without experts keep the number": "test_what_was_right_is_the_same",
     "Load it with the patch off": "test_an_adapter_that_was_trained_with_the_bug_is_told_apart",
 }

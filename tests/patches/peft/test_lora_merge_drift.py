@@ -9,19 +9,19 @@ from __future__ import annotations
 import pytest
 
 import rlhf_patches
-from tests.harness.warm import peft
+from tests.harness.forkserver import peft
 
-HELD = {
-    "least reach": ("test_merged_for_good_nothing_is_copied", "test_where_it_is_not_certain_PEFT_unmerges_as_ever"),
-    "hands off": "test_the_model_is_untouched_but_for_the_merged_weights",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": ("test_merged_for_good_nothing_is_copied", "test_where_it_is_not_certain_PEFT_unmerges_as_ever"),
+    "no side effects": "test_the_model_is_untouched_but_for_the_merged_weights",
+    "backward compatible": (
         "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
         "test_after_a_merge_that_failed_the_next_is_undone_exactly",
         "test_without_memory_for_a_copy_PEFT_unmerges",
         "test_by_trl",
     ),
     "known": "test_merged_for_good_nothing_is_copied",
-    "no new wait": "because a copy that fails leaves it to PEFT; no lock, no collective",
+    "no new blocking": "because a copy that fails leaves it to PEFT; no lock, no collective",
     "base weights in bf16 or fp16 are the same, bit for bit": "test_with_it_they_are_the_same_bit_for_bit",
     "must be the present weight, bit for bit": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
     "PEFT's own way is taken": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",

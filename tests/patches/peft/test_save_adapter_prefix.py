@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import peft
+from tests.harness.forkserver import peft
 
-HELD = {
-    "least reach": "test_a_single_adapter_and_other_methods_are_as_ever",
-    "hands off": "test_the_model_and_a_given_state_dict_are_untouched",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_a_single_adapter_and_other_methods_are_as_ever",
+    "no side effects": "test_the_model_and_a_given_state_dict_are_untouched",
+    "backward compatible": (
         "test_with_it_the_file_has_this_adapter_alone",
         "test_a_single_adapter_and_other_methods_are_as_ever",
     ),
-    "no new wait": "because it filters a dictionary, and asks for the state dict where PEFT would, as often; no lock",
+    "no new blocking": (
+        "because it filters a dictionary, and asks for the state dict where PEFT would, as often; no lock"
+    ),
     "are left as released": "test_a_single_adapter_and_other_methods_are_as_ever",
 }
 WORKER = "rlhf_patches.patches.peft.proofs.save_adapter_prefix_ranks"

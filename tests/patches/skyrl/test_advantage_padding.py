@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 
-from tests.harness.warm import skyrl_trainer
+from tests.harness.forkserver import skyrl_trainer
 
-HELD = {
-    "least reach": "because the line is one that only advantage_batch_normalize reaches",
-    "hands off": "because it replaces a mean by another; what is assigned to the batch is what SkyRL assigns",
-    "whatever worked": "test_the_length_of_the_padding_makes_no_difference",
-    "no new wait": "because it runs in the trainer's process; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "because the line is one that only advantage_batch_normalize reaches",
+    "no side effects": "because it replaces a mean by another; what is assigned to the batch is what SkyRL assigns",
+    "backward compatible": "test_the_length_of_the_padding_makes_no_difference",
+    "no new blocking": "because it runs in the trainer's process; no lock, no collective",
     "are as they were": "because the line is one that only that setting reaches",
 }
 

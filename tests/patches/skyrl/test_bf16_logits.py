@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.look_alikes import checked_copy
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_where_the_logits_stay_in_bfloat16",
-    "hands off": "because it calls the model with a keyword, and looks at the wrappers' signatures",
-    "whatever worked": ("test_which_models", "test_a_megatron_core_without_fp32_output", "test_chunk_sizes"),
+RULE_COVERAGE = {
+    "minimal scope": "test_where_the_logits_stay_in_bfloat16",
+    "no side effects": "because it calls the model with a keyword, and looks at the wrappers' signatures",
+    "backward compatible": ("test_which_models", "test_a_megatron_core_without_fp32_output", "test_chunk_sizes"),
     "known": ("test_which_models", "test_a_megatron_core_without_fp32_output"),
-    "no new wait": "because its one lock is vocab_parallel's, which is waited for with a bound (test_numbers.py)",
+    "no new blocking": "because its one lock is vocab_parallel's, which is waited for with a bound (test_numbers.py)",
     "as before": "test_log_probabilities_and_entropies_are_those_of_fp32_logits",
     "as it was": "test_where_the_logits_stay_in_bfloat16",
 }
@@ -143,12 +143,12 @@ def test_the_same_numbers_as_0_3_0(skyrl_ranks):
 
 
 @pytest.mark.exhaustive
-def test_the_site_hook_patches_torchrun_workers(skyrl_ranks, run_cold, installed):
-    """The built wheel and fresh interpreters: bit for bit what forks of a warm process compute."""
+def test_the_site_hook_patches_torchrun_workers(skyrl_ranks, run_with_torchrun, installed):
+    """The built wheel and fresh interpreters: bit for bit what forks of a fork server compute."""
     settings = {"PYTHONPATH": str(folder("skyrl-0.2")), "TORCHDYNAMO_DISABLE": "1", "RLHF_PATCHES_AUTOLOAD": "1"}
     settings["RLHF_PATCHES_ONLY"] = PATCH
-    cold = run_cold("tests.patches.skyrl.bf16_logits_ranks", "own", python=installed.python, **settings)
-    assert cold == skyrl_ranks("0.2", "own", worker="bf16_logits_ranks")
+    torchrun = run_with_torchrun("tests.patches.skyrl.bf16_logits_ranks", "own", python=installed.python, **settings)
+    assert torchrun == skyrl_ranks("0.2", "own", worker="bf16_logits_ranks")
 
 
 # ------------------------------------------------------------------------------------- memory

@@ -14,14 +14,14 @@ import pytest
 from tests.harness.look_alikes import doctor_row
 from tests.harness.side_by_side import folder
 
-HELD = {
-    "least reach": "test_without_fp8_and_reverted_nothing_changes",
-    "hands off": "because it pads copies of the batch, and reads the model's config",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_without_fp8_and_reverted_nothing_changes",
+    "no side effects": "because it pads copies of the batch, and reads the model's config",
+    "backward compatible": (
         "test_without_fp8_training_is_the_same_bit_for_bit",
         "test_skyrl_gets_back_exactly_what_it_put_in",
     ),
-    "no new wait": "test_a_later_pipeline_stage_has_the_layout_of_the_first",
+    "no new blocking": "test_a_later_pipeline_stage_has_the_layout_of_the_first",
     "as before": "test_padding_changes_no_token",
     "unchanged": "test_without_fp8_and_reverted_nothing_changes",
     "Only the wrapper's calls": "test_each_sequence_has_no_more_padding_than_that",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import look_alikes, side_by_side
-from tests.harness.warm import MEGATRON, TORCH, Level
+from tests.harness.forkserver import MEGATRON, TORCH, Level
 
 RELEASES = ("0.2", pytest.param("0.3", marks=pytest.mark.exhaustive), "0.4")
 PARTS = (
@@ -18,12 +18,12 @@ PARTS = (
 )
 WORKER = "logprob_backward_ranks"
 IN_PLACE = {"backward in place": 1}
-HELD = {
-    "least reach": "test_with_the_entropy_patch_disabled_nothing_gets_worse",
-    "hands off": "because tensors are all it gets; those that somebody holds stay: test_ownership.py",
-    "whatever worked": ("test_whatever_skyrls_functions_take", "test_within_torch_compile"),
+RULE_COVERAGE = {
+    "minimal scope": "test_with_the_entropy_patch_disabled_nothing_gets_worse",
+    "no side effects": "because tensors are all it gets; those that somebody holds stay: test_ownership.py",
+    "backward compatible": ("test_whatever_skyrls_functions_take", "test_within_torch_compile"),
     "known": "vocab_parallel/test_sharing.py::test_views_made_without_grad_are_cut_off",
-    "no new wait": "because each call has one all-reduce of maxima and one of sums, on every rank of the group",
+    "no new blocking": "because each call has one all-reduce of maxima and one of sums, on every rank of the group",
     "bit for bit": "test_log_probabilities_are_the_same_bit_for_bit",
     "the result's dtype as before": "test_dtypes_are_the_same",
     "is as it was": "test_context_parallel_callers",

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import PACKAGES, Level
 from tests.harness.look_alikes import doctor_row
 from tests.harness.side_by_side import folder
-from tests.harness.warm import PACKAGES, Level
 
 NAME = "skyrl-loss-outputs-once"
 MODULE = "skyrl/backends/skyrl_train/workers/worker_dispatch.py"
 PER_RANK = 3
-HELD = {
-    "least reach": "test_every_mesh",  # data parallelism alone included, where it takes all statuses in their order
-    "hands off": "because it reads ranks, and chooses among the statuses that the driver has got",
-    "whatever worked": ("test_every_mesh", "test_a_mesh_of_which_nobody_collects_is_left_as_released"),
-    "no new wait": "because it runs in the driver, after all actors have answered",
+RULE_COVERAGE = {
+    "minimal scope": "test_every_mesh",  # data parallelism alone included, where it takes all statuses in their order
+    "no side effects": "because it reads ranks, and chooses among the statuses that the driver has got",
+    "backward compatible": ("test_every_mesh", "test_a_mesh_of_which_nobody_collects_is_left_as_released"),
+    "no new blocking": "because it runs in the driver, after all actors have answered",
     "as before": "test_a_group_of_ray_actors",
     "Left alone": "test_a_group_of_ray_actors",
     "as released, with a warning": "test_a_mesh_of_which_nobody_collects_is_left_as_released",

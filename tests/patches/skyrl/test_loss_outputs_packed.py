@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from rlhf_patches.patches.skyrl.loss_outputs_packed import in_order_of_samples
-from tests.harness.warm import SKYRL_WORKERS, skyrl
+from tests.harness.forkserver import SKYRL_WORKERS, skyrl
 
-HELD = {
-    "least reach": "test_nothing_else_changes",
-    "hands off": "because it makes a new list of what the workers have collected, and reads the iterator's indices",
-    "whatever worked": "test_a_sample_without_an_output_leaves_them_as_they_come",
-    "no new wait": "test_a_sample_without_an_output_leaves_them_as_they_come",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_else_changes",
+    "no side effects": (
+        "because it makes a new list of what the workers have collected, and reads the iterator's indices"
+    ),
+    "backward compatible": "test_a_sample_without_an_output_leaves_them_as_they_come",
+    "no new blocking": "test_a_sample_without_an_output_leaves_them_as_they_come",
     "they stay as they come": "test_a_sample_without_an_output_leaves_them_as_they_come",
     "they are what they were": "test_nothing_else_changes",
 }

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import skyrl_inference
 from tests.harness.side_by_side import folder
 from tests.harness.skyrl_on_cpu import INFERENCE
-from tests.harness.warm import skyrl_inference
 from tests.patches.skyrl.rollout_temperature_ranks import CASES
 
-HELD = {
-    "least reach": "test_the_rest_is_as_released",
-    "hands off": "test_the_users_own_comes_first",  # the worker holds engine_init_kwargs against what they were
-    "whatever worked": ("test_the_rest_is_as_released", "test_an_old_vllm_is_asked_for_nothing"),
-    "no new wait": "because it is an argument of an engine that is not there yet",
+RULE_COVERAGE = {
+    "minimal scope": "test_the_rest_is_as_released",
+    "no side effects": "test_the_users_own_comes_first",  # the worker holds engine_init_kwargs against what they were
+    "backward compatible": ("test_the_rest_is_as_released", "test_an_old_vllm_is_asked_for_nothing"),
+    "no new blocking": "because it is an argument of an engine that is not there yet",
     "Left alone": "test_the_rest_is_as_released",
     "as released": "test_the_rest_is_as_released",
     "vLLM before": "test_an_old_vllm_is_asked_for_nothing",

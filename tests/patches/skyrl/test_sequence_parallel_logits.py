@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import skyrl
 from tests.harness.logs import diagnosed
 from tests.harness.look_alikes import checked_copy, replacing
 from tests.harness.side_by_side import folder
-from tests.harness.warm import skyrl
 
-HELD = {
-    "least reach": "test_equal_to_the_loop_bit_for_bit",
-    "hands off": "because it fills the tensors that SkyRL has made, and returns new ones",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_equal_to_the_loop_bit_for_bit",
+    "no side effects": "because it fills the tensors that SkyRL has made, and returns new ones",
+    "backward compatible": (
         "test_equal_to_the_loop_bit_for_bit",
         "test_training_with_sequence_parallelism_is_as_before_bit_for_bit",
     ),
-    "no new wait": "test_split_logits_never_went_through",
+    "no new blocking": "test_split_logits_never_went_through",
     "bit for bit": "test_equal_to_the_loop_bit_for_bit",
 }
 

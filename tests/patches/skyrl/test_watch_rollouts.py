@@ -6,14 +6,14 @@ import pytest
 
 from rlhf_patches.patches.skyrl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
-from tests.harness.warm import skyrl_trainer
+from tests.harness.forkserver import skyrl_trainer
 from tests.patches.skyrl.watch_rollouts_cases import CASES
 
-HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
-    "hands off": "test_results_are_the_same",
-    "whatever worked": ("test_results_are_the_same", "test_nothing_is_said_of_a_right_run"),
-    "no new wait": "because it reads a number that SkyRL has made of a tensor already",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_is_said_of_a_right_run",
+    "no side effects": "test_results_are_the_same",
+    "backward compatible": ("test_results_are_the_same", "test_nothing_is_said_of_a_right_run"),
+    "no new blocking": "because it reads a number that SkyRL has made of a tensor already",
 }
 WRONG = {"lost weights": 2, "raw log-probabilities": 1}
 """And the step at which it is said."""
@@ -24,7 +24,7 @@ class TestContract(PatchContract):
     patch = WATCH
     releases = ("skyrl==0.1.0", "skyrl==0.4.0", "skyrl==0.0.1")
     open_range = "it looks at whatever takes the same arguments, and says nothing where it finds something else"
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(

@@ -15,19 +15,19 @@ from rlhf_patches.patches import released
 from rlhf_patches.patches.slime import async_groups
 from rlhf_patches.patches.slime.async_groups import at_most, has_room
 from tests.harness import slime_clone
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.slime_clone import with_clone
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
-    "hands off": "because it takes groups from the worker's queue, as slime does",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
+    "no side effects": "because it takes groups from the worker's queue, as slime does",
     "known": ("test_a_worker_of_one_s_own_says_itself_what_is_finished", "test_a_worker_that_filters_is_not_bypassed"),
     "holds 1000": "test_a_callback_of_one_s_own_finds_the_queue_full",
-    "whatever worked": (
+    "backward compatible": (
         "test_groups_that_are_aborted_or_fail_are_slimes_affair",
         "test_a_worker_that_filters_is_not_bypassed",
     ),
-    "no new wait": "test_the_loop_that_samples_is_never_blocked",
+    "no new blocking": "test_the_loop_that_samples_is_never_blocked",
     "at most twice that many wait": (
         "test_the_worker_stops_where_nobody_takes",
         "test_there_is_room_for_as_many_as_are_sampled_at_once",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness import slime_clone
+from tests.harness.forkserver import MEGATRON, Level
 from tests.harness.slime_clone import with_clone
-from tests.harness.warm import MEGATRON, Level
 
 WORKER = "tests.patches.slime.context_parallel_whitening_ranks"
 FILES = (
@@ -23,11 +23,11 @@ STANDIN = Path(__file__).parents[2] / "harness" / "standins" / "slime_loss"
 RUNS = {"v0.3.1": "0.3.1"}
 MORE = {"v0.2.0": "0.2.0", "v0.2.2": "0.2.2", "v0.2.4": "0.2.3", "v0.3.0": "0.3.0"}
 ROUNDING = 1e-5
-HELD = {
-    "least reach": "test_without_context_parallelism_nothing_changes",
-    "hands off": "because it chooses a group, and calls slime's own function on slime's tensors",
-    "whatever worked": ("test_where_no_rank_has_a_token_advantages_stay", "test_errors_are_slimes"),
-    "no new wait": "test_no_rank_waits",
+RULE_COVERAGE = {
+    "minimal scope": "test_without_context_parallelism_nothing_changes",
+    "no side effects": "because it chooses a group, and calls slime's own function on slime's tensors",
+    "backward compatible": ("test_where_no_rank_has_a_token_advantages_stay", "test_errors_are_slimes"),
+    "no new blocking": "test_no_rank_waits",
     "as they are, as released": "test_where_no_rank_has_a_token_advantages_stay",
     "Left alone": "because the record of its tags has it (tests/record)",
     "is the one that it was": "test_without_context_parallelism_nothing_changes",

@@ -16,22 +16,22 @@ import torch
 
 from rlhf_patches.patches.slime import eps_clip_c
 from tests.harness import slime_clone
+from tests.harness.forkserver import MEGATRON, Level
 from tests.harness.slime_clone import with_clone
-from tests.harness.warm import MEGATRON, Level
 from tests.patches.slime.test_logprob_entropy import FILES
 
 # Tag and what its metadata say.
 RUNS = {"v0.1.0": "0.0.1", "v0.3.1": "0.3.1"}
 MORE = {"v0.2.0": "0.2.0", "v0.2.4": "0.2.3", "v0.3.0": "0.3.0"}
-HELD = {
-    "least reach": "test_the_bound_is_the_one_that_was_asked_for",  # no bound included
-    "hands off": "because it reads one argument",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_the_bound_is_the_one_that_was_asked_for",  # no bound included
+    "no side effects": "because it reads one argument",
+    "backward compatible": (
         "test_a_bound_that_slime_refuses_is_ignored_as_released",
         "test_a_function_of_one_s_own_is_called_as_released",
     ),
     # An error would be one of the last pipeline stage alone.
-    "no new wait": "test_a_bound_that_slime_refuses_is_ignored_as_released",
+    "no new blocking": "test_a_bound_that_slime_refuses_is_ignored_as_released",
     "known": "test_a_bound_is_given_to_what_takes_one",
     "Left alone": "test_a_function_of_one_s_own_is_called_as_released",
     "changes nothing": "test_unpatched_there_is_none",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness import slime_clone
+from tests.harness.forkserver import MEGATRON, Level
 from tests.harness.slime_clone import with_clone
-from tests.harness.warm import MEGATRON, Level
 
 WORKER = "tests.patches.slime.linear_attention_gradient_ranks"
 FILES = ("slime_plugins/models/hf_attention.py",)
@@ -28,11 +28,11 @@ VERSIONS = {
 }
 INFLATED, CUT = ("v0.2.0", "v0.2.1", "v0.2.3", None), ("v0.2.4", "v0.3.0", "v0.3.1", None)
 ROUNDING = 1e-5
-HELD = {
-    "least reach": "test_without_either_nothing_changes",
-    "hands off": "because it gathers the tensor that slime gathers",
-    "whatever worked": "test_without_either_nothing_changes",
-    "no new wait": "because all ranks of a group gather, forward and backward, as they did forward",
+RULE_COVERAGE = {
+    "minimal scope": "test_without_either_nothing_changes",
+    "no side effects": "because it gathers the tensor that slime gathers",
+    "backward compatible": "test_without_either_nothing_changes",
+    "no new blocking": "because all ranks of a group gather, forward and backward, as they did forward",
     "own weights were right": "test_context_parallelism",
     "Without sequence and context": "test_without_either_nothing_changes",
     "bit for bit as before": ("test_without_either_nothing_changes", "test_the_half_that_a_release_has_right"),

@@ -9,15 +9,17 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import slime_clone
+from tests.harness.forkserver import MEGATRON, Level
 from tests.harness.slime_clone import with_clone
-from tests.harness.warm import MEGATRON, Level
 
-HELD = {
-    "least reach": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
-    "hands off": "because tensors are all it gets; those that somebody holds stay: vocab_parallel/test_ownership.py",
-    "whatever worked": ("test_functions", "test_what_is_put_in"),
+RULE_COVERAGE = {
+    "minimal scope": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
+    "no side effects": (
+        "because tensors are all it gets; those that somebody holds stay: vocab_parallel/test_ownership.py"
+    ),
+    "backward compatible": ("test_functions", "test_what_is_put_in"),
     "known": "vocab_parallel/test_sharing.py::test_views_made_without_grad_are_cut_off",
-    "no new wait": "because every rank makes one all-reduce of maxima and one of sums; no lock is held",
+    "no new blocking": "because every rank makes one all-reduce of maxima and one of sums; no lock is held",
     "Left alone": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
 }
 

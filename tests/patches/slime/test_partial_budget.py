@@ -9,14 +9,14 @@ import pytest
 
 from rlhf_patches.patches.slime.partial_budget import left
 from tests.harness import slime_clone
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.slime_clone import with_clone
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_the_rest_is_as_released",
-    "hands off": "test_a_dictionary_of_the_callers",
-    "whatever worked": ("test_the_rest_is_as_released", "test_what_is_left"),
-    "no new wait": "because it is arithmetic on one sample",
+RULE_COVERAGE = {
+    "minimal scope": "test_the_rest_is_as_released",
+    "no side effects": "test_a_dictionary_of_the_callers",
+    "backward compatible": ("test_the_rest_is_as_released", "test_what_is_left"),
+    "no new blocking": "because it is arithmetic on one sample",
     "Left alone": "test_the_rest_is_as_released",
     "as it was until 0.2.4": "test_a_response_in_parts_is_no_longer_than_one_in_one",
     "as released": "test_the_rest_is_as_released",

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.harness import slime_clone
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.slime_clone import with_clone
-from tests.harness.warm import TORCH, Level
 from tests.patches.slime.uneven_groups_cases import CASES, ESTIMATORS, PER_PROMPT, REPAIRED
 
-HELD = {
-    "least reach": "test_the_rest_is_as_released",
-    "hands off": "because it reads samples and arguments, and makes new tensors",
-    "whatever worked": ("test_the_rest_is_as_released", "test_samples_without_a_group_or_with_several_rewards"),
-    "no new wait": "because it runs in the actor that has all rewards; no collective, no lock",
+RULE_COVERAGE = {
+    "minimal scope": "test_the_rest_is_as_released",
+    "no side effects": "because it reads samples and arguments, and makes new tensors",
+    "backward compatible": ("test_the_rest_is_as_released", "test_samples_without_a_group_or_with_several_rewards"),
+    "no new blocking": "because it runs in the actor that has all rewards; no collective, no lock",
     "bit for bit": "test_the_rest_is_as_released",
     "as released": "test_the_rest_is_as_released",
 }

@@ -8,15 +8,15 @@ import pytest
 
 from rlhf_patches.patches.slime import watched_rollouts
 from tests.harness import slime_clone
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.slime_clone import with_clone
-from tests.harness.warm import TORCH, Level
 from tests.patches.slime.test_partial_budget import FILES, LIMIT
 
-HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
-    "hands off": "test_what_is_trained_is_the_same",
-    "whatever worked": ("test_what_is_trained_is_the_same", "test_metrics_and_samples_that_are_something_else"),
-    "no new wait": "because it reads numbers that are in the host's memory",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_is_said_of_a_right_run",
+    "no side effects": "test_what_is_trained_is_the_same",
+    "backward compatible": ("test_what_is_trained_is_the_same", "test_metrics_and_samples_that_are_something_else"),
+    "no new blocking": "because it reads numbers that are in the host's memory",
 }
 WORKER = "tests.patches.slime.watch_rollouts_ranks"
 MORE = ("slime/ray/rollout.py", "slime/utils/logging_utils.py", "slime/utils/metric_utils.py")

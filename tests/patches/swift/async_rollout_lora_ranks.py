@@ -93,7 +93,7 @@ def said(response: Any) -> int:
     return int(getattr(response, "response", response).choices[0].message.content)
 
 
-async def of_rollouts(engine: Any, texts: tuple[str, ...] = ("a", "b")) -> list[int]:
+async def affects_rollouts(engine: Any, texts: tuple[str, ...] = ("a", "b")) -> list[int]:
     found = await engine.async_infer([request_of(text) for text in texts], config_of(), use_tqdm=False)
     found = await found if asyncio.iscoroutine(found) else found  # 3.10.0 to 3.10.2
     return [said(each) for each in found]
@@ -121,11 +121,11 @@ async def of_turns(engine: Any) -> int:
 async def observe_async() -> dict[str, Any]:
     found: dict[str, Any] = {}
     engine = make_engine()
-    found["before the first update"] = await of_rollouts(engine)
+    found["before the first update"] = await affects_rollouts(engine)
     engine.engine.adapters[LOADED] = LEARNED
-    found["after an update"] = await of_rollouts(engine)
+    found["after an update"] = await affects_rollouts(engine)
     engine.engine.adapters[LOADED] = LEARNED + 1
-    found["after another"] = await of_rollouts(engine)
+    found["after another"] = await affects_rollouts(engine)
     found["in turns"] = await of_turns(engine)
     found["requests"] = [list(each) for each in engine.engine.requests]
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import swift
 from tests.harness.vllm_for_swift import BASE
-from tests.harness.warm import swift
 from tests.patches.swift.async_rollout_lora_ranks import LEARNED, LOADED
 
-HELD = {
-    "least reach": "test_other_engines_are_not_even_asked",
-    "hands off": "because it reads the engine, and hands its own request to the call that upstream makes",
-    "whatever worked": ("test_other_engines_are_not_even_asked", "test_what_the_caller_names_is_kept"),
+RULE_COVERAGE = {
+    "minimal scope": "test_other_engines_are_not_even_asked",
+    "no side effects": "because it reads the engine, and hands its own request to the call that upstream makes",
+    "backward compatible": ("test_other_engines_are_not_even_asked", "test_what_the_caller_names_is_kept"),
     "known": "test_other_engines_are_not_even_asked",
-    "no new wait": "because what it awaits is an answer of the engine that the request itself goes to next",
+    "no new blocking": "because what it awaits is an answer of the engine that the request itself goes to next",
     "is kept": "test_what_the_caller_names_is_kept",
     "as before": ("test_before_the_first_update_it_is_the_base_model", "test_other_engines_are_not_even_asked"),
 }

@@ -7,17 +7,17 @@ import os
 import pytest
 
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import PACKAGES, Level, swift
+from tests.harness.forkserver import PACKAGES, Level, swift
 
 WORKER = "tests.patches.swift.fp32_gradients_ranks"
-HELD = {
-    "least reach": "test_where_float32_is_not_asked_for_nothing_changes",
-    "hands off": "because it hands one more field to a configuration that ms-swift makes anew",
-    "whatever worked": "test_where_float32_is_not_asked_for_nothing_changes",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_float32_is_not_asked_for_nothing_changes",
+    "no side effects": "because it hands one more field to a configuration that ms-swift makes anew",
+    "backward compatible": "test_where_float32_is_not_asked_for_nothing_changes",
     # Without the patch: it is asked for, and not done.
     "changes nothing": "test_gradients_add_up_in_float32_as_asked_for_by_default",
     "go on as before": "test_where_float32_is_not_asked_for_nothing_changes",
-    "no new wait": "because the same collectives reduce the same buffers, of another type",
+    "no new blocking": "because the same collectives reduce the same buffers, of another type",
 }
 # float32 keeps 24 bits of sums of bfloat16's 8: exact, but for the last additions. Seen: 4e-9.
 ROUNDING = 1e-7

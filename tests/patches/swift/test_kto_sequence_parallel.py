@@ -14,14 +14,14 @@ from rlhf_patches import Status
 from rlhf_patches.definitions import registry
 from rlhf_patches.offline import evaluate
 from tests.harness import look_alikes, side_by_side
+from tests.harness.forkserver import swift
 from tests.harness.logs import diagnosed
-from tests.harness.warm import swift
 
-HELD = {
-    "least reach": "test_without_sequence_parallelism_it_changes_nothing",
-    "hands off": "because it divides a number, and reads one argument",
-    "whatever worked": "test_without_sequence_parallelism_it_changes_nothing",
-    "no new wait": "because it is one division; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_without_sequence_parallelism_it_changes_nothing",
+    "no side effects": "because it divides a number, and reads one argument",
+    "backward compatible": "test_without_sequence_parallelism_it_changes_nothing",
+    "no new blocking": "because it is one division; no lock, no collective",
     "is left alone": "test_with_it_every_pass_gets_its_part_and_the_numbers_are_right",
 }
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import swift
+from tests.harness.forkserver import swift
 
 WORKER = "tests.patches.swift.linear_attention_gradient_ranks"
 OWN_WEIGHTS, ROUNDING = 7, 2e-5
-HELD = {
-    "least reach": "test_without_sequence_parallelism_nothing_changes",
-    "hands off": "because it gathers and scatters the tensors that ms-swift gathers and scatters",
-    "whatever worked": "test_without_sequence_parallelism_nothing_changes",
-    "no new wait": "because all ranks of the group gather where they did",
+RULE_COVERAGE = {
+    "minimal scope": "test_without_sequence_parallelism_nothing_changes",
+    "no side effects": "because it gathers and scatters the tensors that ms-swift gathers and scatters",
+    "backward compatible": "test_without_sequence_parallelism_nothing_changes",
+    "no new blocking": "because all ranks of the group gather where they did",
     "bit for bit what it was": ("test_what_goes_back", "test_the_layers_own_weights"),
     "with TP of 1, nothing changes": "test_without_sequence_parallelism_nothing_changes",
     "known": "test_the_layers_own_weights",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import swift
+from tests.harness.forkserver import swift
 
 GRADIENT = "swift-vocab-parallel-logprob-gradient"
 ENTROPY = "swift-logprob-entropy"
@@ -17,14 +17,14 @@ EPS = 2**-23
 VALUES, ROUNDING = 30 * 4 * EPS, 16 * EPS
 # A gradient that is rounded to bfloat16 once; an entropy below 4 in bfloat16: half a unit of each.
 BFLOAT16, ENTROPY_IN_BFLOAT16 = 2**-8, 2**-7
-HELD = {
-    "least reach": "test_where_the_vocabulary_is_whole_ms_swifts_own_function_runs",
-    "hands off": ("test_the_gradient_of_log_probabilities", "test_one_pass_leaves_the_logits_as_they_are"),
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_where_the_vocabulary_is_whole_ms_swifts_own_function_runs",
+    "no side effects": ("test_the_gradient_of_log_probabilities", "test_one_pass_leaves_the_logits_as_they_are"),
+    "backward compatible": (
         "test_where_the_vocabulary_is_whole_ms_swifts_own_function_runs",
         "test_the_gradient_of_log_probabilities",
     ),
-    "no new wait": "because every rank makes two all-reduces, or ms-swift's own; no lock is held",
+    "no new blocking": "because every rank makes two all-reduces, or ms-swift's own; no lock is held",
     "is left alone": "test_the_gradient_of_gkds_divergence",
     "summed as before": ("test_the_gradient_of_gkds_divergence", "test_a_training_step_of_grpo"),
     "leave them as they are": "test_one_pass_leaves_the_logits_as_they_are",

@@ -10,14 +10,16 @@ import os
 import pytest
 
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import PACKAGES, Level, swift
+from tests.harness.forkserver import PACKAGES, Level, swift
 
 WORKER = "rlhf_patches.patches.swift.proofs.lora_counted_twice_ranks"
-HELD = {
-    "least reach": ("test_without_it_and_at_level_2_nothing_changes", "test_where_the_adapter_is_new"),
-    "hands off": "test_the_policy_is_what_it_was",
-    "whatever worked": ("test_without_it_and_at_level_2_nothing_changes", "test_where_the_adapter_is_new"),
-    "no new wait": "because what it calls is the update that comes next anyway, on the same ranks in the same order",
+RULE_COVERAGE = {
+    "minimal scope": ("test_without_it_and_at_level_2_nothing_changes", "test_where_the_adapter_is_new"),
+    "no side effects": "test_the_policy_is_what_it_was",
+    "backward compatible": ("test_without_it_and_at_level_2_nothing_changes", "test_where_the_adapter_is_new"),
+    "no new blocking": (
+        "because what it calls is the update that comes next anyway, on the same ranks in the same order"
+    ),
     "nothing changes": "test_without_it_and_at_level_2_nothing_changes",
     "as it was": "test_without_it_and_at_level_2_nothing_changes",
     "what they were": "test_where_the_adapter_is_new",

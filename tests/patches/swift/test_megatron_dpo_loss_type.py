@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import swift
+from tests.harness.forkserver import swift
 
 WORKER = "tests.patches.swift.megatron_dpo_loss_type_ranks"
 # float32 through a layer and sums over tokens, which nearly cancel out, against float64; seen: up to 1e-6.
@@ -15,14 +15,17 @@ ROUNDING = 1e-5
 OTHERS = ("hinge", "ipo", "apo_zero", "sppo_hard")
 OUT_OF_REACH = ("bco_pair", "discopop", "sft", "hinged")
 
-HELD = {
-    "least reach": "test_a_training_step_minimises_the_loss_that_was_asked_for",
-    "hands off": "because it calls the trainer's dpo_loss and get_logps, and assigns nothing",
-    "whatever worked": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
+RULE_COVERAGE = {
+    "minimal scope": "test_a_training_step_minimises_the_loss_that_was_asked_for",
+    "no side effects": "because it calls the trainer's dpo_loss and get_logps, and assigns nothing",
+    "backward compatible": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
     "as released": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
     "do not change": "test_a_training_step_minimises_the_loss_that_was_asked_for",
     "known": "test_other_releases",
-    "no new wait": ("test_what_this_trainer_cannot_compute_stays_sigmoid_in_words", "test_on_context_parallel_ranks"),
+    "no new blocking": (
+        "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
+        "test_on_context_parallel_ranks",
+    ),
 }
 
 

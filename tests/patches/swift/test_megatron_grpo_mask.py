@@ -10,13 +10,13 @@ import os
 import pytest
 
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import PACKAGES, Level, swift
+from tests.harness.forkserver import PACKAGES, Level, swift
 
-HELD = {
-    "least reach": "test_a_repair_of_ones_own_is_not_shifted_again",
-    "hands off": "test_the_batch_is_what_it_was_but_for_the_mask",
-    "whatever worked": "test_the_batch_is_what_it_was_but_for_the_mask",
-    "no new wait": "because it is arithmetic on one rank: no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_a_repair_of_ones_own_is_not_shifted_again",
+    "no side effects": "test_the_batch_is_what_it_was_but_for_the_mask",
+    "backward compatible": "test_the_batch_is_what_it_was_but_for_the_mask",
+    "no new blocking": "because it is arithmetic on one rank: no lock, no collective",
     "it may have the repair": "test_a_repair_of_ones_own_is_not_shifted_again",
     "as many tokens as before": "test_the_batch_is_what_it_was_but_for_the_mask",
 }
@@ -29,7 +29,7 @@ RELEASES = ["swift-3.12", *(pytest.param(each, marks=exhaustive) for each in ("s
 
 def levels(release):
     if release[0].isdigit():
-        # Beside what 3.12 asks for, megatron-core 0.15 and TRL 0.24, as these do.
+        # CoInstalled what 3.12 asks for, megatron-core 0.15 and TRL 0.24, as these do.
         folders = unpacked.folders(f"ms-swift=={release}"), str(side_by_side.folder("swift-3.12"))
         return (*PACKAGES, Level("tests.harness.loading:swift_megatron_rollouts", os.pathsep.join(folders)))
     return swift(release, "swift_megatron_rollouts")

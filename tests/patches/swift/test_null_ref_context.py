@@ -13,8 +13,8 @@ import pytest
 
 from rlhf_patches.testing import untouched
 from tests.harness import look_alikes
+from tests.harness.forkserver import swift
 from tests.harness.stuck import stuck_in
-from tests.harness.warm import swift
 
 # Trainer, the folder of its release (None: the newest), the patch.
 MEGATRON = {
@@ -32,11 +32,11 @@ TRANSFORMERS = {
         "swift-null-ref-context-hf",
     ),
 }
-HELD = {
-    "least reach": "test_every_module_of_the_reference_is_in_eval_mode_and_no_other_is_touched",
-    "hands off": "test_a_turn_is_waited_for_with_a_bound",  # within `untouched`
-    "whatever worked": ("test_grpo_chooses_the_batch_size_as_released", "test_contexts_may_overlap"),
-    "no new wait": "test_a_turn_is_waited_for_with_a_bound",
+RULE_COVERAGE = {
+    "minimal scope": "test_every_module_of_the_reference_is_in_eval_mode_and_no_other_is_touched",
+    "no side effects": "test_a_turn_is_waited_for_with_a_bound",  # within `untouched`
+    "backward compatible": ("test_grpo_chooses_the_batch_size_as_released", "test_contexts_may_overlap"),
+    "no new blocking": "test_a_turn_is_waited_for_with_a_bound",
     "as trainable as it was": "test_nothing_is_left_behind",
     "nothing changes": "test_every_module_of_the_reference_is_in_eval_mode_and_no_other_is_touched",
     "leaves modes and adapters as they were": "test_contexts_may_overlap",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import swift
+from tests.harness.forkserver import swift
 
 WORKER = "rlhf_patches.patches.swift.proofs.rollout_update_failed_ranks"
-HELD = {
-    "least reach": "test_where_nothing_raises_nothing_changes",
-    "hands off": "because what it keeps is a text, beside the engine and not on it",
-    "whatever worked": ("test_where_nothing_raises_nothing_changes", "test_other_calls_are_answered_as_they_were"),
-    "no new wait": "test_no_answer_is_waited_for_in_vain",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_nothing_raises_nothing_changes",
+    "no side effects": "because what it keeps is a text, beside the engine and not on it",
+    "backward compatible": ("test_where_nothing_raises_nothing_changes", "test_other_calls_are_answered_as_they_were"),
+    "no new blocking": "test_no_answer_is_waited_for_in_vain",
     "nothing changes": "test_where_nothing_raises_nothing_changes",
     "nor does what other calls": "test_other_calls_are_answered_as_they_were",
 }

@@ -11,17 +11,19 @@ import os
 import pytest
 
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import PACKAGES, Level, swift
+from tests.harness.forkserver import PACKAGES, Level, swift
 
 WORKER = "rlhf_patches.patches.swift.proofs.rollout_worker_seed_ranks"
-HELD = {
-    "least reach": "test_with_one_worker_or_seeds_of_their_own_nothing_changes",
-    "hands off": "because it reads the server's arguments, and gives a keyword to the engine that is made of them",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_with_one_worker_or_seeds_of_their_own_nothing_changes",
+    "no side effects": (
+        "because it reads the server's arguments, and gives a keyword to the engine that is made of them"
+    ),
+    "backward compatible": (
         "test_with_one_worker_or_seeds_of_their_own_nothing_changes",
         "test_what_else_stands_for_a_seed_is_none",
     ),
-    "no new wait": "because it is an addition, before the worker has begun",
+    "no new blocking": "because it is an addition, before the worker has begun",
     "nothing changes": "test_with_one_worker_or_seeds_of_their_own_nothing_changes",
     "stays as it is": "test_the_samples_of_a_group_differ",
     "as before": "test_the_samples_of_a_group_differ",

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import swift
+from tests.harness.forkserver import swift
 
 WORKER = "rlhf_patches.patches.swift.proofs.sampler_tail_ranks"
-HELD = {
-    "least reach": "test_where_the_ranks_divide_the_data_nothing_changes",
-    "hands off": "because all it keeps is the data set's size, on the sampler that the trainer has made for itself",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_where_the_ranks_divide_the_data_nothing_changes",
+    "no side effects": (
+        "because all it keeps is the data set's size, on the sampler that the trainer has made for itself"
+    ),
+    "backward compatible": (
         "test_where_the_ranks_divide_the_data_nothing_changes",
         "test_a_number_of_samples_that_was_set_since_is_kept_to",
     ),
-    "no new wait": "test_every_sample_is_drawn_and_ranks_draw_alike",
+    "no new blocking": "test_every_sample_is_drawn_and_ranks_draw_alike",
     "nothing changes": "test_where_the_ranks_divide_the_data_nothing_changes",
     "left as it was": "test_a_sampler_that_was_made_before_draws_as_it_did",
 }

@@ -11,14 +11,14 @@ import pytest
 from rlhf_patches.patches.swift import watched_rollouts
 from rlhf_patches.patches.swift.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
-from tests.harness.warm import swift
+from tests.harness.forkserver import swift
 from tests.patches.swift.watch_rollouts_cases import GROUPS, RESUMED
 
-HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
-    "hands off": "test_what_is_trained_is_the_same",
-    "whatever worked": ("test_what_is_trained_is_the_same", "test_what_is_something_else"),
-    "no new wait": "because it reads numbers and lists that are in the host's memory, and asks a tensor nothing",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_is_said_of_a_right_run",
+    "no side effects": "test_what_is_trained_is_the_same",
+    "backward compatible": ("test_what_is_trained_is_the_same", "test_what_is_something_else"),
+    "no new blocking": "because it reads numbers and lists that are in the host's memory, and asks a tensor nothing",
 }
 LOG_PROBABILITIES, EQUAL = "log-probabilities", "equal-completions"
 WRONG = {"counted twice": "swift-lora-counted-twice", "corrected": "swift-lora-counted-twice"}
@@ -30,7 +30,7 @@ class TestContract(PatchContract):
     patch = WATCH
     releases = (*(f"ms-swift=={name}" for name in ("3.11.0", "3.12.2", "4.0.0", "4.3.2", "4.6.0")), "ms-swift==3.9.3")
     open_range = "it looks at whatever takes the same arguments, and says nothing where it finds something else"
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def again(station: Station) -> dict[str, Any]:
 
 
 def newer(station: Station) -> dict[str, Any]:
-    """Beside torch 2.14, which holds the file by the same `FileLock` while it builds, and leaves it there."""
+    """CoInstalled torch 2.14, which holds the file by the same `FileLock` while it builds, and leaves it there."""
     station.lock.parent.mkdir(parents=True)
     with FileLock(station.lock):
         waiting = station.start()

@@ -20,19 +20,21 @@ import time
 import pytest
 
 from rlhf_patches.patches.torch import build_lock
+from tests.harness.forkserver import TORCH
 from tests.harness.logs import diagnosed
-from tests.harness.warm import TORCH
 
-HELD = {
-    "least reach": ("test_who_makes_the_file_signs_it_and_builds", "test_on_other_systems_all_is_as_released"),
-    "hands off": "because the baton is one of _jit_compile's own, and gets a descriptor as try_acquire gives it one",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": ("test_who_makes_the_file_signs_it_and_builds", "test_on_other_systems_all_is_as_released"),
+    "no side effects": (
+        "because the baton is one of _jit_compile's own, and gets a descriptor as try_acquire gives it one"
+    ),
+    "backward compatible": (
         "test_a_build_that_fails_fails_as_released",
         "test_what_cannot_be_told_is_waited_for",
         "test_a_folder_that_cannot_be_written_to_raises_as_released",
         "test_others_may_open_the_file_meanwhile",
     ),
-    "no new wait": (
+    "no new blocking": (
         "test_a_living_builder_is_waited_for_by_all",
         "test_what_cannot_be_told_is_waited_for",
         "test_a_builder_that_is_just_done_is_not_gone",

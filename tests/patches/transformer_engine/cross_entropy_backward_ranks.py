@@ -1,6 +1,6 @@
 """TransformerEngine's fused cross-entropy, its own kernels interpreted: ``--out FOLDER``, one rank or more.
 
-Levels: `tests.harness.warm.transformer_engine`. Each case runs without the patch, with it, and after a revert.
+Levels: `tests.harness.forkserver.transformer_engine`. Each case runs without the patch, with it, and after a revert.
 """
 
 from __future__ import annotations

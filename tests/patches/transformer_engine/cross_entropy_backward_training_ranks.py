@@ -1,7 +1,7 @@
 """A step of a GPT with Megatron's own loss function and TransformerEngine's cross entropy: ``--out FOLDER``, one rank.
 
 What stands between the two, `megatron.core.extensions.transformer_engine`, needs the compiled core: its three lines are
-here. Levels: `tests.harness.warm.transformer_engine`, with megatron-core below.
+here. Levels: `tests.harness.forkserver.transformer_engine`, with megatron-core below.
 """
 
 from __future__ import annotations

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import Level, transformer_engine
+from tests.harness.forkserver import Level, transformer_engine
 
 WORKER = "tests.patches.transformer_engine.cross_entropy_backward_ranks"
 FLOAT32, FLOAT16 = 2**-20, 2**-9
 
 # The mean counts ignored tokens up to 2.11.0, which the page says; the gradient is that of this mean.
 NOT_REPAIRED = {"mean, ignored"}
-HELD = {
-    "least reach": "test_gradients_are_those_of_float64",  # `mean` has the bits that it had
-    "hands off": "test_backward_reads_nothing_on_the_host_and_rounds_once",
-    "whatever worked": ("test_a_micro_batch_without_tokens", "test_gradients_are_those_of_float64"),
-    "no new wait": "because it is one product on this rank's tensors; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_gradients_are_those_of_float64",  # `mean` has the bits that it had
+    "no side effects": "test_backward_reads_nothing_on_the_host_and_rounds_once",
+    "backward compatible": ("test_a_micro_batch_without_tokens", "test_gradients_are_those_of_float64"),
+    "no new blocking": "because it is one product on this rank's tensors; no lock, no collective",
     "bit for bit what they were": "test_gradients_are_those_of_float64",
     "own part of the vocabulary only": "test_smoothing_on_two_ranks_still_has_a_loss_of_its_own_on_each",
 }

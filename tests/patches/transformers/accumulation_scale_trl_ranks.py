@@ -1,6 +1,6 @@
 """The gradient of eight samples by a trainer of TRL, at once and one by one: ``--out FOLDER``.
 
-Beside it, in float64 and without a trainer, the mean over the samples of what the trainer's method defines.
+CoInstalled it, in float64 and without a trainer, the mean over the samples of what the trainer's method defines.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ def goes_on(name: str, **settings: Any) -> list[Any]:
 
 def of_this_process() -> int:
     """How many ranks it is one of; alone it has no launcher's variables."""
-    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # of what the warm process has loaded
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # of what the fork server has loaded
     ranks = int(os.environ["WORLD_SIZE"])
     if ranks == 1:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):

@@ -20,17 +20,19 @@ transformers = pytest.importorskip("transformers")
 from rlhf_patches.patches.transformers import loss_graph  # noqa: E402
 
 PATCH = "transformers-accumulation-scale"
-HELD = {
-    "least reach": "test_where_the_step_divides_nothing_is_read",
-    "hands off": "test_the_trainer_and_its_model_are_only_read",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_where_the_step_divides_nothing_is_read",
+    "no side effects": "test_the_trainer_and_its_model_are_only_read",
+    "backward compatible": (
         "test_what_was_right_keeps_its_bits",
         "test_hooks_unpack_once",
         "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
         "test_accumulation_scale_distributed.py::test_what_is_divided_by_the_items_keeps_every_bit",
     ),
     "known": ("test_what_was_right_keeps_its_bits", "trl/test_users_code.py::test_only_the_bug_is_repaired"),
-    "no new wait": "because it reads the graph of one rank's loss, after upstream's forward; no lock, no collective",
+    "no new blocking": (
+        "because it reads the graph of one rank's loss, after upstream's forward; no lock, no collective"
+    ),
     "hands on the very tensor": (
         "test_accumulation_scale_trainers.py::test_what_hands_on_is_divided",
         "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",

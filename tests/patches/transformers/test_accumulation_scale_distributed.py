@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.by_case import ByCase, exhaustive_but
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER, WRAPPED, ENGINE = (
     "tests.patches.transformers.accumulation_scale_ranks",

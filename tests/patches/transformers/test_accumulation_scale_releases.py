@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 from tests.harness import unpacked
-from tests.harness.warm import TORCH, Level
+from tests.harness.forkserver import TORCH, Level
 
 pytestmark = pytest.mark.exhaustive
 WORKER = "tests.patches.transformers.accumulation_scale_release"

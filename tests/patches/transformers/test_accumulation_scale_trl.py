@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 
 WORKER = "tests.patches.transformers.accumulation_scale_trl_ranks"
 # Of float32 sums over less than a thousand numbers, relative to the whole gradient.

@@ -10,7 +10,7 @@ from types import SimpleNamespace as Has
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.transformers.eval_loss_ranks"
 #: What is wrong in every release, in 5.23.0, and in 4.57.6.
@@ -24,15 +24,15 @@ OTHERS = ("prediction", "training")
 NEWEST = (*WRONG, *UNUSED, *AS_RELEASED, *EMPTY, *OTHERS, "tensor parallel")
 OLDER = (*WRONG, *AS_RELEASED, *EMPTY, *OTHERS)
 ALONE = ("causal", "causal, 13", "T5", "one has no labels", "by itself")
-HELD = {
-    "least reach": "test_on_one_rank_nothing_changes",
-    "hands off": "test_where_nothing_is_wrong_or_known_nothing_changes",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_on_one_rank_nothing_changes",
+    "no side effects": "test_where_nothing_is_wrong_or_known_nothing_changes",
+    "backward compatible": (
         "test_where_nothing_is_wrong_or_known_nothing_changes",
         "test_a_batch_without_labels_is_what_it_was_or_is_left_out",
         "test_between_training_steps_it_changes_what_is_evaluated_only",
     ),
-    "no new wait": "because the one collective is upstream's, with the same tensor; what is added is arithmetic",
+    "no new blocking": "because the one collective is upstream's, with the same tensor; what is added is arithmetic",
     "known": "test_where_nothing_is_wrong_or_known_nothing_changes",
     "On one rank": "test_on_one_rank_nothing_changes",
     "in training": "test_between_training_steps_it_changes_what_is_evaluated_only",

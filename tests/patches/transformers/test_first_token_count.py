@@ -6,7 +6,7 @@ from types import SimpleNamespace as Has
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.transformers.first_token_count_ranks"
 WRONG = ("GPT-2", "GPT-2, one by one", "LoRA", "compiled before", "BERT", "CTRL", "inherits")
@@ -16,12 +16,12 @@ LEFT += ("class's own loss", "class's own property", "own loss, later", "compute
 LEFT += ("own compute_loss", "smoothing", "prompt tuning")
 #: Rows of 5, 6, 7 and 8 labels that count.
 COUNTED, PREDICTED = 26, 22
-HELD = {
-    "least reach": "test_all_others_stay",
-    "hands off": "test_the_model_is_only_read",
-    "whatever worked": "test_all_others_stay",
+RULE_COVERAGE = {
+    "minimal scope": "test_all_others_stay",
+    "no side effects": "test_the_model_is_only_read",
+    "backward compatible": "test_all_others_stay",
     "known": "test_all_others_stay",
-    "no new wait": "because it reads the model's class: no lock, no collective",
+    "no new blocking": "because it reads the model's class: no lock, no collective",
     "bit for bit": "test_all_others_stay",
     "change nothing": "test_with_it_the_gradient_is_that_of_the_tokens_that_are_predicted",
     "as released": "test_all_others_stay",

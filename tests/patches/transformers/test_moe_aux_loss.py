@@ -11,21 +11,21 @@ from unittest import mock
 import pytest
 
 from tests.harness.by_case import ByCase, exhaustive_but
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.transformers.moe_aux_loss_ranks"
 WRAPPED = "tests.patches.transformers.moe_aux_loss_wrapped_ranks"
 WRONG = ("Qwen3-MoE", "JetMoE", "LoRA", "chunked", "evaluation")
 ALONE = ("dense", "not averaged", "own loss", "label smoothing", "own forward")
-HELD = {
-    "least reach": "test_a_dense_model_is_left_alone",
-    "hands off": "test_the_model_keeps_its_wrappers",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_a_dense_model_is_left_alone",
+    "no side effects": "test_the_model_keeps_its_wrappers",
+    "backward compatible": (
         "test_a_dense_model_is_left_alone",
         "test_a_mixture_is_repaired_within_wrappers",
         "test_where_nothing_is_multiplied_or_known_nothing_changes",
     ),
-    "no new wait": "because it computes on one rank's tensors, after upstream's forward; no lock, no collective",
+    "no new blocking": "because it computes on one rank's tensors, after upstream's forward; no lock, no collective",
     "nothing changes": "test_where_nothing_is_multiplied_or_known_nothing_changes",
 }
 #: float32 against float64.

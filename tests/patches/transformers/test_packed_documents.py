@@ -7,16 +7,16 @@ from unittest import mock
 import pytest
 
 from tests.harness.by_case import States, exhaustive_but
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "rlhf_patches.patches.transformers.proofs.packed_documents_ranks"
 WRONG = ("packed", "2 rows", "compiled")
 LEFT = ("a mask", "not packed", "no positions", "other jumps", "a cache", "generated")
-HELD = {
-    "least reach": "test_all_other_calls_stay_bit_for_bit",
-    "hands off": "test_the_model_is_only_read",
-    "whatever worked": "test_all_other_calls_stay_bit_for_bit",
-    "no new wait": "because it computes on the positions: no lock, no collective, nothing read from a device",
+RULE_COVERAGE = {
+    "minimal scope": "test_all_other_calls_stay_bit_for_bit",
+    "no side effects": "test_the_model_is_only_read",
+    "backward compatible": "test_all_other_calls_stay_bit_for_bit",
+    "no new blocking": "because it computes on the positions: no lock, no collective, nothing read from a device",
     "bit for bit": "test_all_other_calls_stay_bit_for_bit",
 }
 #: float32 against float64.

@@ -9,7 +9,7 @@ import transformers
 
 import rlhf_patches
 from rlhf_patches.rehearsal import pieces, sketches, window
-from tests.harness.warm import TRL, beside
+from tests.harness.forkserver import TRL, beside
 from tests.patches.transformers import rehearsal_ranks as runs
 
 WORKER = runs.__name__

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.harness.warm import TRL, beside
+from tests.harness.forkserver import TRL, beside
 from tests.patches.transformers import rehearsal_catalogue_ranks as runs
 
 WORKER = runs.__name__

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_patches.patches.transformers.resume_dispatched import in_its_epoch
-from tests.harness import warm
+from tests.harness import forkserver
 
-HELD = {
-    "least reach": "test_only_a_dispatcher_with_a_sampler_is_told",
-    "hands off": "test_only_a_dispatcher_with_a_sampler_is_told",
-    "whatever worked": ("test_another_loader_is_the_same", "test_only_a_dispatcher_with_a_sampler_is_told"),
-    "no new wait": "because set_epoch assigns one number on each rank; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_only_a_dispatcher_with_a_sampler_is_told",
+    "no side effects": "test_only_a_dispatcher_with_a_sampler_is_told",
+    "backward compatible": ("test_another_loader_is_the_same", "test_only_a_dispatcher_with_a_sampler_is_told"),
+    "no new blocking": "because set_epoch assigns one number on each rank; no lock, no collective",
     "The order of every other loader is as it was": "test_another_loader_is_the_same",
     "it takes `accelerate-resume-dispatched` too": "test_on_two_ranks",
 }
@@ -27,7 +27,7 @@ WORKER = "rlhf_patches.patches.transformers.proofs.resume_dispatched_ranks"
 @pytest.fixture(scope="module")
 def trained(run_ranks):
     def run(ranks):
-        reports = run_ranks(WORKER, levels=warm.beside(None, "trainer"), ranks=ranks)
+        reports = run_ranks(WORKER, levels=forkserver.beside(None, "trainer"), ranks=ranks)
         assert all(report["transformers-resume-dispatched"] == ["5.23.0", "applied"] for report in reports)
         return reports
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.transformers.resume_weights_ranks"
 EXPERTS = ("Mixtral", "Mixtral, shards", "Qwen3-MoE, loaded", "best", "best, shards")
@@ -12,15 +12,15 @@ NAMES = ("Qwen2.5-VL, loaded",)
 NAMES_MORE = ("Qwen2.5-VL, shards", "best, Qwen2.5-VL")
 LEFT = ("without an expert", "narrower experts")
 SAME = ("dense", "dense, tied")
-HELD = {
-    "least reach": "test_where_names_are_the_models_nothing_is_asked",
-    "hands off": "test_the_model_keeps_its_parameters",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_where_names_are_the_models_nothing_is_asked",
+    "no side effects": "test_the_model_keeps_its_parameters",
+    "backward compatible": (
         "test_where_names_are_the_models_nothing_is_asked",
         "test_what_does_not_fit_is_left_and_said_once",
         "test_a_nan_is_a_value",
     ),
-    "no new wait": "because it is arithmetic on one rank, and reads files that upstream has just read",
+    "no new blocking": "because it is arithmetic on one rank, and reads files that upstream has just read",
     "bit for bit": "test_with_it_steps_are_those_without_a_stop",
     "nothing changes": (
         "test_where_names_are_the_models_nothing_is_asked",
@@ -64,7 +64,7 @@ def test_without_it_weights_are_those_of_the_model_as_built(report):
 
 
 def warned(found):
-    """Beside the line that the bug was met, which is said once in a process."""
+    """CoInstalled the line that the bug was met, which is said once in a process."""
     return [line for line in found["said"] if "this run meets the bug, repaired" not in line]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.by_case import States, exhaustive_but
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.transformers.smoothed_labels_ranks"
 WRONG = ("compiled", "compiled before", "LoRA, compiled", "prefix tuning", "FSDP2", "DDP, compiled")
@@ -14,12 +14,12 @@ FEW = ("compiled", "FSDP2")
 WRAPPED = ("FSDP2", "DDP, compiled")
 FOUND = ("plain", "LoRA")
 NOT_CAUSAL = ("T5", "T5, compiled", "classifier, compiled", "own class", "own class, compiled")
-HELD = {
-    "least reach": "test_where_the_name_is_found_nothing_is_asked",
-    "hands off": "test_a_wrapped_model_is_only_read",
-    "whatever worked": ("test_where_the_name_is_found_nothing_is_asked", "test_what_is_not_causal_stays"),
+RULE_COVERAGE = {
+    "minimal scope": "test_where_the_name_is_found_nothing_is_asked",
+    "no side effects": "test_a_wrapped_model_is_only_read",
+    "backward compatible": ("test_where_the_name_is_found_nothing_is_asked", "test_what_is_not_causal_stays"),
     "known": "test_what_is_not_causal_stays",
-    "no new wait": "because it reads attributes of the model: no lock, no collective",
+    "no new blocking": "because it reads attributes of the model: no lock, no collective",
     "bit for bit": "test_what_is_not_causal_stays",
     "nothing is asked": "test_where_the_name_is_found_nothing_is_asked",
     "as released": "test_what_is_not_causal_stays",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness import zero3_on_cpu as zero3
-from tests.harness.patience import wait_at_most
+from tests.harness.timeouts import wait_at_most
 
 RANK, COMMUNICATION = zero3.start()
 

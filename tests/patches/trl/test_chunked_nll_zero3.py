@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.logs import diagnosed
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 
-HELD = {
-    "least reach": "test_without_zero3_everything_is_bit_for_bit_as_before",
-    "hands off": ("test_reverted_it_is_the_original_again", "test_nothing_is_gathered_that_is_available"),
-    "whatever worked": ("test_a_head_that_deepspeed_discovers_trains_as_before", "test_unusual_passes"),
-    "no new wait": ("test_the_same_collectives_on_every_rank", "test_exceptions_come_through"),
+RULE_COVERAGE = {
+    "minimal scope": "test_without_zero3_everything_is_bit_for_bit_as_before",
+    "no side effects": ("test_reverted_it_is_the_original_again", "test_nothing_is_gathered_that_is_available"),
+    "backward compatible": ("test_a_head_that_deepspeed_discovers_trains_as_before", "test_unusual_passes"),
+    "no new blocking": ("test_the_same_collectives_on_every_rank", "test_exceptions_come_through"),
     "original function runs": "test_without_zero3_everything_is_bit_for_bit_as_before",
     "bit for bit": "test_every_number_is_that_of_the_unpatched_function_on_a_whole_head",
     "the head stays gathered": "test_deepspeed_reduces_the_right_gradients",
@@ -242,10 +242,10 @@ def test_a_head_that_deepspeed_discovers_trains_as_before(reports):
 
 
 @pytest.mark.exhaustive
-def test_a_cold_run_is_the_same_bit_for_bit(reports, run_cold, installed):
+def test_a_cold_run_is_the_same_bit_for_bit(reports, run_with_torchrun, installed):
     """torchrun, fresh interpreters and the built wheel: losses, gradients, parameters, collectives."""
-    cold = run_cold(WORKER, "engines", python=installed.python)
-    assert [report["engines"] for report in cold] == [report["engines"] for report in reports]
+    torchrun = run_with_torchrun(WORKER, "engines", python=installed.python)
+    assert [report["engines"] for report in torchrun] == [report["engines"] for report in reports]
 
 
 # ------------------------------------------------------------------------------------- distillation

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from tests.harness.warm import TRL
+from tests.harness.forkserver import TRL
 
 # Of each, what is compiled logs what the first one logs.
 EAGER = (("lora",), ())

@@ -13,18 +13,21 @@ import pytest
 from rlhf_patches.patches import released
 from rlhf_patches.patches.trl import window
 from tests.harness.by_case import exhaustive_but
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 
-HELD = {
-    "least reach": ("test_what_was_right_is_the_same_bit_for_bit", "test_where_nothing_is_to_do_it_is_trl_s_function"),
-    "hands off": "because it multiplies or divides a number of upstream's, by numbers read from the trainer",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": (
+        "test_what_was_right_is_the_same_bit_for_bit",
+        "test_where_nothing_is_to_do_it_is_trl_s_function",
+    ),
+    "no side effects": "because it multiplies or divides a number of upstream's, by numbers read from the trainer",
+    "backward compatible": (
         "test_a_loss_outside_train_is_trl_s_own",
         "test_what_is_one_s_own_is_left_alone",
         "test_what_the_student_generates_has_the_same_factors",
     ),
-    "no new wait": "because it computes on one rank's numbers; no lock, no collective",
+    "no new blocking": "because it computes on one rank's numbers; no lock, no collective",
     "bit for bit": (
         "test_what_was_right_is_the_same_bit_for_bit",
         "test_evaluation_is_the_same",

@@ -8,13 +8,13 @@ import pytest
 
 from rlhf_patches.patches.trl.dpo_liger_label_smoothing import ADVICE
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import Level
+from tests.harness.forkserver import Level
 
-HELD = {
-    "least reach": "because nothing is applied: an advice",
-    "hands off": "because nothing is applied: an advice",
-    "whatever worked": "test_with_liger_there_is_no_smoothing_and_without_it_there_is",
-    "no new wait": "because nothing is applied: an advice",
+RULE_COVERAGE = {
+    "minimal scope": "because nothing is applied: an advice",
+    "no side effects": "because nothing is applied: an advice",
+    "backward compatible": "test_with_liger_there_is_no_smoothing_and_without_it_there_is",
+    "no new blocking": "because nothing is applied: an advice",
 }
 WORKER = "tests.patches.trl.dpo_liger_settings_ranks"
 #: Everything is in float64 but for one factor of Liger's; seen are 2e-7.

@@ -18,12 +18,12 @@ from rlhf_patches.patches.trl.conditions import settings_of_liger
 from rlhf_patches.patches.trl.dpo_liger_settings import PATCH, settings
 from rlhf_patches.testing import PatchContract
 from tests.harness import logs, side_by_side, unpacked
-from tests.harness.warm import Level
+from tests.harness.forkserver import Level
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
-    "hands off": "because a constructor gets two arguments more; nothing is written",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same_bit_for_bit",
+    "no side effects": "because a constructor gets two arguments more; nothing is written",
+    "backward compatible": (
         "test_what_was_right_is_the_same_bit_for_bit",
         "test_only_liger_s_own_class_is_given_more",
     ),
@@ -33,7 +33,7 @@ HELD = {
         "test_only_liger_s_own_class_is_given_more",
         "test_what_was_right_is_the_same_bit_for_bit",
     ),
-    "no new wait": "because it is two arguments; no lock, no collective",
+    "no new blocking": "because it is two arguments; no lock, no collective",
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
     "is left out as before": "test_what_was_right_is_the_same_bit_for_bit",
 }
@@ -47,7 +47,7 @@ RIGHT = ("robust, no smoothing", "robust, refused", "sigmoid", "apo_zero", "robu
 class TestContract(PatchContract):
     patch = PATCH
     releases = ("trl==0.29.0", "trl==1.8.0", "trl==1.12.0", "trl==1.13.0", "trl==0.28.0")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture

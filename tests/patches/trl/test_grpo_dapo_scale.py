@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 
-HELD = {
-    "least reach": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
-    "hands off": "because it multiplies a number of upstream's, read from the trainer and its arguments",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
+    "no side effects": "because it multiplies a number of upstream's, read from the trainer and its arguments",
+    "backward compatible": (
         "test_a_loss_outside_train_is_trl_s_own",
         "test_evaluation_is_the_same",
         "test_what_is_one_s_own_is_left_alone",
     ),
-    "no new wait": "because it computes on one rank's numbers; no lock, no collective",
+    "no new blocking": "because it computes on one rank's numbers; no lock, no collective",
     "Left as released": "test_what_is_one_s_own_is_left_alone",
     "bit for bit": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
 }

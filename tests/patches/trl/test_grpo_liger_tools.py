@@ -9,13 +9,13 @@ import pytest
 from rlhf_patches.patches.trl.grpo_liger_tools import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import Level
+from tests.harness.forkserver import Level
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
-    "hands off": "because an argument of Liger's loss is another tensor; the batch is read",
-    "whatever worked": "test_what_was_right_is_the_same_bit_for_bit",
-    "no new wait": "because it is a product on one rank: no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same_bit_for_bit",
+    "no side effects": "because an argument of Liger's loss is another tensor; the batch is read",
+    "backward compatible": "test_what_was_right_is_the_same_bit_for_bit",
+    "no new blocking": "because it is a product on one rank: no lock, no collective",
     "the very arguments": "test_what_was_right_is_the_same_bit_for_bit",
     "as before": "test_tokens_of_tools_are_left_out",
 }
@@ -29,7 +29,7 @@ ROUNDING = 1e-5
 class TestContract(PatchContract):
     patch = PATCH
     releases = (*(f"trl=={name}" for name in ("0.26.0", "0.27.2", "0.28.0")), "trl==0.29.0")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 def reported(run_ranks, version):

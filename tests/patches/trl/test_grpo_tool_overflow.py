@@ -13,14 +13,14 @@ import pytest
 from rlhf_patches.patches.trl.grpo_tool_overflow import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_where_nothing_overflows_it_is_the_same_bit_for_bit",
-    "hands off": "because the numbers of a list that is made there are others",
-    "whatever worked": "test_where_nothing_overflows_it_is_the_same_bit_for_bit",
-    "no new wait": "because it is a number in a list: no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_nothing_overflows_it_is_the_same_bit_for_bit",
+    "no side effects": "because the numbers of a list that is made there are others",
+    "backward compatible": "test_where_nothing_overflows_it_is_the_same_bit_for_bit",
+    "no new blocking": "because it is a number in a list: no lock, no collective",
     "trains on the same tokens": "test_the_tool_s_tokens_are_not_the_model_s",
     "bit for bit": "test_where_nothing_overflows_it_is_the_same_bit_for_bit",
 }
@@ -31,7 +31,7 @@ OVERFLOW, FITS = "overflow", "colocate"
 class TestContract(PatchContract):
     patch = PATCH
     releases = tuple(f"trl=={name}" for name in ("0.26.0", "0.28.0", "0.29.1", "1.0.0rc1", "1.0.0", "1.1.0", "1.2.0"))
-    held = HELD
+    held = RULE_COVERAGE
 
 
 def reported(run_ranks, version):

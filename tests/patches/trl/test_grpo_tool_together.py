@@ -14,14 +14,14 @@ import pytest
 from rlhf_patches.patches.trl.grpo_tool_together import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same_with_no_collective_more",
-    "hands off": "because local variables get other values; nothing is written to what the user holds",
-    "whatever worked": "test_what_was_right_is_the_same_with_no_collective_more",
-    "no new wait": ("test_the_ranks_leave_the_loop_together", "test_one_collective_more_for_each_turn"),
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same_with_no_collective_more",
+    "no side effects": "because local variables get other values; nothing is written to what the user holds",
+    "backward compatible": "test_what_was_right_is_the_same_with_no_collective_more",
+    "no new blocking": ("test_the_ranks_leave_the_loop_together", "test_one_collective_more_for_each_turn"),
     "one more collective": "test_one_collective_more_for_each_turn",
     "takes part without prompts": "test_the_ranks_leave_the_loop_together",
     "the very numbers": "test_what_was_right_is_the_same_with_no_collective_more",
@@ -40,7 +40,7 @@ SAME = ("own engines", "no tools")
 class TestContract(PatchContract):
     patch = PATCH
     releases = tuple(f"trl=={name}" for name in ("1.0.0rc1", "1.0.0", "1.1.0", "1.9.2", "1.10.0", "1.14.0", "1.16.0"))
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture

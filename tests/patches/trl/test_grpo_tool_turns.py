@@ -13,14 +13,14 @@ import pytest
 from rlhf_patches.patches.trl.grpo_tool_turns import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same",
-    "hands off": "because a variable of the context says it, and nothing is written to what the user holds",
-    "whatever worked": ("test_what_was_right_is_the_same", "test_a_subclass_that_overrides_the_method_works"),
-    "no new wait": "because it is a number on one rank: no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same",
+    "no side effects": "because a variable of the context says it, and nothing is written to what the user holds",
+    "backward compatible": ("test_what_was_right_is_the_same", "test_a_subclass_that_overrides_the_method_works"),
+    "no new blocking": "because it is a number on one rank: no lock, no collective",
     "was right": "test_what_was_right_is_the_same",
     "first turn is as it was": "test_each_conversation_is_continued_with_its_own_turn",
     "hands each rank its own": "test_grpo_tool_together.py::test_together_with_the_patch_of_one_rank",
@@ -34,7 +34,7 @@ BESIDE = Level("tests.harness.loading:trl", str(folder("trl-1.5")))
 class TestContract(PatchContract):
     patch = PATCH
     releases = (*(f"trl=={name}" for name in ("1.0.0", "1.1.0", "1.2.0", "1.9.2", "1.10.0", "1.14.0")), "trl==1.14.1")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture

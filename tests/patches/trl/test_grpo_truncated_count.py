@@ -12,18 +12,18 @@ import pytest
 from rlhf_patches.patches.trl.grpo_truncated_count import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
-    "hands off": "because a local variable gets another number; nothing is written to what the user holds",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same_bit_for_bit",
+    "no side effects": "because a local variable gets another number; nothing is written to what the user holds",
+    "backward compatible": (
         "test_what_was_right_is_the_same_bit_for_bit",
         "test_where_all_are_truncated_the_loss_stays_0",
         "test_what_is_one_s_own_is_left_alone",
     ),
-    "no new wait": "test_on_two_ranks",
+    "no new blocking": "test_on_two_ranks",
     "Without it nothing changes": "test_what_was_right_is_the_same_bit_for_bit",
     "bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
     "the loss stays 0": "test_where_all_are_truncated_the_loss_stays_0",
@@ -43,7 +43,7 @@ BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
 class TestContract(PatchContract):
     patch = PATCH
     releases = (*(f"trl=={name}" for name in ("0.22.0", "0.25.1", "0.26.0", "0.27.2", "0.28.0", "1.8.0")), "trl==1.9.0")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture

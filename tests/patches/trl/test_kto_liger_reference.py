@@ -10,13 +10,13 @@ import pytest
 from rlhf_patches.patches.trl.kto_liger_reference import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import Level
+from tests.harness.forkserver import Level
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
-    "hands off": "because one argument of a constructor is another one; nothing is read or written",
-    "whatever worked": "test_what_was_right_is_the_same_bit_for_bit",
-    "no new wait": "because it is one argument; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same_bit_for_bit",
+    "no side effects": "because one argument of a constructor is another one; nothing is read or written",
+    "backward compatible": "test_what_was_right_is_the_same_bit_for_bit",
+    "no new blocking": "because it is one argument; no lock, no collective",
     "With a reference model of its own nothing": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = "tests.patches.trl.kto_liger_reference_ranks"
@@ -29,7 +29,7 @@ RIGHT = ("PEFT, without Liger", "a reference model")
 class TestContract(PatchContract):
     patch = PATCH
     releases = ("trl==1.8.0", "trl==1.12.0", "trl==1.13.0", "trl==1.7.1")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture

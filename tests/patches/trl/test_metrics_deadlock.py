@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 
-HELD = {
-    "least reach": "because only asking the other ranks tells whether they have logged the same; one process asks none",
-    "hands off": "test_where_all_ranks_log_the_same_names_nothing_changes",
-    "whatever worked": "test_what_worked_without_it_has_the_same_mean",
-    "no new wait": ("test_every_rank_has_what_any_has_logged", "test_what_is_no_number_is_an_error_on_every_rank"),
+RULE_COVERAGE = {
+    "minimal scope": (
+        "because only asking the other ranks tells whether they have logged the same; one process asks none"
+    ),
+    "no side effects": "test_where_all_ranks_log_the_same_names_nothing_changes",
+    "backward compatible": "test_what_worked_without_it_has_the_same_mean",
+    "no new blocking": ("test_every_rank_has_what_any_has_logged", "test_what_is_no_number_is_an_error_on_every_rank"),
 }
 WORKER = "rlhf_patches.patches.trl.proofs.metrics_deadlock_ranks"
 BOTH = pytest.mark.parametrize("kind", ["GRPO", "RLOO"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import TRL, beside
+from tests.harness.forkserver import TRL, beside
 from tests.patches.trl import no_alarms_ranks as runs
 
 WORKER = runs.__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
 WORKER = "tests.patches.trl.observed_ranks"
 

@@ -10,14 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_patches.patches.trl import window
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 
-HELD = {
-    "least reach": ("test_what_was_right_is_the_same_bit_for_bit", "test_where_nothing_is_to_do_it_is_the_loss_itself"),
-    "hands off": "because it divides a number of upstream's, by numbers read from the trainer",
-    "whatever worked": ("test_outside_train_the_setting_counts", "test_in_deepspeed_s_engine_it_is_the_same"),
-    "no new wait": "because it computes on one rank's numbers; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": (
+        "test_what_was_right_is_the_same_bit_for_bit",
+        "test_where_nothing_is_to_do_it_is_the_loss_itself",
+    ),
+    "no side effects": "because it divides a number of upstream's, by numbers read from the trainer",
+    "backward compatible": ("test_outside_train_the_setting_counts", "test_in_deepspeed_s_engine_it_is_the_same"),
+    "no new blocking": "because it computes on one rank's numbers; no lock, no collective",
     "Left as released": "test_what_was_right_is_the_same_bit_for_bit",
     "Bit for bit": (
         "test_what_was_right_is_the_same_bit_for_bit",

@@ -16,18 +16,18 @@ import torch
 from rlhf_patches.patches.trl import engine_prompts, engine_weights, online_dpo_engine
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": (
+RULE_COVERAGE = {
+    "minimal scope": (
         "test_prompts_of_one_length_are_the_tokenizer_s_own",
         "test_an_engine_of_one_rank_gets_the_very_prompts",
         "test_without_sleep_mode_nothing_changes",
     ),
-    "hands off": "because each is an expression of the function that it stands in; nothing is assigned",
-    "whatever worked": ("test_an_answer_without_masks_is_left", "test_without_sleep_mode_nothing_changes"),
-    "no new wait": "because prompts are gathered only where the ranks of an engine have to come together anyway",
+    "no side effects": "because each is an expression of the function that it stands in; nothing is assigned",
+    "backward compatible": ("test_an_answer_without_masks_is_left", "test_without_sleep_mode_nothing_changes"),
+    "no new blocking": "because prompts are gathered only where the ranks of an engine have to come together anyway",
     "In the trainer's own process": "test_without_sleep_mode_nothing_changes",
     "all prompts have one length nothing changes": "test_prompts_of_one_length_are_the_tokenizer_s_own",
     "Without it nothing changes": "test_without_sleep_mode_nothing_changes",

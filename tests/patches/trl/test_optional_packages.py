@@ -15,13 +15,13 @@ import pytest
 from rlhf_patches.patches.trl.optional_packages import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import side_by_side, unpacked
-from tests.harness.warm import TORCH, Level
+from tests.harness.forkserver import TORCH, Level
 
-HELD = {
-    "least reach": "test_beside_transformers_4_nothing_is_changed",
-    "hands off": "test_nothing_is_given_to_the_model",
-    "whatever worked": ("test_what_is_no_tuple_is_passed_on", "test_beside_transformers_4_nothing_is_changed"),
-    "no new wait": "because it looks at one value; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_beside_transformers_4_nothing_is_changed",
+    "no side effects": "test_nothing_is_given_to_the_model",
+    "backward compatible": ("test_what_is_no_tuple_is_passed_on", "test_beside_transformers_4_nothing_is_changed"),
+    "no new blocking": "because it looks at one value; no lock, no collective",
     "what it is where it is not": "test_what_is_no_tuple_is_passed_on",
     "transformers is left as it is": "test_transformers_is_left_as_it_is",
 }
@@ -38,7 +38,7 @@ RELEASES = {"0.17.0": ("GRPO", "SFT", "Reward"), "0.25.1": ALL, "0.27.1": ALL}
 class TestContract(PatchContract):
     patch = PATCH
     releases = ("trl==0.21.0", "trl==0.28.0", "trl==0.29.0")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture

@@ -13,18 +13,18 @@ import torch
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, SkipBatchSampler
 
 from rlhf_patches.patches.trl import epochs_over
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 
-HELD = {
-    "least reach": (
+RULE_COVERAGE = {
+    "minimal scope": (
         "test_a_run_from_the_start_is_the_same_bit_for_bit",
         "test_a_sampler_that_is_not_for_training_is_not_noted",
     ),
-    "hands off": ("test_what_it_reads_is_as_it_was", "test_a_run_from_the_start_is_the_same_bit_for_bit"),
-    "whatever worked": "test_a_subclass_that_says_the_epoch_itself_or_is_like_no_other_is_left_alone",
+    "no side effects": ("test_what_it_reads_is_as_it_was", "test_a_run_from_the_start_is_the_same_bit_for_bit"),
+    "backward compatible": "test_a_subclass_that_says_the_epoch_itself_or_is_like_no_other_is_left_alone",
     "known": "test_a_sampler_that_is_not_for_training_is_not_noted",
-    "no new wait": "because it draws from one rank's generator; no lock, no collective",
+    "no new blocking": "because it draws from one rank's generator; no lock, no collective",
     "bit for bit": (
         "test_a_run_from_the_start_is_the_same_bit_for_bit",
         "test_what_was_right_or_is_asked_for_is_the_same",

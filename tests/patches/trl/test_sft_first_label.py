@@ -12,14 +12,14 @@ import pytest
 from rlhf_patches.patches.trl.sft_first_label import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_what_was_right_is_the_same_bit_for_bit",
-    "hands off": "because labels of the batch that is being made get another value, in a new tensor",
-    "whatever worked": ("test_what_was_right_is_the_same_bit_for_bit", "test_a_batch_keeps_what_was_right_in_it"),
-    "no new wait": "because it makes a batch from its examples; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_was_right_is_the_same_bit_for_bit",
+    "no side effects": "because labels of the batch that is being made get another value, in a new tensor",
+    "backward compatible": ("test_what_was_right_is_the_same_bit_for_bit", "test_a_batch_keeps_what_was_right_in_it"),
+    "no new blocking": "because it makes a batch from its examples; no lock, no collective",
     "stay bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = "tests.patches.trl.sft_first_label_ranks"
@@ -32,7 +32,7 @@ TOLERANCE = 1e-6
 class TestContract(PatchContract):
     patch = PATCH
     releases = ("trl==0.19.0", "trl==0.22.1", "trl==0.22.2", "trl==0.23.0", "trl==0.23.1", "trl==0.18.2")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture

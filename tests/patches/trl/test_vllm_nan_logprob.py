@@ -14,22 +14,22 @@ import pytest
 import torch
 
 from rlhf_patches.patches.trl import vllm_nan_logprob
+from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.logs import diagnosed
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, TRL, Level
 from tests.patches.trl import vllm_nan_logprob_cases as cases
 
-HELD = {
-    "least reach": (
+RULE_COVERAGE = {
+    "minimal scope": (
         "test_lists_without_none_are_the_very_objects_of_vllm",
         "test_where_all_tokens_have_one_nothing_changes",
     ),
-    "hands off": "test_lists_without_none_are_the_very_objects_of_vllm",
-    "whatever worked": (
+    "no side effects": "test_lists_without_none_are_the_very_objects_of_vllm",
+    "backward compatible": (
         "test_lists_without_none_are_the_very_objects_of_vllm",
         "test_where_all_tokens_have_one_nothing_changes",
     ),
-    "no new wait": "because it computes on one rank's tensors; no lock, no collective",
+    "no new blocking": "because it computes on one rank's tensors; no lock, no collective",
     "Left alone": "because no function of these is a target",
     "keep the very numbers": "test_where_all_tokens_have_one_nothing_changes",
 }

@@ -16,14 +16,16 @@ from rlhf_patches.patches.trl import engine_weights
 from rlhf_patches.patches.trl.vllm_sleep_weights import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": ("test_without_sleep_mode_nothing_changes", "test_what_the_trainer_has_just_loaded_is_left"),
-    "hands off": "because what it knows of an engine is kept in sets of its own; upstream's methods do the loading",
-    "whatever worked": ("test_without_sleep_mode_nothing_changes", "test_every_case_trains_to_its_end"),
-    "no new wait": "test_where_ranks_may_not_come_nothing_is_gathered",
+RULE_COVERAGE = {
+    "minimal scope": ("test_without_sleep_mode_nothing_changes", "test_what_the_trainer_has_just_loaded_is_left"),
+    "no side effects": (
+        "because what it knows of an engine is kept in sets of its own; upstream's methods do the loading"
+    ),
+    "backward compatible": ("test_without_sleep_mode_nothing_changes", "test_every_case_trains_to_its_end"),
+    "no new blocking": "test_where_ranks_may_not_come_nothing_is_gathered",
     "Without sleep mode nothing changes": "test_without_sleep_mode_nothing_changes",
     "they are left as they are": "test_what_the_trainer_has_just_loaded_is_left",
     "Left alone": "test_where_ranks_may_not_come_nothing_is_gathered",
@@ -41,7 +43,7 @@ class TestContract(PatchContract):
     releases = (
         *(f"trl=={name}" for name in ("0.24.0", "0.25.0", "0.27.2", "0.28.0", "0.29.1", "1.8.0", "1.9.2", "1.10.0")),
     )
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,18 @@ from __future__ import annotations
 from rlhf_patches.patches.trl.warnings_issued import PATCH
 from rlhf_patches.testing import PatchContract
 
-HELD = {
-    "least reach": "test_optional_packages.py::test_beside_transformers_4_nothing_is_changed",
-    "hands off": "test_optional_packages.py::test_nothing_is_given_to_the_model",
-    "whatever worked": "test_a_model_that_has_the_dictionary_is_told_as_before",
-    "no new wait": "because it sets one item of a dictionary; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_optional_packages.py::test_beside_transformers_4_nothing_is_changed",
+    "no side effects": "test_optional_packages.py::test_nothing_is_given_to_the_model",
+    "backward compatible": "test_a_model_that_has_the_dictionary_is_told_as_before",
+    "no new blocking": "because it sets one item of a dictionary; no lock, no collective",
 }
 
 
 class TestContract(PatchContract):
     patch = PATCH
     releases = ("trl==0.21.0", "trl==0.27.1", "trl==0.27.2")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 class Model:

@@ -6,14 +6,14 @@ import pytest
 
 from rlhf_patches.patches.trl.watch_online_dpo import WATCH
 from rlhf_patches.testing import PatchContract
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 
-HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
-    "hands off": "test_what_is_trained_is_the_same",
-    "whatever worked": "test_what_is_trained_is_the_same",
-    "no new wait": "because it reads lists that are in the host's memory",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_is_said_of_a_right_run",
+    "no side effects": "test_what_is_trained_is_the_same",
+    "backward compatible": "test_what_is_trained_is_the_same",
+    "no new blocking": "because it reads lists that are in the host's memory",
 }
 
 
@@ -21,7 +21,7 @@ class TestContract(PatchContract):
     patch = WATCH
     releases = tuple(f"trl=={name}" for name in ("0.22.2", "0.23.0", "0.25.1", "0.26.0", "1.16.0"))
     open_range = "it looks at whatever takes the same arguments, and says nothing where it finds something else"
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(scope="module")

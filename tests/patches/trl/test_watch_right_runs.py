@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.by_case import ByCase, exhaustive_but
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 from tests.patches.trl.watch_right_runs_cases import RIGHT, WRONG
 
 BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))

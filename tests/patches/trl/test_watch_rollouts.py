@@ -14,15 +14,15 @@ import pytest
 from rlhf_patches.patches.trl import watched_rollouts
 from rlhf_patches.patches.trl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
+from tests.harness.forkserver import TORCH, Level
 from tests.harness.side_by_side import folder
-from tests.harness.warm import TORCH, Level
 from tests.patches.trl.watch_rollouts_cases import CASES
 
-HELD = {
-    "least reach": ("test_nothing_is_said_of_a_right_run", "test_samples_of_a_method_of_one_s_own_are_its_own"),
-    "hands off": "test_what_is_trained_is_the_same",
-    "whatever worked": "test_what_is_trained_is_the_same",
-    "no new wait": "because it reads numbers and lists that are in the host's memory",
+RULE_COVERAGE = {
+    "minimal scope": ("test_nothing_is_said_of_a_right_run", "test_samples_of_a_method_of_one_s_own_are_its_own"),
+    "no side effects": "test_what_is_trained_is_the_same",
+    "backward compatible": "test_what_is_trained_is_the_same",
+    "no new blocking": "because it reads numbers and lists that are in the host's memory",
 }
 BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
 WRONG = {
@@ -38,7 +38,7 @@ class TestContract(PatchContract):
     patch = WATCH
     releases = (*(f"trl=={name}" for name in ("0.25.1", "0.29.1", "1.5.1", "1.10.0")), "trl==0.24.0")
     open_range = "it looks at whatever takes the same arguments, and says nothing where it finds something else"
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_the_report_has_the_worst(report):
     worst = max(report["lost weights"]["differences"])
     assert found["worst"] == pytest.approx(worst)
     assert (found["at"], found["values"]) == ("step 2", 3)
-    assert found["told"].startswith("trainer and engine differ by")
+    assert found["warning"].startswith("trainer and engine differ by")
     assert report["repaired"]["observed"]["log-probabilities"]["worst"] < 1e-6
     assert report["logged later"]["observed"]["log-probabilities"]["values"] == 3
     assert report["evaluated"]["observed"]["long-completions"] == {"worst": 0.0, "at": "step 0", "values": 2}

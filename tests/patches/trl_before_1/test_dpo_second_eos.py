@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import beside
+from tests.harness.forkserver import beside
 
-HELD = {
-    "least reach": "test_prompts_and_plain_text_are_the_same",
-    "hands off": "test_tokenizer_and_data_set_are_as_they_were",
-    "whatever worked": "test_a_subclass_has_what_it_had",
-    "no new wait": "because it takes no lock and enters no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_prompts_and_plain_text_are_the_same",
+    "no side effects": "test_tokenizer_and_data_set_are_as_they_were",
+    "backward compatible": "test_a_subclass_has_what_it_had",
+    "no new blocking": "because it takes no lock and enters no collective",
     "as before": ("test_prompts_and_plain_text_are_the_same", "test_a_subclass_has_what_it_had"),
     "before, and so do": "test_a_subclass_has_what_it_had",
     "without one, as in": "test_a_template_without_an_end_leaves_none",

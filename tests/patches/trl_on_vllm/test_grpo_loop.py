@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import trl_server
-from tests.harness.warm import VLLM, Level
+from tests.harness.forkserver import VLLM, Level
 from tests.patches.trl_on_vllm.grpo_loop_cases import CASES, STEPS
 
 LEVELS = (*VLLM, Level("tests.harness.loading:trl_grpo"))

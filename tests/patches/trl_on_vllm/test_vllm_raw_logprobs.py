@@ -10,11 +10,11 @@ from rlhf_patches.patches.trl.vllm_raw_logprobs import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import trl_server
 
-HELD = {
-    "least reach": "because a mode is chosen by which log-probabilities are returned, of samples that are the same",
-    "hands off": "because one argument is added to the call that makes the engine",
-    "whatever worked": "because TRL asks for vLLM 0.10 and later, each of which takes the argument",
-    "no new wait": "because an engine is started as it was",
+RULE_COVERAGE = {
+    "minimal scope": "because a mode is chosen by which log-probabilities are returned, of samples that are the same",
+    "no side effects": "because one argument is added to the call that makes the engine",
+    "backward compatible": "because TRL asks for vLLM 0.10 and later, each of which takes the argument",
+    "no new blocking": "because an engine is started as it was",
     "Not repaired": "because it was read in vLLM 0.10.0: `Sampler.forward` takes them before the temperature",
     "agrees as released": "test_with_a_nucleus_it_has_to_stay_off",
     "asked for by name": "test_with_a_nucleus_it_has_to_stay_off",
@@ -27,7 +27,7 @@ TOLERANCE = 1e-3
 class TestContract(PatchContract):
     patch = PATCH
     releases = ("trl==0.22.2", "trl==0.23.0", "trl==0.23.1", "trl==0.24.0", "trl==0.27.0", "trl==0.27.1")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from rlhf_patches.patches.trl.vllm_serve_dead_worker import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import trl_server
 
-HELD = {
-    "least reach": "because one handle is closed that this process never uses",
-    "hands off": "because it closes the server's own copy of a pipe's end",
-    "whatever worked": "test_it_answers_with_an_error",  # the first request
-    "no new wait": "because closing a handle does not wait; a wait becomes an error",
+RULE_COVERAGE = {
+    "minimal scope": "because one handle is closed that this process never uses",
+    "no side effects": "because it closes the server's own copy of a pipe's end",
+    "backward compatible": "test_it_answers_with_an_error",  # the first request
+    "no new blocking": "because closing a handle does not wait; a wait becomes an error",
     "not started anew": "test_it_answers_with_an_error",
 }
 WORKER = "tests.patches.trl_on_vllm.vllm_serve_dead_worker_ranks"
@@ -21,7 +21,7 @@ WORKER = "tests.patches.trl_on_vllm.vllm_serve_dead_worker_ranks"
 class TestContract(PatchContract):
     patch = PATCH
     releases = ("trl==0.16.1", "trl==0.17.0", "trl==0.29.1", "trl==1.10.0", "trl==1.11.0")
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.mark.parametrize(

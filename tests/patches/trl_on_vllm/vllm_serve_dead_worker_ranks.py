@@ -27,7 +27,7 @@ NAME = "trl-vllm-serve-dead-worker"
 LONGEST = 16
 #: Seconds that what is released gets to answer once the worker is gone. What is repaired answers within milliseconds,
 #: and has all the time that a busy machine may take for these.
-PATIENCE = 4
+TIMEOUT = 4
 LONG = 120
 RIGHT, TOO_LONG = [3, 4, 5], [3] * (LONGEST + 1)
 
@@ -46,12 +46,12 @@ class Engine:
         return [SimpleNamespace(prompt_token_ids=each, outputs=[completion]) for each in tokens]
 
 
-def answer(port: int, prompt: list[int], patience: float) -> Any:
+def answer(port: int, prompt: list[int], timeout: float) -> Any:
     """The status of an answer, or that there is none."""
     body = json.dumps({"prompts": [prompt], "max_tokens": 2}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/generate/", body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=patience) as response:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
             return response.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -62,12 +62,12 @@ def answer(port: int, prompt: list[int], patience: float) -> Any:
 def observe(model: str, deadly: Any) -> dict[str, Any]:
     """A right request, one that the worker dies of, or its death by a signal; then a right one again."""
     with trl_server.serving(model, max_model_len=LONGEST) as (port, process):
-        patience = LONG if rlhf_patches.in_force(NAME) else PATIENCE
+        timeout = LONG if rlhf_patches.in_force(NAME) else TIMEOUT
         first = answer(port, RIGHT, LONG)
         if deadly is signal.SIGKILL:
             children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
             os.kill(int(children[0]), signal.SIGKILL)
-        return {"first": first, "deadly": answer(port, TOO_LONG, patience), "next": answer(port, RIGHT, patience)}
+        return {"first": first, "deadly": answer(port, TOO_LONG, timeout), "next": answer(port, RIGHT, timeout)}
 
 
 def main() -> None:

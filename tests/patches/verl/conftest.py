@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.warm import Level, verl
+from tests.harness.forkserver import Level, verl
 
 NEWEST = "0.9"
 """The environment's own release; others lie beside it."""

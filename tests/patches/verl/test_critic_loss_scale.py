@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from tests.harness.warm import Level, verl
+from tests.harness.forkserver import Level, verl
 from tests.patches.verl import critic_loss_scale_ranks
 
 WORKER = critic_loss_scale_ranks.__name__
@@ -18,11 +18,14 @@ CASES = critic_loss_scale_ranks.CASES
 MICRO_BATCHES = {name: 4 // case.rows for name, case in CASES.items()}
 LEFT_ALONE = [name for name, case in CASES.items() if not case.sized and case.mode != "token-mean"]
 SEQUENCES = [name for name, case in CASES.items() if case.mode != "token-mean"]
-HELD = {
-    "least reach": ("test_without_the_number_that_is_needed_it_is_as_released", "test_the_old_critics_are_left_alone"),
-    "hands off": "because it reads the micro-batch and makes a new dictionary of metrics",
-    "whatever worked": ("test_without_the_number_that_is_needed_it_is_as_released", "test_the_metric_is_the_loss"),
-    "no new wait": "because it computes on one rank's tensors; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": (
+        "test_without_the_number_that_is_needed_it_is_as_released",
+        "test_the_old_critics_are_left_alone",
+    ),
+    "no side effects": "because it reads the micro-batch and makes a new dictionary of metrics",
+    "backward compatible": ("test_without_the_number_that_is_needed_it_is_as_released", "test_the_metric_is_the_loss"),
+    "no new blocking": "because it computes on one rank's tensors; no lock, no collective",
     "stays the average": "test_the_metric_is_the_loss",
     "does not change with the micro-batch size": "test_with_it_the_gradient_is_that_of_the_mini_batch",
     "Left alone": ("test_without_the_number_that_is_needed_it_is_as_released", "test_the_old_critics_are_left_alone"),

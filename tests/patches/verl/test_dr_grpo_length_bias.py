@@ -13,18 +13,18 @@ import pytest
 
 from rlhf_patches.patches.verl.response_length import with_divisor
 from tests.harness import side_by_side
-from tests.harness.warm import Level, verl
+from tests.harness.forkserver import Level, verl
 from tests.patches.verl import dr_grpo_length_bias_ranks
 
 WORKER = dr_grpo_length_bias_ranks.__name__
 LENGTH = dr_grpo_length_bias_ranks.LENGTH
 MODE = dr_grpo_length_bias_ranks.MODE
 LONGEST = max(dr_grpo_length_bias_ranks.policy_on_fsdp.RESPONSES)
-HELD = {
-    "least reach": "test_what_does_not_have_the_bug_keeps_every_bit",
-    "hands off": ("test_the_users_configuration_is_untouched", "test_the_actors_configuration_is_copied"),
-    "whatever worked": "test_a_configuration_that_says_nothing_of_it_is_left_alone",
-    "no new wait": "test_a_configuration_that_says_nothing_of_it_is_left_alone",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_does_not_have_the_bug_keeps_every_bit",
+    "no side effects": ("test_the_users_configuration_is_untouched", "test_the_actors_configuration_is_copied"),
+    "backward compatible": "test_a_configuration_that_says_nothing_of_it_is_left_alone",
+    "no new blocking": "test_a_configuration_that_says_nothing_of_it_is_left_alone",
     "as it was": "test_what_does_not_have_the_bug_keeps_every_bit",
     "Left alone": "test_what_does_not_have_the_bug_keeps_every_bit",
 }

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import unpacked
-from tests.harness.warm import MEGATRON_AND_PACKAGES, Level, verl
+from tests.harness.forkserver import MEGATRON_AND_PACKAGES, Level, verl
 
 WORKER = "tests.patches.verl.fp32_gradients_ranks"
-HELD = {
-    "least reach": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
     # fp32_gradients_ranks.py asserts that the user's dictionary stays what it was.
-    "hands off": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
-    "whatever worked": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
-    "no new wait": "because the same collectives reduce the same buffers, of another type",
+    "no side effects": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
+    "backward compatible": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
+    "no new blocking": "because the same collectives reduce the same buffers, of another type",
     "refuses beside it, it stays False": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
     "go on as before": "test_what_is_asked_for_comes_first_and_float32_is_the_same",
 }

@@ -7,11 +7,11 @@ import pytest
 from rlhf_patches.patches.verl.proofs import fused_logprob_contiguity_ranks as ranks
 
 WORKER = ranks.__name__
-HELD = {
-    "least reach": "test_what_is_contiguous_is_the_same_bit_for_bit",
-    "hands off": "test_what_is_not_contiguous_had_no_gradient_and_has_it",
-    "whatever worked": "test_what_is_contiguous_is_the_same_bit_for_bit",
-    "no new wait": "because it is one flag of one process's tensor; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_what_is_contiguous_is_the_same_bit_for_bit",
+    "no side effects": "test_what_is_not_contiguous_had_no_gradient_and_has_it",
+    "backward compatible": "test_what_is_contiguous_is_the_same_bit_for_bit",
+    "no new blocking": "because it is one flag of one process's tensor; no lock, no collective",
     "bit for bit": "test_what_is_contiguous_is_the_same_bit_for_bit",
 }
 # float32 against float64, sums of a hundred products; seen up to 2e-6.

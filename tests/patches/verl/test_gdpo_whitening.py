@@ -8,11 +8,11 @@ from rlhf_patches.patches.verl.proofs import gdpo_whitening_ranks
 
 WORKER = gdpo_whitening_ranks.__name__
 CASES = gdpo_whitening_ranks.CASES
-HELD = {
-    "least reach": "because each of its calls has the bug: with one length, too, n - 1 is another number",
-    "hands off": "because it computes a new tensor of the advantages",
-    "whatever worked": "test_masks_of_every_type",
-    "no new wait": "because it computes on one process's tensors; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "because each of its calls has the bug: with one length, too, n - 1 is another number",
+    "no side effects": "because it computes a new tensor of the advantages",
+    "backward compatible": "test_masks_of_every_type",
+    "no new blocking": "because it computes on one process's tensors; no lock, no collective",
     "by the difference between n and n - 1": "test_without_it_lengths_count",
 }
 # float32 against float64, numbers up to 3: seen up to 5e-7.

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import Level, verl
+from tests.harness.forkserver import Level, verl
 from tests.patches.verl import gmpo_micro_batches_ranks
 
 WORKER = gmpo_micro_batches_ranks.__name__
-HELD = {
-    "least reach": ("test_other_losses_keep_every_bit", "test_without_the_size_of_the_mini_batch_it_is_as_released"),
-    "hands off": "because it reads two numbers and multiplies one",
-    "whatever worked": "test_without_the_size_of_the_mini_batch_it_is_as_released",
-    "no new wait": "because it computes on one rank's tensors; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": ("test_other_losses_keep_every_bit", "test_without_the_size_of_the_mini_batch_it_is_as_released"),
+    "no side effects": "because it reads two numbers and multiplies one",
+    "backward compatible": "test_without_the_size_of_the_mini_batch_it_is_as_released",
+    "no new blocking": "because it computes on one rank's tensors; no lock, no collective",
     "does not change with the micro-batch size": "test_with_it_the_gradient_is_that_of_the_mini_batch",
     "keeps every bit": "test_one_micro_batch_keeps_every_bit",
     "Left alone": "test_without_the_size_of_the_mini_batch_it_is_as_released",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import verl
+from tests.harness.forkserver import verl
 
 WORKER = "tests.patches.verl.logprob_entropy_ranks"
 IN_PLACE = {"backward in place": 1}
@@ -25,16 +25,16 @@ MORE = {
 }
 
 
-HELD = {
-    "least reach": "because the bug, a copy and a softmax of the logits, is in every call of what it replaces",
-    "hands off": ("test_the_logits_are_untouched", "test_who_reads_the_logits_in_between"),
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "because the bug, a copy and a softmax of the logits, is in every call of what it replaces",
+    "no side effects": ("test_the_logits_are_untouched", "test_who_reads_the_logits_in_between"),
+    "backward compatible": (
         "test_dtypes_are_the_same",
         "test_targets_that_no_rank_has_are_verls",
         "test_labels_and_shapes",
     ),
     "known": "vocab_parallel/test_sharing.py::test_views_made_without_grad_are_cut_off",
-    "no new wait": "test_two_collectives_forward_and_none_backward",
+    "no new blocking": "test_two_collectives_forward_and_none_backward",
     "finds them untouched": "test_who_reads_the_logits_in_between",
     "the logits stay as they are": "test_the_logits_are_untouched",
 }

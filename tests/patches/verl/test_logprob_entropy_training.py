@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.warm import verl
+from tests.harness.forkserver import verl
 
 WORKER = "tests.patches.verl.logprob_entropy_training_ranks"
 ENGINE = tuple(

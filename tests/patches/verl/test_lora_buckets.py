@@ -11,13 +11,13 @@ import torch
 
 from rlhf_patches.patches.verl import lora_buckets
 from rlhf_patches.patches.verl.proofs import lora_buckets_ranks
-from tests.harness import warm
+from tests.harness import forkserver
 
-HELD = {
-    "least reach": "test_the_base_model_is_loaded_bucket_by_bucket",
-    "hands off": "because it copies tensors out of a buffer; nothing of the engine's is read",
-    "whatever worked": ("test_an_adapter_in_one_bucket_is_right", "test_the_base_model_is_loaded_bucket_by_bucket"),
-    "no new wait": "because it is called where buckets arrive, and asks for none; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_the_base_model_is_loaded_bucket_by_bucket",
+    "no side effects": "because it copies tensors out of a buffer; nothing of the engine's is read",
+    "backward compatible": ("test_an_adapter_in_one_bucket_is_right", "test_the_base_model_is_loaded_bucket_by_bucket"),
+    "no new blocking": "because it is called where buckets arrive, and asks for none; no lock, no collective",
     "as before": "test_the_base_model_is_loaded_bucket_by_bucket",
 }
 WORKER = lora_buckets_ranks.__name__
@@ -27,7 +27,7 @@ STATES = ("before", "after", "reverted")
 
 @pytest.fixture(scope="module", params=["0.8", pytest.param("0.7", marks=pytest.mark.exhaustive)])
 def report(request, run_ranks):
-    (report,) = run_ranks(WORKER, levels=warm.verl_engine(request.param), ranks=1)
+    (report,) = run_ranks(WORKER, levels=forkserver.verl_engine(request.param), ranks=1)
     assert report["status"] == "applied"
     assert report["version"].startswith(request.param)
     return report

@@ -6,13 +6,15 @@ import pytest
 
 from rlhf_patches.patches.verl.proofs import merged_lora_ranks
 from tests.harness import side_by_side
-from tests.harness.warm import PACKAGES, Level
+from tests.harness.forkserver import PACKAGES, Level
 
-HELD = {
-    "least reach": "test_where_it_was_right_upstreams_own_iterator_is_given",
-    "hands off": "test_the_model_is_as_it_was",
-    "whatever worked": "test_where_it_was_right_upstreams_own_iterator_is_given",
-    "no new wait": "because the collectives are upstream's, in their order, and each rank takes all tensors as before",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_it_was_right_upstreams_own_iterator_is_given",
+    "no side effects": "test_the_model_is_as_it_was",
+    "backward compatible": "test_where_it_was_right_upstreams_own_iterator_is_given",
+    "no new blocking": (
+        "because the collectives are upstream's, in their order, and each rank takes all tensors as before"
+    ),
     "it stays merged afterwards": "test_the_engine_gets_the_merged_weights",
     "the base model is restored": "test_the_model_is_as_it_was",
     "nothing changes": "test_where_it_was_right_upstreams_own_iterator_is_given",

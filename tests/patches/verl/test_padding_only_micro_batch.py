@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from tests.harness.forkserver import Level
 from tests.harness.logs import diagnosed
-from tests.harness.warm import Level
 from tests.patches.verl.padding_only_micro_batch_ranks import CASES
 
 WORKER = "tests.patches.verl.padding_only_micro_batch_ranks"
@@ -17,11 +17,11 @@ FULL = [case for case in CASES if case.startswith("all count")]
 TOLERANCE = 1e-6
 
 
-HELD = {
-    "least reach": ("test_where_all_count_nothing_changes", "test_without_the_numbers_of_ppo_loss_it_is_as_released"),
-    "hands off": "test_without_the_numbers_of_ppo_loss_it_is_as_released",
-    "whatever worked": "test_without_the_numbers_of_ppo_loss_it_is_as_released",
-    "no new wait": "because each rank has as many values as before, so that no rank leaves a collective out",
+RULE_COVERAGE = {
+    "minimal scope": ("test_where_all_count_nothing_changes", "test_without_the_numbers_of_ppo_loss_it_is_as_released"),
+    "no side effects": "test_without_the_numbers_of_ppo_loss_it_is_as_released",
+    "backward compatible": "test_without_the_numbers_of_ppo_loss_it_is_as_released",
+    "no new blocking": "because each rank has as many values as before, so that no rank leaves a collective out",
     "as they were": "test_where_all_count_nothing_changes",
     "change in their metrics only": "test_where_all_count_nothing_changes",
     "Left alone": "because no other function is changed",

@@ -8,11 +8,11 @@ from rlhf_patches.patches.verl.proofs import reinforce_plus_plus_turns_ranks
 
 WORKER = reinforce_plus_plus_turns_ranks.__name__
 CASES = reinforce_plus_plus_turns_ranks.CASES
-HELD = {
-    "least reach": "test_where_the_bug_is_not_results_have_the_same_bits",
-    "hands off": "test_with_it_every_turn_has_it",
-    "whatever worked": "test_where_the_bug_is_not_results_have_the_same_bits",
-    "no new wait": "because it computes on one process's tensors; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_the_bug_is_not_results_have_the_same_bits",
+    "no side effects": "test_with_it_every_turn_has_it",
+    "backward compatible": "test_where_the_bug_is_not_results_have_the_same_bits",
+    "no new blocking": "because it computes on one process's tensors; no lock, no collective",
     "as it was": "test_with_it_every_turn_has_it",
     "as before": "test_where_the_bug_is_not_results_have_the_same_bits",
     "Left alone": "because no other function is changed",

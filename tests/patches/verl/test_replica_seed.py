@@ -7,13 +7,13 @@ import itertools
 import pytest
 
 from rlhf_patches.patches.verl.proofs import replica_seed_ranks
-from tests.harness import unpacked, warm
+from tests.harness import forkserver, unpacked
 
-HELD = {
-    "least reach": ("test_within_the_trainer_nothing_changes", "test_the_first_replica_keeps_its_seed"),
-    "hands off": "because it adds two numbers; what it is called with is read",
-    "whatever worked": ("test_a_configuration_without_a_seed_starts", "test_a_seed_of_the_users_stays"),
-    "no new wait": "because it adds two numbers, both there before: no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": ("test_within_the_trainer_nothing_changes", "test_the_first_replica_keeps_its_seed"),
+    "no side effects": "because it adds two numbers; what it is called with is read",
+    "backward compatible": ("test_a_configuration_without_a_seed_starts", "test_a_seed_of_the_users_stays"),
+    "no new blocking": "because it adds two numbers, both there before: no lock, no collective",
     "nothing changes": "test_within_the_trainer_nothing_changes",
     "as before": "test_another_run_draws_the_same",
     "keep their numbers": "test_the_first_replica_keeps_its_seed",
@@ -28,7 +28,7 @@ EVERY = replica_seed_ranks.ROWS * REPLICAS * (REPLICAS - 1) // 2
 
 def reported(run_ranks, release):
     beside = release if release == "0.7.0" else unpacked.folders(f"verl=={release}")
-    (report,) = run_ranks(WORKER, levels=warm.verl_engine(beside), ranks=1)
+    (report,) = run_ranks(WORKER, levels=forkserver.verl_engine(beside), ranks=1)
     assert (report["status"], report["version"]) == ("applied", release)
     return report
 

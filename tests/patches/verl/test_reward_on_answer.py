@@ -8,11 +8,11 @@ from tests.patches.verl.reward_on_answer_ranks import CASES, ESTIMATORS, WRONG
 
 WORKER = "tests.patches.verl.reward_on_answer_ranks"
 OF_TURNS = ESTIMATORS[:2]
-HELD = {
-    "least reach": "test_where_the_bug_is_not_results_have_the_same_bits",
-    "hands off": "test_with_it_the_reward_counts",
-    "whatever worked": "test_where_the_bug_is_not_results_have_the_same_bits",
-    "no new wait": "because it computes on one process's tensors; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_where_the_bug_is_not_results_have_the_same_bits",
+    "no side effects": "test_with_it_the_reward_counts",
+    "backward compatible": "test_where_the_bug_is_not_results_have_the_same_bits",
+    "no new blocking": "because it computes on one process's tensors; no lock, no collective",
     "same bits": "test_where_the_bug_is_not_results_have_the_same_bits",
     "Left alone": "test_where_the_bug_is_not_results_have_the_same_bits",
     "nothing changes": "test_where_the_bug_is_not_results_have_the_same_bits",

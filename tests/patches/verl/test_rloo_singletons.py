@@ -8,11 +8,11 @@ from rlhf_patches.patches.verl.proofs import rloo_singletons_ranks
 
 WORKER = rloo_singletons_ranks.__name__
 CASES = rloo_singletons_ranks.CASES
-HELD = {
-    "least reach": "test_responses_with_others_have_the_same_bits",
-    "hands off": "because it computes a new tensor of the rewards",
-    "whatever worked": "test_responses_with_others_have_the_same_bits",
-    "no new wait": "because it computes on one process's tensors; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_responses_with_others_have_the_same_bits",
+    "no side effects": "because it computes a new tensor of the rewards",
+    "backward compatible": "test_responses_with_others_have_the_same_bits",
+    "no new blocking": "because it computes on one process's tensors; no lock, no collective",
     "bit for bit": "test_responses_with_others_have_the_same_bits",
 }
 # float32 against float64, numbers up to 3: seen up to 2e-7.

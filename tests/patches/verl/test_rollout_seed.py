@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rlhf_patches.patches.verl.proofs import rollout_seed_ranks
-from tests.harness import unpacked, warm
+from tests.harness import forkserver, unpacked
 
-HELD = {
-    "least reach": "test_the_rest_is_as_released",
-    "hands off": "because it computes a number; what it is called with is read",
-    "whatever worked": "test_the_rest_is_as_released",
-    "no new wait": "because it hashes a few characters; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": "test_the_rest_is_as_released",
+    "no side effects": "because it computes a number; what it is called with is read",
+    "backward compatible": "test_the_rest_is_as_released",
+    "no new blocking": "because it hashes a few characters; no lock, no collective",
     "as before": "test_another_run_draws_the_same",
     "nothing changes": "test_the_rest_is_as_released",
     "that a caller has set stays": "test_the_rest_is_as_released",
@@ -23,7 +23,7 @@ STATES = ("before", "after", "reverted")
 @pytest.fixture(scope="module", params=["0.9.1", pytest.param("0.9.0", marks=pytest.mark.exhaustive)])
 def report(request, run_ranks):
     the_environments = request.param == "0.9.1"
-    levels = warm.verl_engine(None if the_environments else unpacked.folders(f"verl=={request.param}"))
+    levels = forkserver.verl_engine(None if the_environments else unpacked.folders(f"verl=={request.param}"))
     (report,) = run_ranks(WORKER, levels=levels, ranks=1)
     assert (report["status"], report["version"]) == ("applied", request.param)
     return report

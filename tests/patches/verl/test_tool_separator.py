@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import unpacked, warm
+from tests.harness import forkserver, unpacked
 from tests.patches.verl.tool_separator_ranks import LIMITS, RESULTS, RIGHT, SEPARATED
 
-HELD = {
-    "least reach": ("test_the_rest_is_as_released", "test_a_template_is_asked_once"),
-    "hands off": "test_what_is_asked_is_untouched",
-    "whatever worked": "test_the_rest_is_as_released",
-    "no new wait": "because it renders five short conversations; no lock, no collective",
+RULE_COVERAGE = {
+    "minimal scope": ("test_the_rest_is_as_released", "test_a_template_is_asked_once"),
+    "no side effects": "test_what_is_asked_is_untouched",
+    "backward compatible": "test_the_rest_is_as_released",
+    "no new blocking": "because it renders five short conversations; no lock, no collective",
     "nothing changes": "test_the_rest_is_as_released",
     "what it was before": "test_the_rest_is_as_released",
 }
@@ -23,8 +23,8 @@ STATES = ("before", "after", "reverted")
 
 def levels(release):
     if release in OLDER:
-        return warm.verl_agent_loop(unpacked.folders(f"verl=={release}"))
-    return warm.verl_agent_loop(release)
+        return forkserver.verl_agent_loop(unpacked.folders(f"verl=={release}"))
+    return forkserver.verl_agent_loop(release)
 
 
 @pytest.fixture(
@@ -123,7 +123,7 @@ def test_what_is_asked_is_untouched(report):
 @pytest.mark.parametrize("fixed", ["0.9.1", pytest.param("0.9.0", marks=pytest.mark.exhaustive)])
 def test_a_release_that_has_it_repaired_makes_the_same_tokens(report, run_ranks, fixed):
     beside = None if fixed == "0.9.1" else unpacked.folders(f"verl=={fixed}")
-    (right,) = run_ranks(WORKER, "--yardstick", levels=warm.verl_agent_loop(beside), ranks=1)
+    (right,) = run_ranks(WORKER, "--yardstick", levels=forkserver.verl_agent_loop(beside), ranks=1)
     assert (right["status"], right["version"]) == ("unaffected", fixed)
     assert right["before"] == right["after"] == right["reverted"]
     found, expected = report["after"], right["after"]

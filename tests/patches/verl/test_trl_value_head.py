@@ -11,17 +11,17 @@ import pytest
 from rlhf_patches.patches.verl import value_head_class
 from rlhf_patches.patches.verl.proofs import trl_value_head_ranks
 from tests.harness import unpacked
+from tests.harness.forkserver import Level, verl
 from tests.harness.logs import diagnosed
-from tests.harness.warm import Level, verl
 
-HELD = {
-    "least reach": "test_beside_an_older_trl_nothing_is_changed",
-    "hands off": "test_nothing_is_put_into_trl",
-    "whatever worked": (
+RULE_COVERAGE = {
+    "minimal scope": "test_beside_an_older_trl_nothing_is_changed",
+    "no side effects": "test_nothing_is_put_into_trl",
+    "backward compatible": (
         "test_beside_an_older_trl_nothing_is_changed",
         "test_a_class_that_somebody_has_put_into_trl_comes_first",
     ),
-    "no new wait": "because it imports what upstream imports; no lock, no collective",
+    "no new blocking": "because it imports what upstream imports; no lock, no collective",
     "which is used as before": "test_a_class_that_somebody_has_put_into_trl_comes_first",
     "with the error as before": "test_where_trl_has_removed_it_every_model_is_prepared",
     "Nothing is put into TRL": "test_nothing_is_put_into_trl",

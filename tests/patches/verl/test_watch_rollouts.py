@@ -12,15 +12,15 @@ import pytest
 from rlhf_patches.patches.verl import watched_rollouts
 from rlhf_patches.patches.verl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
-from tests.harness import side_by_side, warm
+from tests.harness import forkserver, side_by_side
 from tests.harness.by_case import exhaustive_but
-from tests.harness.warm import Level
+from tests.harness.forkserver import Level
 
-HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
-    "hands off": "test_what_is_trained_is_the_same",
-    "whatever worked": ("test_what_is_trained_is_the_same", "test_metrics_that_are_something_else"),
-    "no new wait": "because it reads numbers that are in the host's memory, and asks a tensor nothing",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_is_said_of_a_right_run",
+    "no side effects": "test_what_is_trained_is_the_same",
+    "backward compatible": ("test_what_is_trained_is_the_same", "test_metrics_that_are_something_else"),
+    "no new blocking": "because it reads numbers that are in the host's memory, and asks a tensor nothing",
 }
 DRIVER = Level("tests.harness.loading:verl_driver")
 LOG_PROBABILITIES = "log-probabilities"
@@ -30,11 +30,11 @@ class TestContract(PatchContract):
     patch = WATCH
     releases = (*(f"verl=={name}" for name in ("0.6.0", "0.7.1", "0.8.0", "0.9.1")),)
     open_range = "it looks at whatever takes the same arguments, and says nothing where it finds something else"
-    held = HELD
+    held = RULE_COVERAGE
 
 
 def report_of(run_ranks, release):
-    levels = (*warm.verl_engine(release), DRIVER)
+    levels = (*forkserver.verl_engine(release), DRIVER)
     (found,) = run_ranks("tests.patches.verl.watch_rollouts_ranks", levels=levels, ranks=1, TORCHDYNAMO_DISABLE="1")
     return found
 

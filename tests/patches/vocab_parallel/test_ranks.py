@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import upstream_logprob
-from tests.harness.warm import TORCH
+from tests.harness.forkserver import TORCH
 
 WORKER = "tests.patches.vocab_parallel.ownership_ranks"
 EPS = {"torch.float32": 2**-23, "torch.bfloat16": 2**-7, "torch.float16": 2**-10}

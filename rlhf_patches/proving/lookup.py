@@ -56,7 +56,7 @@ def why_none(patch: KnownBug) -> str:
     return ""
 
 
-def told(patch: KnownBug) -> str:
+def how_to_prove(patch: KnownBug) -> str:
     """A paragraph of a patch's page: how to try it, or why it cannot be tried. Empty for what changes nothing."""
     if patch.kind != PATCH:
         return ""

@@ -1,4 +1,4 @@
-"""The same workers as in warm.py, the way a user starts them: torchrun, and fresh interpreters."""
+"""The same workers as in forkserver.py, the way a user starts them: torchrun, and fresh interpreters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.harness import effort
 
-RANK = Path(__file__).with_name("cold_rank.py")
+RANK = Path(__file__).with_name("torchrun_rank.py")
 Reports = list[dict[str, Any]]
 
 
@@ -48,7 +48,7 @@ def launch(
     environment = {**inherited, **(settings or {})}
     before = effort.cpu_seconds()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    effort.note(f"cold, {ranks} ranks of {worker} {' '.join(arguments)}", effort.cpu_seconds() - before)
+    effort.note(f"torchrun, {ranks} ranks of {worker} {' '.join(arguments)}", effort.cpu_seconds() - before)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]

@@ -10,7 +10,7 @@ from hunt.cells import Cell, named, read
 from hunt.relations import Relation
 from hunt.trainers import Trainer
 
-FILE = Path(__file__).with_name("power.toml")
+FILE = Path(__file__).with_name("known_bugs.toml")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Seen:
 
 
 def seen(trainers: Mapping[str, Trainer], relations: Mapping[str, Relation]) -> Iterator[Seen]:
-    """Those of power.toml."""
+    """Those of known_bugs.toml."""
     for bug, name in read(FILE)["seen"].items():
         yield Seen(bug, named(name, trainers, relations))
 

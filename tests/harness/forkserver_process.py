@@ -7,7 +7,7 @@ thrown away, so nothing crosses from one scenario to the next. The protocol is o
 
     {"level": {"load": MODULE:FUNCTION, "path": FOLDER or null}}   ->  {"socket": PATH}
     {"run": {"worker": MODULE, "argv": [...], "ranks": N, ...}}    ->  {"ended": [STATUS, ...], ...}
-    either                                                         ->  {"refused": WHY}: run it the cold way
+    either                                                         ->  {"refused": WHY}: run it under torchrun
 
 Everything ends when the standard input of the first one does.
 """
@@ -68,7 +68,7 @@ def unforkable() -> str | None:
         return f"fork is not safe on {sys.platform} once frameworks are loaded"
     names = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
     if len(names) > 1 or threading.active_count() > 1:
-        return f"the warm process has {len(names)} threads ({', '.join(names)})"
+        return f"the fork server has {len(names)} threads ({', '.join(names)})"
     return None
 
 
@@ -87,13 +87,13 @@ def launcher_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": "warm",
+        "TORCHELASTIC_RUN_ID": "forkserver",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
 
 class Server:
-    """A warm process."""
+    """A fork server."""
 
     def __init__(self, path: str, listener: socket.socket, lifeline: int) -> None:
         self.path = path

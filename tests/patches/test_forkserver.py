@@ -1,4 +1,4 @@
-"""The warm ranks themselves (tests/harness/warm.py): what they owe to the tests that trust them."""
+"""The forked ranks themselves (tests/harness/forkserver.py): what they owe to the tests that trust them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed here; .cache/tools/bin/nox -s frameworks runs these")
 
-from tests.harness import warm_server
-from tests.harness.cold import launch
-from tests.harness.warm import TORCH, Level
+from tests.harness import forkserver_process
+from tests.harness.forkserver import TORCH, Level
+from tests.harness.torchrun import launch
 
 TRIAL = "tests.harness.trial_ranks"
 
@@ -24,28 +24,28 @@ def folders(tmp_path, number):
     return made
 
 
-def test_every_run_is_a_fresh_fork(warm, tmp_path):
+def test_every_run_is_a_fresh_fork(forkserver, tmp_path):
     """Nothing crosses from one scenario to the next, nor the generators' state from rank to rank."""
-    found = [report for out in folders(tmp_path, 2) for report in warm.run(TRIAL, ["look"], out, TORCH)]
+    found = [report for out in folders(tmp_path, 2) for report in forkserver.run(TRIAL, ["look"], out, TORCH)]
     assert [report["state"] for report in found] == [[0], [1]] * 2
     assert len({report["pid"] for report in found}) == 4
     assert len({report["random"] for report in found}) == 4
 
 
-def test_a_signal_is_named(warm, tmp_path):
+def test_a_signal_is_named(forkserver, tmp_path):
     with pytest.raises(RuntimeError, match="rank 1 died by SIGSEGV"):
-        warm.run(TRIAL, ["die"], tmp_path, TORCH)
+        forkserver.run(TRIAL, ["die"], tmp_path, TORCH)
 
 
-def test_a_time_out_shows_the_stack_of_every_rank(warm, tmp_path):
+def test_a_time_out_shows_the_stack_of_every_rank(forkserver, tmp_path):
     with pytest.raises(RuntimeError, match="not done after 3 s") as caught:
-        warm.run(TRIAL, ["hang"], tmp_path, TORCH, timeout=3)
+        forkserver.run(TRIAL, ["hang"], tmp_path, TORCH, timeout=3)
     assert str(caught.value).count("in wait_for_ever") == 2
 
 
-def test_what_cannot_be_loaded_is_an_error(warm, tmp_path):
+def test_what_cannot_be_loaded_is_an_error(forkserver, tmp_path):
     with pytest.raises(RuntimeError, match=r"No module named 'tests\.harness\.nowhere'"):
-        warm.run(TRIAL, ["look"], tmp_path, (Level("tests.harness.nowhere:nothing"),))
+        forkserver.run(TRIAL, ["look"], tmp_path, (Level("tests.harness.nowhere:nothing"),))
 
 
 def test_a_socket_has_its_name_only_once_it_listens(monkeypatch, tmp_path):
@@ -57,8 +57,8 @@ def test_a_socket_has_its_name_only_once_it_listens(monkeypatch, tmp_path):
             seen.append(os.path.exists(address))
             super().listen(backlog)
 
-    monkeypatch.setattr(warm_server.socket, "socket", Watched)
-    with warm_server.listen(address), socket.socket(socket.AF_UNIX) as connection:
+    monkeypatch.setattr(forkserver_process.socket, "socket", Watched)
+    with forkserver_process.listen(address), socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
     assert seen == [False]
 
@@ -68,16 +68,16 @@ def test_with_another_thread_nothing_is_forked():
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        assert "threads" in warm_server.unforkable()
+        assert "threads" in forkserver_process.unforkable()
     finally:
         done.set()
         thread.join()
 
 
-def test_where_fork_cannot_work_it_runs_cold_and_says_why(warm, tmp_path):
+def test_where_fork_cannot_work_it_runs_cold_and_says_why(forkserver, tmp_path):
     """A level that starts a thread."""
-    with pytest.warns(UserWarning, match="runs cold: the warm process has 2 threads"):
-        reports = warm.run(TRIAL, ["look"], tmp_path, (*TORCH, Level("tests.harness.loading:a_thread")))
+    with pytest.warns(UserWarning, match="runs under torchrun: the fork server has 2 threads"):
+        reports = forkserver.run(TRIAL, ["look"], tmp_path, (*TORCH, Level("tests.harness.loading:a_thread")))
     assert [report["state"] for report in reports] == [[0], [1]]
 
 

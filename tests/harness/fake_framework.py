@@ -96,7 +96,7 @@ class Framework:
             "cause": "a mistake",
             "references": ("https://example.invalid/1",),
             "variants": (Variant(Guard(self.distribution, versions), changes),),
-            "retire": "never",
+            "obsolete_when": "never",
         }
 
 

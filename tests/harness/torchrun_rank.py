@@ -1,6 +1,6 @@
-"""What a launcher starts on each rank: ``cold_rank.py MODULE ARGUMENTS``, with the function ``main`` of that module.
+"""What a launcher starts on each rank: ``torchrun_rank.py MODULE ARGUMENTS``, with the module's ``main``.
 
-It ends as the fork of a warm process does: after a failure gloo may be in the middle of a collective, whose threads
+It ends as the fork of a fork server does: after a failure gloo may be in the middle of a collective, whose threads
 abort a process that shuts down.
 
 In a fresh interpreter ``tests`` may not be importable, and nothing may be put on sys.path: see `bind`.
@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    from warm_server import bind, call, finish
+    from forkserver_process import bind, call, finish
 
     sys.path.pop(0)  # this folder
     bind("tests")

@@ -4,8 +4,8 @@
         reports = server.run("tests.harness.rollout_training", ["--scenario", "reference"], out, MEGATRON)
 
 A worker is a module with a function ``main``; on each rank it finds a launcher's variables and ``sys.argv``, and
-writes ``rank0.json``, ``rank1.json`` and so on into the folder given as ``--out``. warm_server.py has the processes,
-loading.py what they load. Patches are applied by the worker, in the fork, to modules that are loaded.
+writes ``rank0.json``, ``rank1.json`` and so on into the folder given as ``--out``. forkserver_process.py has the
+processes, loading.py what they load. Patches are applied by the worker, in the fork, to modules that are loaded.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness import cold, effort, side_by_side
-from tests.harness.cold import Reports
+from tests.harness import effort, side_by_side, torchrun
+from tests.harness.torchrun import Reports
 
-SERVER = Path(__file__).with_name("warm_server.py")
+SERVER = Path(__file__).with_name("forkserver_process.py")
 
 
 @dataclass(frozen=True)
 class Level:
-    """One step of what a warm process loads.
+    """One step of what a fork server loads.
 
     Attributes:
         load: ``MODULE:FUNCTION``, called without arguments.
@@ -170,8 +170,8 @@ def megatron_with_transformer_engine(release: str, *more: str) -> Levels:
 
 
 @dataclass(frozen=True)
-class Warm:
-    """Speaks to the warm processes of a session; ``address`` is the socket of the first."""
+class ForkServer:
+    """Speaks to the fork servers of a session; ``address`` is the socket of the first."""
 
     address: str
 
@@ -220,10 +220,10 @@ class Warm:
         if "refused" in answer:
             if "failed:" in answer["refused"]:
                 raise RuntimeError(answer["refused"])
-            warnings.warn(f"{worker} runs cold: {answer['refused']}", stacklevel=2)
+            warnings.warn(f"{worker} runs under torchrun: {answer['refused']}", stacklevel=2)
             path = [level.path for level in levels if level.path is not None]
             own = {"PYTHONPATH": os.pathsep.join(path)} if path else {}
-            return cold.launch(worker, arguments, out, settings={**own, **(settings or {})}, ranks=ranks)
+            return torchrun.launch(worker, arguments, out, settings={**own, **(settings or {})}, ranks=ranks)
         effort.add_elsewhere(answer.get("cpu", 0.0))
         raise_for(worker, answer, out, timeout)
         return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
@@ -248,19 +248,19 @@ def ask(address: str, request: Mapping[str, Any]) -> dict[str, Any]:
         connection.sendall(json.dumps(request).encode() + b"\n")
         line = connection.makefile().readline()
     if not line:
-        raise RuntimeError(f"the warm process at {address} ended without an answer to {request}")
+        raise RuntimeError(f"the fork server at {address} ended without an answer to {request}")
     answer: dict[str, Any] = json.loads(line)
     return answer
 
 
 @contextlib.contextmanager
-def serving(python: str = sys.executable) -> Iterator[Warm]:
+def serving(python: str = sys.executable) -> Iterator[ForkServer]:
     """Warm processes for as long as the block lasts. Starting them costs nothing before something is loaded.
 
     Args:
         python: the interpreter of the environment whose frameworks they load.
     """
-    with tempfile.TemporaryDirectory(prefix="warm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="forkserver-") as folder:
         address = os.path.join(folder, "s")
         with open(f"{address}.log", "w") as log:  # what frameworks say while they are loaded
             process = subprocess.Popen([python, str(SERVER), address], stdin=subprocess.PIPE, stdout=log, stderr=log)
@@ -271,7 +271,7 @@ def serving(python: str = sys.executable) -> Iterator[Warm]:
                     process.wait(0.01)
             if process.returncode is not None:
                 raise RuntimeError(f"{python} {SERVER} failed:\n{Path(f'{address}.log').read_text()}")
-            yield Warm(address)
+            yield ForkServer(address)
         finally:
             process.stdin.close()
             process.wait()

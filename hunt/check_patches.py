@@ -1,4 +1,4 @@
-"""Relation 12, ours: wherever a trainer was right, it is bit for bit what it was with every patch on.
+"""Relation 12: wherever a trainer was right, it is bit for bit what it was with every patch on.
 
 That is losses, gradients, parameters, the optimizer's state and the saved files; and the objects that a user holds are
 the same ones, of the same types, with the same attributes and hooks. A configuration is drawn from all that its trainer
@@ -122,7 +122,7 @@ class Accepted:
 
 def accepted() -> list[Accepted]:
     """Those of reasons.toml."""
-    entries = cells.read(cells.REASONS).get("ours", [])
+    entries = cells.read(cells.REASONS).get("check-patches", [])
     return [Accepted(entry["trainers"], entry["patch"], float(entry["largest"])) for entry in entries]
 
 
