@@ -37,8 +37,8 @@ ENTROPY = 0.25  # the weight of the entropies
 def on_each_rank(options: argparse.Namespace) -> None:
     import torch
 
-    from rlhf_patches.patches.vocab_parallel import counters
-    from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+    from rlhf_patches.patches._vocab_parallel import counters
+    from rlhf_patches.patches._vocab_parallel.logprob import token_logprobs
     from tests.harness import upstream_logprob
     from tests.harness.token_reference import counted_all_reduces, made, peak_memory, reference
 
@@ -172,7 +172,7 @@ def with_entropies(group: Any) -> dict[str, Callable[..., Any]]:
     from verl import __version__
     from verl.utils.megatron import tensor_parallel as verl
 
-    from rlhf_patches.patches.vocab_parallel.logprob import minus_cross_entropy
+    from rlhf_patches.patches._vocab_parallel.logprob import minus_cross_entropy
 
     def of_verl(logits: Any, target: Any, *_: Any) -> Any:
         copy = logits.clone()

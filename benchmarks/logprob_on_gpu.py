@@ -22,8 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlhf_patches.patches.vocab_parallel import counters, fused
-from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+from rlhf_patches.patches._vocab_parallel import counters, fused
+from rlhf_patches.patches._vocab_parallel.logprob import token_logprobs
 from tests.harness import upstream_logprob
 from tests.harness.token_reference import made, reference
 

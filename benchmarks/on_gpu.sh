@@ -51,7 +51,7 @@ logprob() {
 fuzz() { python3 tests/patches/vocab_parallel/fuzz_ownership.py --seed 1 --seconds 40 --device cuda; }
 
 prove() {
-    local names="transformers-accumulation-scale transformers-eval-loss-ranks transformers-first-token-count
+    local names="transformers-accumulation-scale transformers-eval-loss transformers-first-token-count
         transformers-smoothed-labels transformers-moe-aux-loss transformers-packed-documents peft-lora-merge-drift"
     for name in $names; do python3 -m rlhf_patches prove --gpu "$name" >"/tmp/prove-$name" 2>&1 & done
     # TRL 1.5.1, with the machine's own transformers

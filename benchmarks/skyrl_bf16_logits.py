@@ -31,7 +31,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
     import torch
 
     import rlhf_patches
-    from rlhf_patches.patches.skyrl import logits
+    from rlhf_patches.patches.skyrl import _logits
     from tests.harness.token_reference import counted_all_reduces, peak_memory
     from tests.patches.skyrl import bf16_logits_ranks as ranks
 
@@ -41,7 +41,7 @@ def on_each_rank(options: argparse.Namespace) -> None:
     release = training.skyrl_on_cpu.install()
     training.VOCABULARY, training.LENGTH = 2 * options.vocabulary, options.sequence
     unit = 2 * training.ROWS * options.sequence * options.vocabulary
-    logits.CHUNK_BYTES = 2 * unit // options.chunks
+    _logits.CHUNK_BYTES = 2 * unit // options.chunks
     if rank == 0:
         print(
             f"skyrl {release}, {training.ROWS} x {options.sequence} tokens, {options.vocabulary} columns per rank, "

@@ -55,16 +55,16 @@ def work(numbers: list[int]) -> None:
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"})
     vllm_on_cpu.keep_weights()
     import rlhf_patches
-    from rlhf_patches.patches.trl import watched_rollouts
+    from rlhf_patches.patches.trl import _watched_rollouts
     from tests.patches.trl_on_vllm import grpo_loop_ranks
 
     rlhf_patches.apply()
     for number in numbers:
-        for figure in watched_rollouts.FIGURES:
+        for figure in _watched_rollouts.FIGURES:
             figure.start_anew()
         with tempfile.TemporaryDirectory() as folder:
             grpo_loop_ranks.train({**RUNS[number], "max_steps": STEPS}, Path(folder))
-        print(f"RUN {number} {json.dumps(watched_rollouts.observed())}", flush=True)
+        print(f"RUN {number} {json.dumps(_watched_rollouts.observed())}", flush=True)
 
 
 def main() -> None:

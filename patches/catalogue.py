@@ -78,7 +78,7 @@ LISTED = (
     Listed('megatron-core-expert-bias-counts', 'rlhf_patches.patches.megatron_core.expert_bias_counts:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.12.0rc2,<=0.20.0', modules=('megatron.core.transformer.moe.router', 'megatron.core.distributed.finalize_model_grads'), rewrites=True),
     )),
-    Listed('megatron-forward-pre-hook-reentry', 'rlhf_patches.patches.megatron_core.forward_pre_hook_reentry:PATCH', (
+    Listed('megatron-core-forward-pre-hook-reentry', 'rlhf_patches.patches.megatron_core.forward_pre_hook_reentry:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.9.0,<=0.20.0', modules=('megatron.core.distributed.distributed_data_parallel',), rewrites=True),
     )),
     Listed('megatron-core-gdn-norm-gradient', 'rlhf_patches.patches.megatron_core.gdn_norm_gradient:PATCH', (
@@ -118,7 +118,7 @@ LISTED = (
     Listed('megatron-lm-no-sync-reentry', 'rlhf_patches.patches.megatron_lm.no_sync_reentry:PATCH', (
         ListedVariant(distribution='megatron-core', versions='>=0.6.0,<=0.20.0', modules=('megatron.training.training',), rewrites=True, may_be_missing='before 0.17 megatron.training is in git only; a checkout that is installed calls itself megatron-core'),
     )),
-    Listed('nemo-rl-async-prefix-cache', 'rlhf_patches.patches.nemo_rl.async_prefixes:PATCH', (
+    Listed('nemo-rl-async-prefix-cache', 'rlhf_patches.patches.nemo_rl.async_prefix_cache:PATCH', (
         ListedVariant(distribution='nemo-rl', versions='>=0.4.0,<0.7.0', modules=('nemo_rl.algorithms.async_utils',), rewrites=True),
         ListedVariant(distribution='nemo-rl', versions='>=0.7.0,<=0.7.0', modules=('nemo_rl.algorithms.async_utils.trajectory_collector',), rewrites=True),
     )),
@@ -143,7 +143,7 @@ LISTED = (
         ListedVariant(distribution='openrlhf', versions='==0.11.1', modules=('openrlhf.models.loss',), rewrites=True),
         ListedVariant(distribution='openrlhf', versions='==0.11.2', modules=('openrlhf.models.loss',), rewrites=True),
     )),
-    Listed('openrlhf-own-sampling-params', 'rlhf_patches.patches.openrlhf.own_sampling:PATCH', (
+    Listed('openrlhf-own-sampling', 'rlhf_patches.patches.openrlhf.own_sampling:PATCH', (
         ListedVariant(distribution='openrlhf', versions='>=0.9.1,<=0.11.2', modules=('openrlhf.utils.agent',), rewrites=True),
     )),
     Listed('openrlhf-watch-rollouts', 'rlhf_patches.patches.openrlhf.watch_rollouts:WATCH', (
@@ -207,7 +207,7 @@ LISTED = (
     Listed('skyrl-watch-rollouts', 'rlhf_patches.patches.skyrl.watch_rollouts:WATCH', (
         ListedVariant(distribution='skyrl', versions='>=0.1.0', modules=('skyrl.train.trainer',)),
     ), watches=True),
-    Listed('slime-async-dropped-groups', 'rlhf_patches.patches.slime.async_groups:PATCH', (
+    Listed('slime-async-dropped-groups', 'rlhf_patches.patches.slime.async_dropped_groups:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.3.0,<=0.3.1', modules=('slime.rollout.fully_async_rollout',), rewrites=True),
     )),
     Listed('slime-context-parallel-whitening', 'rlhf_patches.patches.slime.context_parallel_whitening:PATCH', (
@@ -229,7 +229,7 @@ LISTED = (
     Listed('slime-no-sync-reentry', 'rlhf_patches.patches.slime.no_sync_reentry:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.0.1,<=0.3.1', modules=('slime.backends.megatron_utils.model',), rewrites=True),
     )),
-    Listed('slime-partial-rollout-budget', 'rlhf_patches.patches.slime.partial_budget:PATCH', (
+    Listed('slime-partial-rollout-budget', 'rlhf_patches.patches.slime.partial_rollout_budget:PATCH', (
         ListedVariant(distribution='slime', versions='>=0.3.0,<=0.3.1', modules=('slime.rollout.sglang_rollout', 'slime.rollout.sglang_streaming_rollout'), independent=True, rewrites=True),
     )),
     Listed('slime-uneven-groups', 'rlhf_patches.patches.slime.uneven_groups:PATCH', (
@@ -301,11 +301,11 @@ LISTED = (
         ListedVariant(distribution='ms-swift', versions='>=3.12.0,<4.0.0', modules=('swift.llm.data_loader',), rewrites=True),
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.dataloader.shard',), rewrites=True),
     )),
-    Listed('swift-grpo-trl', 'rlhf_patches.patches.swift.trl_samplers:ADVICE_GRPO', (
+    Listed('swift-grpo-trl-imports', 'rlhf_patches.patches.swift.trl_imports:ADVICE_GRPO', (
         ListedVariant(distribution='ms-swift', versions='>=3.4.0,<4', modules=('swift.trainers.rlhf_trainer.grpo_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.14.0,<0.17.0', package='trl')),
         ListedVariant(distribution='ms-swift', versions='>=4.0.0,<=4.6.0', modules=('swift.rlhf_trainers.grpo_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.14.0,<0.17.0', package='trl')),
     )),
-    Listed('swift-gkd-trl', 'rlhf_patches.patches.swift.trl_samplers:ADVICE_GKD', (
+    Listed('swift-gkd-trl-imports', 'rlhf_patches.patches.swift.trl_imports:ADVICE_GKD', (
         ListedVariant(distribution='ms-swift', versions='>=4.2.0,<=4.6.0', modules=('swift.rlhf_trainers.gkd_trainer',), rewrites=True, is_advice=True, co_installed=ListedCoInstalled(distribution='trl', versions='>=0.13.0,<0.22.0', package='trl')),
     )),
     Listed('swift-vocab-parallel-logprob-gradient', 'rlhf_patches.patches.swift.vocab_parallel_logprob_gradient:PATCH', (
@@ -331,7 +331,7 @@ LISTED = (
         ListedVariant(distribution='transformers', versions='>=5.2.0,<5.19.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.19.0,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
     )),
-    Listed('transformers-eval-loss-ranks', 'rlhf_patches.patches.transformers.eval_loss:PATCH', (
+    Listed('transformers-eval-loss', 'rlhf_patches.patches.transformers.eval_loss:PATCH', (
         ListedVariant(distribution='transformers', versions='>=4.46.2,<4.49.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=4.57.0,<5.23.0', modules=('transformers.trainer',), rewrites=True),
         ListedVariant(distribution='transformers', versions='>=5.23.0,<=5.24.0', modules=('transformers.trainer',), rewrites=True),
@@ -389,12 +389,12 @@ LISTED = (
     Listed('trl-grpo-liger-tools', 'rlhf_patches.patches.trl.grpo_liger_tools:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.26.0,<0.29.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
     )),
-    Listed('trl-grpo-tool-overflow', 'rlhf_patches.patches.trl.grpo_tool_overflow:PATCH', (
-        ListedVariant(distribution='trl', versions='>=0.26.0,<1.2.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
-    )),
-    Listed('trl-grpo-tool-ranks', 'rlhf_patches.patches.trl.grpo_tool_together:PATCH', (
+    Listed('trl-grpo-tool-lockstep', 'rlhf_patches.patches.trl.grpo_tool_lockstep:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.29.1,<1.1.0', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.1.0,<=1.16.0', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation'), rewrites=True),
+    )),
+    Listed('trl-grpo-tool-overflow', 'rlhf_patches.patches.trl.grpo_tool_overflow:PATCH', (
+        ListedVariant(distribution='trl', versions='>=0.26.0,<1.2.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
     )),
     Listed('trl-grpo-tool-turns', 'rlhf_patches.patches.trl.grpo_tool_turns:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0,<1.2.0', modules=('trl.trainer.grpo_trainer',), rewrites=True),
@@ -415,26 +415,30 @@ LISTED = (
     Listed('trl-metrics-deadlock', 'rlhf_patches.patches.trl.metrics_deadlock:PATCH', (
         ListedVariant(distribution='trl', versions='>=1.0.0rc1,<1.14.0', modules=('trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer'), independent=True, rewrites=True),
     )),
+    Listed('trl-online-dpo-server', 'rlhf_patches.patches.trl.online_dpo:PATCH_SERVER', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<1.8.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
+    )),
+    Listed('trl-online-dpo-server-padding', 'rlhf_patches.patches.trl.online_dpo:PATCH_PADDING', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
+    )),
+    Listed('trl-online-dpo-sleep-weights', 'rlhf_patches.patches.trl.online_dpo:PATCH_SLEEP', (
+        ListedVariant(distribution='trl', versions='>=0.28.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
+    )),
+    Listed('trl-online-dpo-tensor-parallel', 'rlhf_patches.patches.trl.online_dpo:PATCH_TOGETHER', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), rewrites=True),
+        ListedVariant(distribution='trl', versions='>=0.26.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
+    )),
     Listed('trl-online-dpo-accumulation', 'rlhf_patches.patches.trl.online_dpo_accumulation:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.12.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer', 'trl.trainer.nash_md_trainer', 'trl.trainer.xpo_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=0.26.0,<1.14.0', modules=('trl.experimental.online_dpo.online_dpo_trainer', 'trl.experimental.nash_md.nash_md_trainer', 'trl.experimental.xpo.xpo_trainer'), independent=True, rewrites=True),
         ListedVariant(distribution='trl', versions='>=1.14.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
     )),
-    Listed('trl-online-dpo-server', 'rlhf_patches.patches.trl.online_dpo_engine:PATCH_SERVER', (
-        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), rewrites=True),
-        ListedVariant(distribution='trl', versions='>=0.26.0,<1.8.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
-    )),
-    Listed('trl-online-dpo-server-padding', 'rlhf_patches.patches.trl.online_dpo_engine:PATCH_PADDING', (
-        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), rewrites=True),
-        ListedVariant(distribution='trl', versions='>=0.26.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
-    )),
-    Listed('trl-online-dpo-sleep-weights', 'rlhf_patches.patches.trl.online_dpo_engine:PATCH_SLEEP', (
-        ListedVariant(distribution='trl', versions='>=0.28.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
-    )),
-    Listed('trl-online-dpo-tensor-parallel', 'rlhf_patches.patches.trl.online_dpo_engine:PATCH_TOGETHER', (
-        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',), rewrites=True),
-        ListedVariant(distribution='trl', versions='>=0.26.0,<=1.16.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',), rewrites=True),
-    )),
+    Listed('trl-online-dpo-watch-rollouts', 'rlhf_patches.patches.trl.online_dpo_watch_rollouts:WATCH', (
+        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',)),
+        ListedVariant(distribution='trl', versions='>=0.26.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',)),
+    ), watches=True),
     Listed('trl-optional-packages', 'rlhf_patches.patches.trl.optional_packages:PATCH', (
         ListedVariant(distribution='trl', versions='>=0.14.0,<0.16.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.16.0,<0.17.0', modules=('trl.import_utils',), rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.3.0,<=5.24.0', package='transformers')),
@@ -492,10 +496,6 @@ LISTED = (
         ListedVariant(distribution='trl', versions='>=0.25.0,<0.26.0', modules=('trl.trainer.cpo_trainer', 'trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.kto_trainer', 'trl.trainer.online_dpo_trainer', 'trl.trainer.orpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.bco.bco_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
         ListedVariant(distribution='trl', versions='>=0.26.0,<0.27.2', modules=('trl.trainer.dpo_trainer', 'trl.trainer.grpo_trainer', 'trl.trainer.rloo_trainer', 'trl.experimental.bco.bco_trainer', 'trl.experimental.cpo.cpo_trainer', 'trl.experimental.kto.kto_trainer', 'trl.experimental.online_dpo.online_dpo_trainer', 'trl.experimental.orpo.orpo_trainer'), independent=True, rewrites=True, co_installed=ListedCoInstalled(distribution='transformers', versions='>=5.1.0,<=5.24.0', package='transformers')),
     )),
-    Listed('trl-online-dpo-watch-rollouts', 'rlhf_patches.patches.trl.watch_online_dpo:WATCH', (
-        ListedVariant(distribution='trl', versions='>=0.23.0,<0.26.0', modules=('trl.trainer.online_dpo_trainer',)),
-        ListedVariant(distribution='trl', versions='>=0.26.0', modules=('trl.experimental.online_dpo.online_dpo_trainer',)),
-    ), watches=True),
     Listed('trl-watch-rollouts', 'rlhf_patches.patches.trl.watch_rollouts:WATCH', (
         ListedVariant(distribution='trl', versions='>=0.25.0,<0.29.1', modules=('trl.trainer.grpo_trainer',)),
         ListedVariant(distribution='trl', versions='>=0.29.1', modules=('trl.trainer.grpo_trainer', 'trl.generation.vllm_generation')),

@@ -4,7 +4,7 @@ They are data: tests/mutations/AREA.toml, one table for each,
 
     [[mutation]]
     name = "one-holder-is-enough"       # unique
-    file = "patches/vocab_parallel/ownership.py"
+    file = "patches/_vocab_parallel/ownership.py"
     old = "return RULE_COVERAGE"                 # occurs once in the file
     new = "return None"
     test = "test_whoever_holds_them"    # its name, or FILE.py::NAME, or a list; [PARAMETERS] may follow

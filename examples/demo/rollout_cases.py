@@ -63,7 +63,7 @@ def group(case: Case, *arguments: str, stand_in: bool = False, forked: bool = Fa
     return Group((case,), lambda runner: rows(runner, case, arguments, stand_in, forked))
 
 
-MEGATRON_CORE = ("megatron-core", "megatron-forward-pre-hook-reentry")
+MEGATRON_CORE = ("megatron-core", "megatron-core-forward-pre-hook-reentry")
 SWIFT = ("ms-swift", "swift-no-sync-reentry")
 BRIDGE = ("megatron-bridge", "megatron-bridge-no-sync-reentry")
 VERL = ("verl", "verl-no-sync-reentry")

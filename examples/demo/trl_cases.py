@@ -88,7 +88,7 @@ def sleep(runner: Runner) -> Iterator[Row]:
 def served(runner: Runner) -> Iterator[Row]:
     """The gradient of a step on a server's completions, against its definition."""
     levels = beside("trl-1.5", "trl")
-    (report,) = runner.forked("tests.patches.trl.online_dpo_engine_ranks", "server", levels=levels, ranks=1)
+    (report,) = runner.forked("tests.patches.trl.online_dpo_ranks", "server", levels=levels, ranks=1)
     before, after = (report[state]["server"]["error"] for state in ("before", "after"))
     without, with_it = f"{before:.0%} off", f"{after:.0e} off"
     words = (without, with_it, f"its definition in float64: {after:.0e}")

@@ -36,7 +36,7 @@ TURNS = Case(
 )
 RANKS = Case(
     "trl",
-    "trl-grpo-tool-ranks",
+    "trl-grpo-tool-lockstep",
     "the same, two ranks",
     "the same on two ranks that call the tool for unlike numbers of conversations, with trl-grpo-tool-turns",
 )

@@ -11,7 +11,7 @@ from typing import Any
 import rlhf_patches
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Signature, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "deepspeed-empty-groups"
 _KNOWN = ("torch", "deepspeed", "transformers", "accelerate")
@@ -96,7 +96,7 @@ def _sets_those(scheduler: Any, left: int) -> bool:
 
     A step of a user's own may, and so may his get_lr() where torch asks it afterwards, or counts nothing.
     """
-    if released.others(scheduler, "step", "_update_lr", packages=_KNOWN):
+    if _released.others(scheduler, "step", "_update_lr", packages=_KNOWN):
         return True
     frame = sys._getframe(2)
     if frame.f_globals.get("__name__") != "torch.optim.lr_scheduler" or frame.f_code.co_name not in _SETTERS:
@@ -104,7 +104,7 @@ def _sets_those(scheduler: Any, left: int) -> bool:
     try:
         return len(frame.f_locals["values"]) == left
     except (KeyError, TypeError):
-        return bool(released.others(scheduler, "get_lr", packages=_KNOWN))
+        return bool(_released.others(scheduler, "get_lr", packages=_KNOWN))
 
 
 def keep_for_schedulers(optimizer: Any, client: Any) -> None:
@@ -149,7 +149,7 @@ def _pairs_wrongly(scheduler: Any, removed: list[tuple[int, dict[str, Any]]], ba
     # One that steps in a way of its own may have met the bug.
     if any(getattr(type(scheduler), name, None) is not getattr(torchs, name) for name in ("get_lr", "step")):
         return False
-    if released.others(scheduler, "get_lr", "step", "_update_lr", packages=("torch",)):
+    if _released.others(scheduler, "get_lr", "step", "_update_lr", packages=("torch",)):
         return False
     if hasattr(base, "_update_lr"):  # torch 2.10 and later, which refuse two lengths
         return True

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 _MODULE = "deepspeed.runtime.lr_schedules"
 
@@ -32,9 +32,9 @@ def replaced(scheduler: Any) -> str:
         return type(scheduler).__name__
     # Which sets the rates of a step: a function of the module.
     update = getattr(sys.modules.get(_MODULE), "update_lr", None)
-    if update is not None and not released.is_released(update, packages):
+    if update is not None and not _released.is_released(update, packages):
         return "update_lr"
-    return released.others(scheduler, "__init__", "_format_param", "get_lr", "step", packages=packages)
+    return _released.others(scheduler, "__init__", "_format_param", "get_lr", "step", packages=packages)
 
 
 PATCH = Patch(
@@ -80,5 +80,5 @@ that out.""",
         ),
     ),
     obsolete_when="when the oldest DeepSpeed in use is 0.19.4",
-    conditions=(Condition(f"{_MODULE}:WarmupLR.__init__", f"{__package__}.conditions:rates_of_groups"),),
+    conditions=(Condition(f"{_MODULE}:WarmupLR.__init__", f"{__package__}._conditions:rates_of_groups"),),
 )

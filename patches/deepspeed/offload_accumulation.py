@@ -106,7 +106,7 @@ the factor, Adam mostly the noise. A checkpoint is as good as what it was traine
     conditions=(
         Condition(
             f"{_CLASS}.copy_grads_in_partition",
-            f"{__package__}.conditions:loses_micro_batches",
+            f"{__package__}._conditions:loses_micro_batches",
         ),
     ),
 )

@@ -55,5 +55,5 @@ were left out by a step does not see it.""",
         ),
     ),
     obsolete_when="when the oldest DeepSpeed in use has it repaired",
-    conditions=(Condition(_COPIES, "rlhf_patches.patches.deepspeed.conditions:trained_on_what_was_left"),),
+    conditions=(Condition(_COPIES, "rlhf_patches.patches.deepspeed._conditions:trained_on_what_was_left"),),
 )

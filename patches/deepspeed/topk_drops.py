@@ -46,5 +46,5 @@ evaluation repeated, and its capacity factor looked at again.""",
         ),
     ),
     obsolete_when="when the oldest DeepSpeed in use is 0.19.0",
-    conditions=(Condition("deepspeed.moe.sharded_moe:topkgating", f"{__package__}.conditions:drops_by_logits"),),
+    conditions=(Condition("deepspeed.moe.sharded_moe:topkgating", f"{__package__}._conditions:drops_by_logits"),),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "deepspeed-zero1-last-micro-batch"
 _EPILOGUE = "deepspeed.runtime.engine:DeepSpeedEngine._backward_epilogue"
@@ -16,10 +16,10 @@ _UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
 def comes_first(engine: Any) -> bool:
     """Whether what reduces an engine's gradients is DeepSpeed's own: a user's may add the last micro-batch itself."""
     # known: where it was written, whatever it is called
-    if released.written_in(engine.allreduce_gradients).startswith("deepspeed."):
+    if _released.written_in(engine.allreduce_gradients).startswith("deepspeed."):
         return True
     own = f"{type(engine).__name__}.allreduce_gradients"
-    released.stays(_NAME, f"{own} is not DeepSpeed's own", "the gradient")
+    _released.stays(_NAME, f"{own} is not DeepSpeed's own", "the gradient")
     return False
 
 

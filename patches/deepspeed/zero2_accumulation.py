@@ -53,7 +53,7 @@ is as good as what it was trained on, and can be trained on.""",
     conditions=(
         Condition(
             "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue",
-            f"{__package__}.conditions:adds_to_others",
+            f"{__package__}._conditions:adds_to_others",
         ),
     ),
 )

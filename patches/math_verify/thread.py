@@ -65,7 +65,7 @@ switched off (`parsing_timeout=None`), it stays so. Math-Verify before 0.6.1 is 
             (
                 Wrap(
                     target="math_verify.utils:timeout",
-                    implementation=f"{__package__}.deadline:around_timeout",
+                    implementation=f"{__package__}._deadline:around_timeout",
                     fingerprints={
                         "af56c71d84b209f1": "0.6.1 to 0.7.0",
                         "6413991f6aceb8ec": "0.8.0 to 0.9.0: can be switched off",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard
 
-from ..megatron_core.no_sync import patch
+from ..megatron_core._no_sync import patch
 
 PATCH = patch(
     name="megatron-bridge-no-sync-reentry",

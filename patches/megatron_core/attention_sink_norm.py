@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_patches import CoInstalled, Condition, Guard, Patch, Rewrite, Variant
 
-from .conditions import is_own
+from ._conditions import is_own
 
 
 def mark(attention: Any) -> None:
@@ -106,11 +106,11 @@ first step. Where the norm stays below, nothing changes but what is logged.""",
     conditions=(
         Condition(
             "megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
-            f"{__package__}.conditions:divided_sinks",
+            f"{__package__}._conditions:divided_sinks",
         ),
         Condition(
             "megatron.core.extensions.transformer_engine:TEDotProductAttention.__init__",
-            f"{__package__}.conditions:divided_sinks",
+            f"{__package__}._conditions:divided_sinks",
         ),
     ),
 )

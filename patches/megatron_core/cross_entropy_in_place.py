@@ -6,7 +6,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
 
 _CROSS_ENTROPY = "megatron.core.tensor_parallel.cross_entropy"
 _FUSED = "megatron.core.fusions.fused_cross_entropy"
-_CALLS = f"{__package__}.cross_entropy_calls"
+_CALLS = f"{__package__}._cross_entropy_calls"
 
 PATCH = Patch(
     name="megatron-core-cross-entropy-in-place",
@@ -70,5 +70,5 @@ integers. Within a region of torch.compile Megatron's own code is traced, with t
         ),
     ),
     obsolete_when="when Megatron's cross entropies neither write into the logits nor keep a softmax; none so far does",
-    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+    observations="rlhf_patches.patches._vocab_parallel.counters:observed",
 )

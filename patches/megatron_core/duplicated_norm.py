@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_patches import CoInstalled, Condition, Guard, Patch, Variant, Wrap
 
-from .conditions import is_whole
+from ._conditions import is_whole
 
 
 def around_init(wrapped: Callable[..., None], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ factor to go on as before. Where the norm was below, nothing changes but what is
     conditions=(
         Condition(
             "megatron.core.extensions.transformer_engine:TELinear.__init__",
-            f"{__package__}.conditions:whole_on_each_rank",
+            f"{__package__}._conditions:whole_on_each_rank",
         ),
     ),
 )

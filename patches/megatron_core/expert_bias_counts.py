@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-_COUNTS = f"{__package__}.expert_counts"
+_COUNTS = f"{__package__}._expert_counts"
 
 REWRITES = (
     Rewrite(
@@ -60,7 +60,7 @@ was balanced by a higher `moe_router_bias_update_rate` or an auxiliary loss besi
     conditions=(
         Condition(
             "megatron.core.transformer.moe.router:TopKRouter._maintain_float32_expert_bias",
-            f"{__package__}.conditions:counts_in_half",
+            f"{__package__}._conditions:counts_in_half",
         ),
     ),
 )

@@ -8,7 +8,7 @@ _CLASS = "megatron.core.distributed.distributed_data_parallel:DistributedDataPar
 _HANDLES = "self.remove_forward_pre_hook_handles"
 
 PATCH = Patch(
-    name="megatron-forward-pre-hook-reentry",
+    name="megatron-core-forward-pre-hook-reentry",
     summary="disable_forward_pre_hook() a second time, or enable_forward_pre_hook(), no longer raises",
     harm="crash",
     bug="KeyError or AssertionError where forward pre-hooks are disabled or enabled twice",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _LAYERS = "megatron.core.ssm.gated_delta_net"
-_MARKS = f"{__package__}.gated_delta_nets"
+_MARKS = f"{__package__}._gated_delta_nets"
 
 
 def _changes(layer: str) -> tuple[Rewrite, ...]:
@@ -72,10 +72,10 @@ gradient of this weight is a sum over all heads now: with SGD it moves further, 
     obsolete_when="when finalize_model_grads sums the gradient of GatedDeltaNet.out_norm; none released so far does",
     conditions=(
         Condition(
-            "megatron.core.ssm.gated_delta_net:GatedDeltaNet.__init__", f"{__package__}.conditions:heads_of_a_rank"
+            "megatron.core.ssm.gated_delta_net:GatedDeltaNet.__init__", f"{__package__}._conditions:heads_of_a_rank"
         ),
         Condition(
-            "megatron.core.ssm.gated_delta_net.common:_GDNBase.__init__", f"{__package__}.conditions:heads_of_a_rank"
+            "megatron.core.ssm.gated_delta_net.common:_GDNBase.__init__", f"{__package__}._conditions:heads_of_a_rank"
         ),
     ),
 )

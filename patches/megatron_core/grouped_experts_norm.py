@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import CoInstalled, Condition, Guard, Patch, Rewrite, Variant
 
-from .conditions import is_own
+from ._conditions import is_own
 
 
 def allreduced(layer: Any, parameter: Any, value: bool) -> bool:
@@ -87,7 +87,7 @@ logged.""",
     conditions=(
         Condition(
             "megatron.core.extensions.transformer_engine:TEGroupedLinear.__init__",
-            f"{__package__}.conditions:experts_of_a_rank",
+            f"{__package__}._conditions:experts_of_a_rank",
         ),
     ),
 )

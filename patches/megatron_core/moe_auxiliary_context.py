@@ -61,12 +61,12 @@ by CP.""",
     conditions=(
         Condition(
             "megatron.core.pipeline_parallel.schedules:forward_step",
-            f"{__package__}.conditions:parts_of_a_sequence",
+            f"{__package__}._conditions:parts_of_a_sequence",
             "auxiliary losses x",
         ),
         Condition(
             "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
-            f"{__package__}.conditions:parts_of_a_sequence",
+            f"{__package__}._conditions:parts_of_a_sequence",
             "auxiliary losses x",
         ),
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "megatron-core-moe-auxiliary-global"
 # Of these verl (for its router replay) and mcore-bridge have a `routing` of their own, which hands the loss on.
@@ -19,11 +19,11 @@ def is_megatrons(router: Any) -> bool:
     """Whether the loss's weight is Megatron's own: a user's code may have multiplied it by the ranks already."""
     balancing = vars(sys.modules["megatron.core.transformer.moe.router"]).get("switch_load_balancing_loss_func")
     # known: by what no decorator copies
-    other = released.others(router, *_WEIGHING, packages=_MEGATRON)
-    if not released.is_released(balancing, _MEGATRON):
+    other = _released.others(router, *_WEIGHING, packages=_MEGATRON)
+    if not _released.is_released(balancing, _MEGATRON):
         other = "switch_load_balancing_loss_func"
     if other:
-        released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
+        _released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
     return not other
 
 

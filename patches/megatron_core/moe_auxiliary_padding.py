@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "megatron-core-moe-auxiliary-padding"
 _MARK = "_rlhf_patches_of_all_ranks"
@@ -62,9 +62,9 @@ def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
     ranks = int(group.size())
     if ranks == 1 or not _marked(tokens):
         return ranks
-    other = released.others(router, *_SCALING, packages=_MEGATRON) or _replaced(scaler)
+    other = _released.others(router, *_SCALING, packages=_MEGATRON) or _replaced(scaler)
     if other:
-        released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
+        _released.stays(_NAME, f"{other} is not Megatron's own", "load balancing")
     return ranks if other else 1
 
 
@@ -72,11 +72,11 @@ def _replaced(scaler: Any) -> str:
     """What of the functions of the router's module, and of the class that attaches losses, is a user's."""
     module = sys.modules.get("megatron.core.transformer.moe.router")
     for name in _SCORING:
-        if not released.is_released(getattr(module, name, None), _MEGATRON):
+        if not _released.is_released(getattr(module, name, None), _MEGATRON):
             return name
     # known: nothing but a class of Megatron's own has its module's name, and it takes torch's `apply`
     own = str(getattr(scaler, "__module__", "")).startswith("megatron.") and "apply" not in vars(scaler)
-    if own and all(released.is_released(getattr(scaler, name), _MEGATRON) for name in _ATTACHING):
+    if own and all(_released.is_released(getattr(scaler, name), _MEGATRON) for name in _ATTACHING):
         return ""
     return "MoEAuxLossAutoScaler"
 

@@ -106,7 +106,7 @@ Since megatron-core 0.12.0, with `--calculate-per-token-loss`, a mixture's auxil
 weight that was set (`seq_aux_loss`, since 0.16.0, that over the micro-batch's size). With the patch they have all of
 it. A run that was tuned with it has the balance that it had with coefficients divided by that number.""",
     conditions=(
-        Condition(f"{_ROUTER}.apply_load_balancing_loss", f"{__package__}.conditions:tokens_of_a_rank"),
-        Condition(f"{_ROUTER}.apply_z_loss", f"{__package__}.conditions:z_loss_of_a_rank"),
+        Condition(f"{_ROUTER}.apply_load_balancing_loss", f"{__package__}._conditions:tokens_of_a_rank"),
+        Condition(f"{_ROUTER}.apply_z_loss", f"{__package__}._conditions:z_loss_of_a_rank"),
     ),
 )

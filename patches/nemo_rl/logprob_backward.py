@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Variant, Wrap
 
 _MODULE = "nemo_rl.distributed.model_utils"
-_UPSTREAM = "rlhf_patches.patches.vocab_parallel.upstream"
+_UPSTREAM = "rlhf_patches.patches._vocab_parallel.upstream"
 
 PATCH = Patch(
     name="nemo-rl-logprob-backward",
@@ -74,7 +74,7 @@ states, for soft targets, and `ChunkedDistributedEntropy`.""",
             ),
         ),
     ),
-    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+    observations="rlhf_patches.patches._vocab_parallel.counters:observed",
     obsolete_when=(
         "when NeMo-RL computes the gradient without a second pass over the ranks; 0.7.0, the newest, does not"
     ),

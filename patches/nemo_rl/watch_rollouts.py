@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Variant, Watch, Wrap
 
-from ..rollouts import figures
+from .._rollouts import figures
 
 NAME = "nemo-rl-watch-rollouts"
 
@@ -41,13 +41,13 @@ rightly. Not where `force_on_policy_ratio` skips `prev_logprobs`.""",
             (
                 Wrap(
                     target="nemo_rl.algorithms.grpo:compute_and_apply_seq_logprob_error_masking",
-                    implementation=f"{__package__}.watched_rollouts:around_masking",
+                    implementation=f"{__package__}._watched_rollouts:around_masking",
                     signature="(train_data, rewards, seq_logprob_error_threshold)",
                     signature_suffices="what it is given is looked at only where it has the tensors, on the CPU",
                 ),
                 Wrap(
                     target="nemo_rl.utils.logger:Logger.log_metrics",
-                    implementation=f"{__package__}.watched_rollouts:around_log_metrics",
+                    implementation=f"{__package__}._watched_rollouts:around_log_metrics",
                     signature="(self, metrics, step, prefix='', step_metric=None, step_finished=False)",
                     signature_suffices="what is read is the names of the metrics, and the step",
                 ),
@@ -56,5 +56,5 @@ rightly. Not where `force_on_policy_ratio` skips `prev_logprobs`.""",
     ),
     obsolete_when="when NeMo-RL itself says that rollouts are not the policy's",
     affects_rollouts=True,
-    observations=f"{__package__}.watched_rollouts:observed",
+    observations=f"{__package__}._watched_rollouts:observed",
 )

@@ -8,7 +8,7 @@ _BEGINS = 'initial_states = {"observation": prompt, "label": label}'
 _COPY = "sampling_params = deepcopy(sampling_params)"
 
 PATCH = Patch(
-    name="openrlhf-own-sampling-params",
+    name="openrlhf-own-sampling",
     summary="the samples of a prompt do not write to one another's sampling parameters",
     harm="wrong data",
     affects_rollouts=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Variant, Watch, Wrap
 
-from ..rollouts import figures
+from .._rollouts import figures
 
 NAME = "openrlhf-watch-rollouts"
 _MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
@@ -31,7 +31,7 @@ Not of asynchronous training, nor where vLLM makes more samples at once than a b
 (`vllm_generate_batch_size`): both train on rollouts of older weights. Not with top-p below 1 or top-k, which the
 actor's log-probabilities do not know of.""",
     limits=figures.LOG_PROBABILITIES,
-    points_to=("openrlhf-own-sampling-params",),
+    points_to=("openrlhf-own-sampling",),
     references=(
         "https://github.com/OpenRLHF/OpenRLHF/blob/v0.11.2/openrlhf/trainer/ppo_utils/experience_maker.py",
         "https://fengyao.notion.site/off-policy-rl",
@@ -43,7 +43,7 @@ actor's log-probabilities do not know of.""",
             (
                 Wrap(
                     target=f"{_MAKER}.make_experience",
-                    implementation=f"{__package__}.watched_rollouts:around_make_experience",
+                    implementation=f"{__package__}._watched_rollouts:around_make_experience",
                     signature="(self, samples_list)",
                     signature_suffices="what it returns is looked at only where it has the tensors, on the CPU",
                 ),
@@ -53,5 +53,5 @@ actor's log-probabilities do not know of.""",
     ),
     obsolete_when="when OpenRLHF itself says that rollouts are not the policy's",
     affects_rollouts=True,
-    observations=f"{__package__}.watched_rollouts:observed",
+    observations=f"{__package__}._watched_rollouts:observed",
 )

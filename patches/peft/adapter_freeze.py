@@ -38,7 +38,7 @@ the active one. Before 0.18.0 nothing is frozen, but a frozen active adapter bec
             (
                 Wrap(
                     target="peft.tuners.tuners_utils:BaseTuner.inject_adapter",
-                    implementation=f"{__package__}.requires_grad:of_the_others",
+                    implementation=f"{__package__}._requires_grad:of_the_others",
                     fingerprints={
                         "432fb89f9f592366": "0.18.0rc0 to 0.18.1",
                         "264720142e726286": "0.19.0 to 0.20.0",

@@ -38,12 +38,12 @@ and LN tuning, which has an `enable_adapters` of its own. FSDP2 and `use_orig_pa
             (
                 Wrap(
                     target="peft.tuners.tuners_utils:BaseTunerLayer.enable_adapters",
-                    implementation=f"{__package__}.requires_grad:of_leaves",
+                    implementation=f"{__package__}._requires_grad:of_leaves",
                     fingerprints={"09fece30f4ad1e70": "0.6.0 to 0.18.1"},
                 ),
                 Wrap(
                     target="peft.utils.other:ModulesToSaveWrapper.enable_adapters",
-                    implementation=f"{__package__}.requires_grad:of_leaves",
+                    implementation=f"{__package__}._requires_grad:of_leaves",
                     fingerprints={
                         "fc16b170707bafb0": "0.6.0 to 0.14.0",
                         "09a0859a9a73b9db": "0.15.0 to 0.17.1",

@@ -34,7 +34,7 @@ too.""",
             (
                 Wrap(
                     target="peft.peft_model:PeftModel.disable_adapter",
-                    implementation=f"{__package__}.requires_grad:after_disabling",
+                    implementation=f"{__package__}._requires_grad:after_disabling",
                     fingerprints={
                         "ef1972fab50bf1fa": "0.11.0 to 0.18.0rc0",
                         "4cf9e6921c04116d": "0.18.0 to 0.20.0",

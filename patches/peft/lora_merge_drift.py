@@ -46,7 +46,7 @@ then. PEFT 0.6 has the defect too.""",
             (
                 Wrap(
                     target=f"{_LINEAR}.merge",
-                    implementation=f"{__package__}.base_weights:merging",
+                    implementation=f"{__package__}._base_weights:merging",
                     fingerprints={
                         "a19839d2bbbcf3a2": "0.7.0 to 0.8.1",
                         "421c362526b5fad8": "0.8.2",
@@ -62,7 +62,7 @@ then. PEFT 0.6 has the defect too.""",
                 ),
                 Wrap(
                     target=f"{_LINEAR}.unmerge",
-                    implementation=f"{__package__}.base_weights:unmerging",
+                    implementation=f"{__package__}._base_weights:unmerging",
                     fingerprints={
                         "f94441219986c1a4": "0.7.0 to 0.8.2",
                         "f5782b7e8e4c7fc8": "0.9.0 to 0.11.1",
@@ -75,7 +75,7 @@ then. PEFT 0.6 has the defect too.""",
         ),
     ),
     obsolete_when="when the oldest PEFT in use unmerges exactly; none released so far does",
-    observations=f"{__package__}.base_weights:observed",
+    observations=f"{__package__}._base_weights:observed",
     changes_numbers="""\
 In every release since 0.6 each weight synchronisation has moved half-precision base weights at random. An adapter from
 such a run was trained on weights that no longer exist: loaded onto the original model it computes something else than

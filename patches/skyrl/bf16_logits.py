@@ -6,7 +6,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _MODULE = "skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 _UTILS = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
-_LOGITS = f"{__package__}.logits"
+_LOGITS = f"{__package__}._logits"
 _METHODS = ("forward", "forward_backward_mini_batch")
 _CALL = "model(new_sequences, new_position_ids, new_attention_mask, packed_seq_params=packed_seq_params)"
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Replace, Variant, Wrap
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.model_utils"
-_CALLS = f"{__package__}.calls"
+_CALLS = f"{__package__}._calls"
 
 _BOTH = (
     Replace(
         target=f"{_MODULE}:_VocabParallelEntropy.forward",
-        implementation="rlhf_patches.patches.vocab_parallel.megatron:entropy_forward",
+        implementation="rlhf_patches.patches._vocab_parallel.megatron:entropy_forward",
         fingerprints={"ac0e650017ca5c17": "0.1.0 to 0.4.0"},
     ),
     Wrap(
         target=f"{_MODULE}:_VocabParallelEntropy.backward",
-        implementation="rlhf_patches.patches.vocab_parallel.upstream:around_entropy_backward",
+        implementation="rlhf_patches.patches._vocab_parallel.upstream:around_entropy_backward",
         fingerprints={
             "9627b662e0314739": "0.1.0, 0.2.0: writes into the logits",
             "47c60982d7680560": "0.3.0, 0.4.0",

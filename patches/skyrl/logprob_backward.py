@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.model_utils"
-_UPSTREAM = "rlhf_patches.patches.vocab_parallel.upstream"
-_CALLS = f"{__package__}.calls"
+_UPSTREAM = "rlhf_patches.patches._vocab_parallel.upstream"
+_CALLS = f"{__package__}._calls"
 CHUNKED_BACKWARD = f"{_MODULE}:ChunkedDistributedLogprob.backward"
 OF_0_1_AND_0_2 = "a5b2410bc49023b8"
 """Its fingerprint in releases whose entropy writes into the logits in backward."""
@@ -94,6 +94,6 @@ logits.""",
             ),
         ),
     ),
-    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+    observations="rlhf_patches.patches._vocab_parallel.counters:observed",
     obsolete_when="when SkyRL computes the gradient without a second pass over the ranks; 0.4.0, the newest, does not",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Replace, Rewrite, Signature, Variant
 
 _MODULE = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
-_PADDING = f"{__package__}.padding"
+_PADDING = f"{__package__}._padding"
 
 PATCH = Patch(
     name="skyrl-sequence-parallel-logits",

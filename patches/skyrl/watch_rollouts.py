@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Variant, Watch, Wrap
 
-from ..rollouts import figures
+from .._rollouts import figures
 
 NAME = "skyrl-watch-rollouts"
 
@@ -35,7 +35,7 @@ optimizes against the engine's).""",
             (
                 Wrap(
                     target="skyrl.train.trainer:RayPPOTrainer.fwd_logprobs_values_reward",
-                    implementation=f"{__package__}.watched_rollouts:around_forward",
+                    implementation=f"{__package__}._watched_rollouts:around_forward",
                     signature="(self, training_input)",
                     signature_suffices="what is read is the trainer's metrics; where they are others nothing is said",
                 ),
@@ -44,5 +44,5 @@ optimizes against the engine's).""",
     ),
     obsolete_when="when SkyRL itself says that rollouts are not the policy's",
     affects_rollouts=True,
-    observations=f"{__package__}.watched_rollouts:observed",
+    observations=f"{__package__}._watched_rollouts:observed",
 )

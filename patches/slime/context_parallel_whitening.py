@@ -83,7 +83,7 @@ should be looked at again; checkpoints can be trained on.""",
     conditions=(
         Condition(
             "slime.backends.megatron_utils.loss:compute_advantages_and_returns",
-            f"{__package__}.conditions:whitened_in_parts",
+            f"{__package__}._conditions:whitened_in_parts",
         ),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 logger = logging.getLogger("rlhf_patches")
 
@@ -42,10 +42,10 @@ def _is_a_bound(asked: Any) -> bool:
 def _takes_a_bound(function: Callable[..., Any]) -> bool:
     """Slime's own, within torch.compile's wrapper: one of the user's may have a bound already, whatever it takes."""
     # In the globals of what was decorated there is another module's name, whatever attributes it has copied.
-    while released.written_in(function).startswith("torch.") and hasattr(function, "_torchdynamo_orig_callable"):
+    while _released.written_in(function).startswith("torch.") and hasattr(function, "_torchdynamo_orig_callable"):
         function = function._torchdynamo_orig_callable
     # known: slime's own, by what no decorator copies
-    if released.written_in(function) != _MODULE or not isinstance(function, FunctionType):
+    if _released.written_in(function) != _MODULE or not isinstance(function, FunctionType):
         return False
     code = function.__code__  # known: slime's function was read; in every release that has it
     return code.co_varnames[: code.co_argcount][4:5] == ("eps_clip_c",)  # known: the name is in the fifth place
@@ -104,7 +104,7 @@ without that bound, and with the patch is trained on the one it asked for; to go
 Checkpoints can be trained on.""",
     conditions=(
         Condition(
-            "slime.backends.megatron_utils.loss:policy_loss_function", f"{__package__}.conditions:without_eps_clip_c"
+            "slime.backends.megatron_utils.loss:policy_loss_function", f"{__package__}._conditions:without_eps_clip_c"
         ),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "slime-linear-attention-gradient"
 _COMPUTES_ALL = ("slime_plugins.models.qwen3_next", "slime_plugins.models.qwen3_5")
@@ -19,9 +19,9 @@ _COMPUTES_ALL = ("slime_plugins.models.qwen3_next", "slime_plugins.models.qwen3_
 def computes_all(layer: Any) -> bool:
     """Whether each rank computes the same from whole sequences, and leaves the gradient to the gathering."""
     # known: slime's own two were read; another may compute a rank's share of the heads, or add up the gradient itself.
-    if released.written_in(vars(layer).get("hf_forward", type(layer).hf_forward)) in _COMPUTES_ALL:
+    if _released.written_in(vars(layer).get("hf_forward", type(layer).hf_forward)) in _COMPUTES_ALL:
         return True
-    released.stays(_NAME, f"{type(layer).__name__}.hf_forward is not slime's own", "linear attention")
+    _released.stays(_NAME, f"{type(layer).__name__}.hf_forward is not slime's own", "linear attention")
     return False
 
 

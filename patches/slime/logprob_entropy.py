@@ -6,7 +6,7 @@ from rlhf_patches import Guard, Patch, Replace, Variant, Wrap
 
 _FUNCTIONS = "slime.utils.ppo_utils"
 _BOTH = "calculate_log_probs_and_entropy"
-_OURS = f"{__package__}.logits"
+_OURS = f"{__package__}._logits"
 
 _EACH = (
     Replace(
@@ -99,6 +99,6 @@ Left alone: log-probabilities among the tokens that top-p has left over (`log_pr
             ),
         ),
     ),
-    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+    observations="rlhf_patches.patches._vocab_parallel.counters:observed",
     obsolete_when="when slime computes both without a softmax of all logits; 0.3.1, the newest, does not",
 )

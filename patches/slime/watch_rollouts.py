@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Variant, Watch, Wrap
 
-from ..rollouts import figures
+from .._rollouts import figures
 
 NAME = "slime-watch-rollouts"
 TOO_LONG = ("slime-partial-rollout-budget",)
-_HERE = f"{__package__}.watched_rollouts"
+_HERE = f"{__package__}._watched_rollouts"
 
 WATCH = Watch(
     name=NAME,

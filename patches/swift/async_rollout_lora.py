@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _TASKS = "tasks = [self.infer_async(infer_request, request_config, **kwargs) for infer_request in infer_requests]"
-_USES = {"CURRENT_ADAPTER": f"{__package__}.rollout_adapter:current_adapter"}
+_USES = {"CURRENT_ADAPTER": f"{__package__}._rollout_adapter:current_adapter"}
 
 
 def _with_the_adapter(versions: str, package: str) -> Variant:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "swift-grpo-loss-scale"
 _PACKAGES = ("swift", "trl", "transformers", "accelerate")
@@ -25,15 +25,15 @@ def divided_once(trainer: Any, loss: Any) -> Any:
         return loss
     steps = getattr(trainer, "current_gradient_accumulation_steps", trainer.args.gradient_accumulation_steps)
     if steps != 1 and (other := replaced(trainer)):
-        released.left(_NAME, other)
+        _released.left(_NAME, other)
         return loss
     return loss * steps
 
 
 def replaced(trainer: Any) -> str:
     """What of a step is somebody else's, and may have the size right already; empty where all is the releases'."""
-    of_the_step = released.others(trainer, "training_step", "compute_loss", *_COMPUTES, packages=_PACKAGES)
-    return of_the_step or released.others(trainer.accelerator, "backward", packages=_PACKAGES)
+    of_the_step = _released.others(trainer, "training_step", "compute_loss", *_COMPUTES, packages=_PACKAGES)
+    return of_the_step or _released.others(trainer.accelerator, "backward", packages=_PACKAGES)
 
 
 def _change(trainer: str) -> tuple[Rewrite, ...]:
@@ -96,12 +96,12 @@ by the number of accumulation steps to go on as before. Runs without accumulatio
     conditions=(
         Condition(
             "swift.trainers.rlhf_trainer.grpo_trainer:GRPOTrainer._compute_loss_and_metrics",
-            f"{__package__}.conditions:part_of_a_window",
+            f"{__package__}._conditions:part_of_a_window",
             "gradient x",
         ),
         Condition(
             "swift.rlhf_trainers.grpo_trainer:GRPOTrainer._compute_loss_and_metrics",
-            f"{__package__}.conditions:part_of_a_window",
+            f"{__package__}._conditions:part_of_a_window",
             "gradient x",
         ),
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "swift-kto-sequence-parallel"
 
@@ -21,8 +21,8 @@ def length_on_this_rank(length: Any, trainer: Any) -> Any:
     if not trainer.args.sequence_parallel:
         return length
     # known: a user's own of either has what it takes, or may divide already.
-    if other := released.others(trainer, "_get_kto_length", "_get_input_tensor", packages=("swift",)):
-        released.stays(_NAME, f"{other} is not ms-swift's own", "the pipeline's input")
+    if other := _released.others(trainer, "_get_kto_length", "_get_input_tensor", packages=("swift",)):
+        _released.stays(_NAME, f"{other} is not ms-swift's own", "the pipeline's input")
         return length
     from megatron.core import parallel_state
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "swift-linear-attention-gradient"
 
@@ -33,11 +33,11 @@ def _stays(layer: Any, *mappings: Any) -> str:
         mappings: what gathers a sequence, and what scatters it.
     """
     # known: ms-swift's and Megatron's own, by what no decorator copies
-    other = released.others(layer, "forward", packages=("swift",))
-    if not all(released.is_released(mapping, ("megatron",)) for mapping in mappings):
+    other = _released.others(layer, "forward", packages=("swift",))
+    if not all(_released.is_released(mapping, ("megatron",)) for mapping in mappings):
         other = other or "what gathers or scatters"
     if other:
-        released.stays(_NAME, f"{other} is not the release's own", "linear attention")
+        _released.stays(_NAME, f"{other} is not the release's own", "linear attention")
     return other
 
 
@@ -46,7 +46,7 @@ def _added_up(layer: Any) -> bool:
     # known: by this attribute, which is what a user who has met the bug sets
     found = any(getattr(one, "sequence_parallel", False) is True for one in layer.parameters())
     if found:
-        released.stays(_NAME, "parameters are marked sequence_parallel", "linear attention")
+        _released.stays(_NAME, "parameters are marked sequence_parallel", "linear attention")
     return found
 
 

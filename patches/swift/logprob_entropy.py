@@ -38,12 +38,12 @@ two tensor-parallel ranks or more from `swift-vocab-parallel-logprob-gradient`. 
             (
                 Wrap(
                     target="swift.megatron.trainers.vocab_parallel_utils:compute_logps_and_entropy_from_logits",
-                    implementation=f"{__package__}.logits:logps_and_entropy",
+                    implementation=f"{__package__}._logits:logps_and_entropy",
                     fingerprints={"ada6e80039a61548": "4.5.3, 4.6.0"},
                 ),
             ),
         ),
     ),
-    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+    observations="rlhf_patches.patches._vocab_parallel.counters:observed",
     obsolete_when="when ms-swift keeps no log_softmax for entropies; 4.6.0, the newest, does",
 )

@@ -123,7 +123,8 @@ loss (IPO and hinge want others). To go on as before, set `--loss_type sigmoid`.
     obsolete_when="when ms-swift passes the loss type (PR #10167); 4.6.0, the newest, does not",
     conditions=(
         Condition(
-            "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer.loss_func", f"{__package__}.conditions:another_loss"
+            "swift.megatron.trainers.dpo_trainer:MegatronDPOTrainer.loss_func",
+            f"{__package__}._conditions:another_loss",
         ),
     ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-from .. import released
+from .. import _released
 
 _NAME = "swift-megatron-grpo-mask"
 # What makes the mask, is handed it, or says where log-probabilities stand.
@@ -19,8 +19,8 @@ _USES = (
 def as_predicted(labels: Any, trainer: Any) -> Any:
     """Each label where it is predicted, as get_batch_on_this_tp_rank has it before the model sees it."""
     # known: another of these may shift the mask itself, or stand on where it is as released.
-    if other := released.others(trainer, *_USES, packages=("swift", "rlhf_patches")):
-        released.stays(_NAME, f"{other} is not ms-swift's own", "the mask")
+    if other := _released.others(trainer, *_USES, packages=("swift", "rlhf_patches")):
+        _released.stays(_NAME, f"{other} is not ms-swift's own", "the mask")
         return labels
     return labels.roll(-1, -1)
 

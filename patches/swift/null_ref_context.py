@@ -43,7 +43,7 @@ def _patch(name: str, places: str, texts: dict[str, Any], *variants: Variant) ->
 def _around(trainer: str, implementation: str, fingerprints: dict[str, str]) -> Wrap:
     return Wrap(
         target=f"{trainer}.null_ref_context",
-        implementation=f"{__package__}.reference_pass:{implementation}",
+        implementation=f"{__package__}._reference_pass:{implementation}",
         fingerprints=fingerprints,
     )
 

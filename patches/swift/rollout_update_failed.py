@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-_BEFORE = {"BEFORE_CALL": f"{__package__}.rollout_worker_failures:before_call"}
-_AFTER = {"AFTER_FAILURE": f"{__package__}.rollout_worker_failures:after_failure"}
+_BEFORE = {"BEFORE_CALL": f"{__package__}._rollout_worker_failures:before_call"}
+_AFTER = {"AFTER_FAILURE": f"{__package__}._rollout_worker_failures:after_failure"}
 _CATCHES = "logger.error(f'Method execution failed: {method_name}\\n{traceback.format_exc()}')"
 _ENGINE = "rollout_engine = $$$OF"  # until 3.9 the asynchronous worker calls it engine
 

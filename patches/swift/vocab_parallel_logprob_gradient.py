@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
 
 _MODULE = "swift.megatron.trainers.vocab_parallel_utils"
-_LOGITS = f"{__package__}.logits"
+_LOGITS = f"{__package__}._logits"
 
 
 def _log_softmax(target: str) -> tuple[Rewrite, ...]:
@@ -91,6 +91,6 @@ parallelism, DPO, KTO and SFT were right.""",
             ),
         ),
     ),
-    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+    observations="rlhf_patches.patches._vocab_parallel.counters:observed",
     obsolete_when="when the oldest ms-swift in use is 4.5.3",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Variant, Watch, Wrap
 
-from ..rollouts import figures
+from .._rollouts import figures
 
 NAME = "swift-watch-rollouts"
 OTHER_POLICY = (
@@ -14,7 +14,7 @@ OTHER_POLICY = (
     "swift-megatron-grpo-mask",
 )
 ONE_SEED = ("swift-rollout-worker-seed",)
-_HERE = f"{__package__}.watched_rollouts"
+_HERE = f"{__package__}._watched_rollouts"
 _MEGATRON = Wrap(
     target="swift.megatron.trainers.base:BaseMegatronTrainer.on_log",
     implementation=f"{_HERE}:around_on_log",

@@ -48,7 +48,7 @@ systems than Linux everything is as released. torch 2.14.0 itself holds the file
                     pattern="baton.try_acquire()",
                     replacement="$ACQUIRED(baton)",
                     alongside=("baton.release()", "baton.wait()"),
-                    uses={"ACQUIRED": "rlhf_patches.patches.torch.build_lock:acquired"},
+                    uses={"ACQUIRED": "rlhf_patches.patches.torch._build_lock:acquired"},
                 ),
             ),
         ),

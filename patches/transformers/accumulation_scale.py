@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-_OURS = f"{__package__}.accumulation"
+_OURS = f"{__package__}._accumulation"
 
 
 def _changes(
@@ -85,7 +85,7 @@ divides by the number, as transformers asks of it: it is left, and nothing is sa
 [Every class of transformers](../transformers-accumulation.md) that a small configuration builds was trained, as
 released and with the patch.
 
-Not repaired: 4.46.0 to 4.48.0, where other statements are wrong; in evaluation, see `transformers-eval-loss-ranks`. A
+Not repaired: 4.46.0 to 4.48.0, where other statements are wrong; in evaluation, see `transformers-eval-loss`. A
 division of your own in a callback, a gradient's hook or the learning rate cannot be seen: take it out. Until 4.54.1 the
 last window of an epoch counts as if it were complete, as it does there for every model that takes no `**kwargs`.""",
     references=(
@@ -120,6 +120,6 @@ patch both have the size that one large batch gives. With Adam the learning rate
 for what 5.2.0 to 5.5.3 trained). Look at clipping and learning rate again in a run that was tuned with it; checkpoints
 can be trained on.""",
     conditions=(
-        Condition("transformers.trainer:Trainer.training_step", f"{__package__}.conditions:alone", "gradient x"),
+        Condition("transformers.trainer:Trainer.training_step", f"{__package__}._conditions:alone", "gradient x"),
     ),
 )

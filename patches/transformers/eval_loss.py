@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TRAINER = "transformers.trainer:Trainer"
-_COUNTS = f"{__package__}.batch_counts"
+_COUNTS = f"{__package__}._batch_counts"
 _KEPT_LABELS = '(self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs'
 _DIVISION = "num_items_in_batch / $RANKS"  # came together with the filter
 
@@ -56,7 +56,7 @@ def _changes(returned: str, alongside: tuple[str, ...] = (), unless: tuple[str, 
 
 
 PATCH = Patch(
-    name="transformers-eval-loss-ranks",
+    name="transformers-eval-loss",
     summary="`eval_loss` on several ranks is the mean that it is on one",
     harm="wrong metric",
     bug="eval_loss is multiplied by the number of ranks, or weighted by tokens of other samples",

@@ -44,13 +44,13 @@ Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal mode
                     pattern=_FOUND,
                     replacement=f"$LOSS(self, model_to_inspect, compute_loss_func, {_FOUND})",
                     inside=f"{_FOUND} is ForCausalLMLoss",
-                    uses={"LOSS": f"{__package__}.default_loss:loss_of"},
+                    uses={"LOSS": f"{__package__}._default_loss:loss_of"},
                 ),
                 Rewrite(
                     target="transformers.trainer:Trainer._get_num_items_in_batch",
                     pattern="self._loss_shifts_labels",
                     replacement="$SHIFTS(self)",
-                    uses={"SHIFTS": f"{__package__}.default_loss:shifts"},
+                    uses={"SHIFTS": f"{__package__}._default_loss:shifts"},
                 ),
             ),
         ),
@@ -61,6 +61,6 @@ GPT-2 and the others were trained on a gradient that was smaller by the share of
 4.46.2, with the patch in 5.10.1 to 5.23.0 no more. It is 0.1 percent for rows of 1024 tokens, and Adam hides a factor
 that is the same in each step. With rows of few tokens look at clipping and learning rate again.""",
     conditions=(
-        Condition("transformers.trainer:Trainer._get_num_items_in_batch", f"{__package__}.default_loss:of_others"),
+        Condition("transformers.trainer:Trainer._get_num_items_in_batch", f"{__package__}._default_loss:of_others"),
     ),
 )

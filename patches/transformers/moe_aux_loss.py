@@ -45,7 +45,7 @@ Under gradient accumulation the auxiliary losses of the micro-batches add up, si
                     pattern="loss *= $FACTOR",
                     replacement=("loss = $MULTIPLIED(self, model, outputs, loss, $FACTOR, labels, num_items_in_batch)"),
                     alongside=("self.args.average_tokens_across_devices", "outputs = model(**inputs)"),
-                    uses={"MULTIPLIED": f"{__package__}.router_loss:multiplied"},
+                    uses={"MULTIPLIED": f"{__package__}._router_loss:multiplied"},
                 ),
             ),
         ),
@@ -57,7 +57,7 @@ times as there are data-parallel ranks. With the patch it counts once. A run tha
 with `router_aux_loss_coef` multiplied by its number of ranks.""",
     conditions=(
         Condition(
-            "transformers.trainer:Trainer.compute_loss", f"{__package__}.conditions:routers_of_ranks", "router loss x"
+            "transformers.trainer:Trainer.compute_loss", f"{__package__}._conditions:routers_of_ranks", "router loss x"
         ),
     ),
 )

@@ -26,7 +26,7 @@ def _masked(keywords: str, *targets: str) -> tuple[Rewrite, ...]:
             pattern=f"{function}(**mask_kwargs)",
             replacement=f"{function}(**mask_kwargs, position_ids=$DOCUMENTS(given_positions))",
             alongside=(f"mask_kwargs = {keywords}",),
-            uses={"DOCUMENTS": f"{__package__}.document_positions:documents"},
+            uses={"DOCUMENTS": f"{__package__}._document_positions:documents"},
         )
         for target in targets
         for function in ("create_causal_mask", "create_sliding_window_causal_mask")
@@ -75,10 +75,10 @@ The loss of packed gpt-oss and AFMoE is that of its documents: lower or higher b
 with the bug have learnt to read documents after others; evaluation on single documents was not affected.""",
     conditions=(
         Condition(
-            "transformers.models.gpt_oss.modeling_gpt_oss:GptOssModel.forward", f"{__package__}.conditions:not_packed"
+            "transformers.models.gpt_oss.modeling_gpt_oss:GptOssModel.forward", f"{__package__}._conditions:not_packed"
         ),
         Condition(
-            "transformers.models.afmoe.modeling_afmoe:AfmoeModel.forward", f"{__package__}.conditions:not_packed"
+            "transformers.models.afmoe.modeling_afmoe:AfmoeModel.forward", f"{__package__}._conditions:not_packed"
         ),
     ),
 )

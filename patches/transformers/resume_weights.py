@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _TRAINER = "transformers.trainer:Trainer"
-_WEIGHTS = f"{__package__}.saved_weights"
+_WEIGHTS = f"{__package__}._saved_weights"
 
 
 _SHARDS = "load_sharded_checkpoint(model, $FOLDER, strict=is_sagemaker_mp_enabled())"

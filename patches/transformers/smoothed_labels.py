@@ -43,7 +43,7 @@ models whose names are in another list (Qwen2.5-VL), are not shifted, as release
                     pattern=_IS_CAUSAL,
                     replacement=f"({_IS_CAUSAL} or $NAME(unwrapped_model) in {_NAMES})",
                     alongside=("unwrapped_model._get_name()",),
-                    uses={"NAME": f"{__package__}.wrapped_names:name_within"},
+                    uses={"NAME": f"{__package__}._wrapped_names:name_within"},
                 ),
             ),
         ),
@@ -53,5 +53,5 @@ models whose names are in another list (Qwen2.5-VL), are not shifted, as release
 With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to repeat
 its input. With the patch it is trained to predict the next token. Nothing of such a run can be kept: start it again
 from the weights before it. A collator that shifts the labels itself, to make up for it, has to stop.""",
-    conditions=(Condition("transformers.trainer:Trainer.compute_loss", f"{__package__}.conditions:not_smoothed"),),
+    conditions=(Condition("transformers.trainer:Trainer.compute_loss", f"{__package__}._conditions:not_smoothed"),),
 )

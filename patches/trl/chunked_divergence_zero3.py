@@ -38,7 +38,7 @@ are NaN (1.14.2). Without ZeRO-3 the original function runs.""",
             (
                 Wrap(
                     target=TARGET,
-                    implementation=f"{__package__}.chunked_head:around_divergence",
+                    implementation=f"{__package__}._chunked_head:around_divergence",
                     fingerprints={
                         "c4ef116d3690c7b8": "1.10.0",
                         "a054e2695a826a96": "1.11.0 to 1.12.0: at least one chunk",

@@ -52,7 +52,7 @@ others. Without ZeRO-3 (DDP, FSDP2, one process) the original function runs.""",
             (
                 Wrap(
                     target=TARGET,
-                    implementation=f"{__package__}.chunked_head:around_nll",
+                    implementation=f"{__package__}._chunked_head:around_nll",
                     fingerprints={
                         "049d735a374630d9": "1.4.0 to 1.5.1: no gather",
                         "7aae60e97f5d4b57": "1.6.0 to 1.7.1: gathers in each chunk",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
-_OURS = f"{__package__}.window"
+_OURS = f"{__package__}._window"
 _GKD = "trl.experimental.gkd.gkd_trainer:GKDTrainer.compute_loss"
 _GOLD = "trl.experimental.gold.gold_trainer:GOLDTrainer.compute_loss"
 _IS_DIVIDED = "self.generalized_jsd_loss($$$ARGUMENTS, num_items_in_batch=num_items_in_batch)"
@@ -98,7 +98,7 @@ correction of your own out that is elsewhere, as in a callback or an optimizer."
     conditions=(
         Condition(
             "trl.experimental.gkd.gkd_trainer:GKDTrainer.compute_loss",
-            f"{__package__}.conditions:part_of_all_ranks",
+            f"{__package__}._conditions:part_of_all_ranks",
             "gradient x",
         ),
     ),

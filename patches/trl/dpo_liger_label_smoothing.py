@@ -39,5 +39,5 @@ have no smoothing for `sigmoid`, with Liger or without; there `loss_type="robust
         ),
     ),
     obsolete_when="when the oldest trl in use is 0.29.0",
-    conditions=(Condition(_TARGET, "rlhf_patches.patches.trl.conditions:smooths_with_liger"),),
+    conditions=(Condition(_TARGET, "rlhf_patches.patches.trl._conditions:smooths_with_liger"),),
 )

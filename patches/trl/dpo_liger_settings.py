@@ -85,6 +85,6 @@ such a run carries over: of `robust` gradients are larger, the more so the more 
     ),
     obsolete_when="when the oldest trl in use is 1.13.0",
     conditions=(
-        Condition("trl.trainer.dpo_trainer:DPOTrainer.__init__", f"{__package__}.conditions:settings_of_liger"),
+        Condition("trl.trainer.dpo_trainer:DPOTrainer.__init__", f"{__package__}._conditions:settings_of_liger"),
     ),
 )

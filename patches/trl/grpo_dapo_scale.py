@@ -52,7 +52,7 @@ rate by A / S; Adam sees the factor in clipping and in its epsilon only.""",
                         "normalizer = $TOKENS / self.accelerator.num_processes"
                         " * ($PART(self) if self.model.training else 1.0)"
                     ),
-                    uses={"PART": f"{__package__}.window:part_of_a_generation"},
+                    uses={"PART": f"{__package__}._window:part_of_a_generation"},
                     alongside=('inputs["num_items_in_batch"]',),
                     unless=("self.args.steps_per_generation",),
                 ),
@@ -63,7 +63,7 @@ rate by A / S; Adam sees the factor in clipping and in its epsilon only.""",
     conditions=(
         Condition(
             "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
-            f"{__package__}.conditions:part_of_a_generation",
+            f"{__package__}._conditions:part_of_a_generation",
             "gradient x",
         ),
     ),

@@ -67,6 +67,6 @@ with those before.""",
     ),
     obsolete_when="when the oldest trl in use is 0.29.0",
     conditions=(
-        Condition("trl.trainer.grpo_trainer:GRPOTrainer.compute_liger_loss", f"{__package__}.conditions:has_tools"),
+        Condition("trl.trainer.grpo_trainer:GRPOTrainer.compute_liger_loss", f"{__package__}._conditions:has_tools"),
     ),
 )

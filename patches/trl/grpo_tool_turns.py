@@ -72,7 +72,7 @@ alike: the client sends every `num_generations`-th with `n=num_generations`. Aft
 own, and only those that called a tool are left.""",
     repair="""\
 After a tool call one completion is asked for each of the prompts, as in 1.14.1. The first turn is as it was, and so are
-vLLM within the trainer's process, which was right, and runs without vLLM. On several ranks `trl-grpo-tool-ranks`
+vLLM within the trainer's process, which was right, and runs without vLLM. On several ranks `trl-grpo-tool-lockstep`
 hands each rank its own. Not repaired: DPPO in `trl.experimental` of these releases, which has a loop of its own.""",
     changes_numbers="""\
 Since TRL 1.0.0, GRPO with tools on a vLLM server trained on conversations whose turns after the first tool call were
@@ -86,6 +86,6 @@ have learned to answer without its tools.""",
     ),
     obsolete_when="when the oldest trl in use is 1.14.1",
     conditions=(
-        Condition("trl.trainer.grpo_trainer:GRPOTrainer._tool_call_loop", f"{__package__}.conditions:on_a_server"),
+        Condition("trl.trainer.grpo_trainer:GRPOTrainer._tool_call_loop", f"{__package__}._conditions:on_a_server"),
     ),
 )

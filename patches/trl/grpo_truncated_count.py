@@ -19,7 +19,7 @@ def _counted(versions: str, mask: str, alongside: tuple[str, ...], unless: tuple
                     "num_items_in_batch = $TRAINED_TOKENS(self, num_items_in_batch,"
                     f" self.accelerator.gather(({mask}).sum()).sum().clamp(min=1))"
                 ),
-                uses={"TRAINED_TOKENS": f"{__package__}.window:trained_tokens"},
+                uses={"TRAINED_TOKENS": f"{__package__}._window:trained_tokens"},
                 alongside=("num_items_in_batch", *alongside),
                 unless=("num_items_in_batch = self.accelerator.gather($COUNTED.sum()).sum()", *unless),
             ),
@@ -78,7 +78,7 @@ much as that share was on average.""",
     conditions=(
         Condition(
             "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
-            f"{__package__}.conditions:masks_truncated",
+            f"{__package__}._conditions:masks_truncated",
         ),
     ),
 )

@@ -15,7 +15,7 @@ def _divided(module: str, kind: str) -> Rewrite:
         # That the mean of a micro-batch is meant: what is logged is divided.
         alongside=("return loss.detach() / self.args.gradient_accumulation_steps",),
         unless=("loss / $STEPS", "loss /= $STEPS", "self.current_gradient_accumulation_steps"),
-        uses={"DIVIDED": f"{__package__}.window:divided"},
+        uses={"DIVIDED": f"{__package__}._window:divided"},
     )
 
 
@@ -73,7 +73,7 @@ is elsewhere, as in a callback or an optimizer.""",
     ),
     obsolete_when="when the oldest trl in use divides by itself; none released so far does",
     conditions=tuple(
-        Condition(_divided(where.format(kind), kind).target, f"{__package__}.conditions:micro_batches", "gradient x")
+        Condition(_divided(where.format(kind), kind).target, f"{__package__}._conditions:micro_batches", "gradient x")
         for where in ("trainer", "experimental.{}")
         for kind in _CLASSES
     ),

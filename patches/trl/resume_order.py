@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
-_OURS = f"{__package__}.epochs_over"
+_OURS = f"{__package__}._epochs_over"
 
 
 def _changes(module: str) -> tuple[Rewrite, ...]:

@@ -90,7 +90,7 @@ resumed goes on with them.""",
     obsolete_when="when the oldest trl in use is 0.23.1",
     conditions=(
         Condition(
-            "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call", f"{__package__}.conditions:flattened"
+            "trl.trainer.sft_trainer:DataCollatorForLanguageModeling.torch_call", f"{__package__}._conditions:flattened"
         ),
     ),
 )

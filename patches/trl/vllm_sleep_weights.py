@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 _GENERATION = "trl.generation.vllm_generation:VLLMGeneration"
-_HELPERS = f"{__package__}.engine_weights"
+_HELPERS = f"{__package__}._engine_weights"
 
 
 def _loaded_by(method: str) -> Rewrite:
@@ -158,13 +158,13 @@ on-policy. Of a run that was tuned without it hardly anything carries over.""",
     obsolete_when="when the oldest trl in use is 1.10.0",
     conditions=(
         *(
-            Condition(f"trl.trainer.{function}", f"{__package__}.conditions:sleeps")
+            Condition(f"trl.trainer.{function}", f"{__package__}._conditions:sleeps")
             for function in (
                 "grpo_trainer:GRPOTrainer._generate_single_turn",
                 "grpo_trainer:GRPOTrainer._generate",
                 "rloo_trainer:RLOOTrainer._generate_single_turn",
             )
         ),
-        Condition(f"{_GENERATION}.sync_weights", f"{__package__}.conditions:engine_sleeps"),
+        Condition(f"{_GENERATION}.sync_weights", f"{__package__}._conditions:engine_sleeps"),
     ),
 )

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Variant, Watch, Wrap
 
-from ..rollouts import figures
+from .._rollouts import figures
 
 NAME = "trl-watch-rollouts"
 _TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
-OTHER_PROMPT = ("trl-grpo-tool-turns", "trl-grpo-tool-ranks")
+OTHER_PROMPT = ("trl-grpo-tool-turns", "trl-grpo-tool-lockstep")
 OTHER_POLICY = ("trl-vllm-sleep-weights", "trl-vllm-raw-logprobs", *OTHER_PROMPT)
 _WRAPS = (
     Wrap(
         target=f"{_TRAINER}._prepare_inputs",
-        implementation=f"{__package__}.watched_rollouts:around_prepare_inputs",
+        implementation=f"{__package__}._watched_rollouts:around_prepare_inputs",
         signature="(self, generation_batch)",
         signature_suffices="what is read is the trainer's metrics; where they are others nothing is said",
     ),
     Wrap(
         target=f"{_TRAINER}._generate",
-        implementation=f"{__package__}.watched_rollouts:around_generate",
+        implementation=f"{__package__}._watched_rollouts:around_generate",
         signature="(self, prompts)",
         signature_suffices="what it returns is looked at only where it is lists of token ids",
     ),
@@ -67,7 +67,7 @@ form, neither that nor single tokens mean anything.""",
                 *_WRAPS,
                 Wrap(
                     target="trl.generation.vllm_generation:VLLMGeneration.generate",
-                    implementation=f"{__package__}.watched_rollouts:around_engine",
+                    implementation=f"{__package__}._watched_rollouts:around_engine",
                     signature="(self, prompts, images, num_generations, profiler=None)",
                     signature_suffices="what it returns first is looked at only where it is lists of token ids",
                 ),
@@ -76,5 +76,5 @@ form, neither that nor single tokens mean anything.""",
     ),
     obsolete_when="when TRL itself says that rollouts are not the policy's",
     affects_rollouts=True,
-    observations=f"{__package__}.watched_rollouts:observed",
+    observations=f"{__package__}._watched_rollouts:observed",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Patch, Rewrite, Variant, Wrap
 
-_OURS = f"{__package__}.value_loss"
+_OURS = f"{__package__}._value_loss"
 
 PATCH = Patch(
     name="verl-critic-loss-scale",

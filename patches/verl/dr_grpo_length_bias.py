@@ -57,7 +57,7 @@ responses as they are, and long responses weigh as much by the token as short on
                         "partial(distillation_ppo_loss, config=actor_config, distillation_config=distillation_config)",
                         "partial(ppo_loss, config=actor_config)",
                     ),
-                    uses={"WITH_DIVISOR": f"{__package__}.response_length:with_divisor"},
+                    uses={"WITH_DIVISOR": f"{__package__}._response_length:with_divisor"},
                 ),
             ),
         ),

@@ -53,7 +53,7 @@ clipping, learning rate and these coefficients looked at again. Checkpoints can 
                     replacement="$PART(torch.mean(pg_losses), pg_losses, config)",
                     inside="pg_loss = torch.mean(pg_losses)",
                     alongside=("pg_losses = -advantage * ratio",),
-                    uses={"PART": f"{__package__}.mini_batch:part_of_the_mean"},
+                    uses={"PART": f"{__package__}._mini_batch:part_of_the_mean"},
                 ),
             ),
         ),

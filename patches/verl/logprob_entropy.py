@@ -7,8 +7,8 @@ from rlhf_patches import Guard, Patch, Replace, Rewrite, Variant
 _FUNCTIONS = "verl.utils.megatron.tensor_parallel"
 _ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor.forward_backward_batch"
 _ENGINE = "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead"
-_OURS = f"{__package__}.logits"
-_SHARED = "rlhf_patches.patches.vocab_parallel"
+_OURS = f"{__package__}._logits"
+_SHARED = "rlhf_patches.patches._vocab_parallel"
 _ROLL = "torch.roll(label, shifts=-1, dims=1)"
 
 # The autograd function stays, and with it `vocab_parallel_entropy`, which calls it.
@@ -197,6 +197,6 @@ critic, which has none.""",
             independent=True,
         ),
     ),
-    observations="rlhf_patches.patches.vocab_parallel.counters:observed",
+    observations="rlhf_patches.patches._vocab_parallel.counters:observed",
     obsolete_when="when verl computes both without a copy of the logits; 0.9.1, the newest, does not",
 )

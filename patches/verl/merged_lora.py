@@ -40,7 +40,7 @@ are on-policy. A run that is resumed goes on with samples of what it has learned
             (
                 Wrap(
                     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param",
-                    f"{__package__}.while_merged:get_per_tensor_param",
+                    f"{__package__}._while_merged:get_per_tensor_param",
                     fingerprints={"d289539d82c97eb5": "0.7.1", "5054b59501fb8f83": "0.8.0.dev0, 0.8.0"},
                 ),
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Rewrite, Signature, Variant
 
 _MODULE = "verl.trainer.distillation.losses"
-_OURS = f"{__package__}.distillation"
+_OURS = f"{__package__}._distillation"
 
 
 def _extremes(function: str, values: str) -> tuple[Rewrite, ...]:

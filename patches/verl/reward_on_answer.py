@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _MODULE = "verl.trainer.ppo.core_algos"
-_MOVED = f"{__package__}.rewards:on_tokens_that_count"
+_MOVED = f"{__package__}._rewards:on_tokens_that_count"
 
 
 def _returns(function: str, name: str = "returns") -> Rewrite:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlhf_patches import CoInstalled, Guard, Patch, Rewrite, Signature, Variant
 
 _USES = {
-    "VALUE_HEAD_CLASS": f"{__package__}.value_head_class:value_head_class",
-    "HAS_VALUE_HEAD_CLASS": f"{__package__}.value_head_class:has_value_head_class",
+    "VALUE_HEAD_CLASS": f"{__package__}._value_head_class:value_head_class",
+    "HAS_VALUE_HEAD_CLASS": f"{__package__}._value_head_class:has_value_head_class",
 }
 _NAME = "AutoModelForCausalLMWithValueHead"
 _OLD, _NEW = f"from trl import {_NAME}", f"from trl.experimental.ppo import {_NAME}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_patches import Guard, Variant, Watch, Wrap
 
-from ..rollouts import figures
+from .._rollouts import figures
 
 NAME = "verl-watch-rollouts"
 OTHER_POLICY = ("verl-merged-lora", "verl-lora-buckets")
@@ -12,7 +12,7 @@ _OLD, _SYNC, _V1 = (
     f"verl.trainer.{name}.fit"
     for name in ("ppo.ray_trainer:RayPPOTrainer", "main_ppo_sync:PPOTrainer", "ppo.v1.trainer_base:PPOTrainer")
 )
-_HERE = f"{__package__}.watched_rollouts"
+_HERE = f"{__package__}._watched_rollouts"
 
 
 def _fit(target: str, signature: str = "(self)") -> Wrap:

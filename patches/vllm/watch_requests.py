@@ -7,7 +7,7 @@ from rlhf_patches import Guard, Variant, Watch, Wrap
 NAME = "vllm-watch-requests"
 LIMIT = 2
 BASE_MODEL = ("swift-async-rollout-lora",)
-_HERE = f"{__package__}.watched_requests"
+_HERE = f"{__package__}._watched_requests"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
 WATCH = Watch(

@@ -88,7 +88,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         description="Repairs known bugs of RLHF training stacks at run time.",
         epilog="examples:\n"
         "  rlhf-patches doctor                                 what would be patched here, and why\n"
-        "  rlhf-patches diff megatron-forward-pre-hook-reentry the change, in your own installed source\n"
+        "  rlhf-patches diff megatron-core-forward-pre-hook-reentry the change, in your own installed source\n"
         "  rlhf-patches check verl==0.9.1                      the same for a release that is not installed\n"
         "  rlhf-patches audit requirements.txt uv.lock         which known bugs these versions have\n"
         "  rlhf-patches prove                                  try each of them here: without it, then with it\n"

@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
         "explain",
         _explain,
         "the page of a patch or an advice",
-        "rlhf-patches explain megatron-forward-pre-hook-reentry",
+        "rlhf-patches explain megatron-core-forward-pre-hook-reentry",
     )
     command.add_argument("name", metavar="NAME", help=_NAME)
     command = commands.add(

@@ -56,7 +56,7 @@ class KnownBug:
     """What a `Patch`, an `Advice` and a `Watch` have in common. Pages and CLI texts are generated from their fields.
 
     Attributes:
-        name: kebab-case, framework first: ``megatron-forward-pre-hook-reentry``.
+        name: kebab-case, framework first: ``megatron-core-forward-pre-hook-reentry``.
         summary: one line.
         symptom: what a user sees, error message included, so that a search for it finds this page.
         cause: why upstream does that (Markdown).

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_patches import SettingsError, settings
 
-NAMES = ("megatron-forward-pre-hook-reentry", "megatron-no-sync-reentry", "trl-lost-loss")
+NAMES = ("megatron-core-forward-pre-hook-reentry", "megatron-no-sync-reentry", "trl-lost-loss")
 
 
 @pytest.mark.parametrize(

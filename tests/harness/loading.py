@@ -20,7 +20,7 @@ def torch() -> None:
     import torch
 
     importlib.import_module("torch.distributed")
-    importlib.import_module("rlhf_patches.patches.vocab_parallel.upstream")
+    importlib.import_module("rlhf_patches.patches._vocab_parallel.upstream")
     importlib.import_module("rlhf_patches.api")
     registry.load()
     ask_strictly()

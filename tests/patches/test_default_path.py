@@ -22,7 +22,7 @@ CALLERS = {
     "accelerate-resume-order": "transformers.trainer:Trainer",
     "deepspeed-topk-drops": "deepspeed.moe.sharded_moe:TopKGate.forward",
     "openrlhf-k3-gradient": "because it takes log-probabilities, and any may come",
-    "openrlhf-own-sampling-params": "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses",
+    "openrlhf-own-sampling": "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses",
     "peft-disable-adapter-restore": "because users and trainers enter the context alike, and it takes nothing",
     "peft-lora-merge-drift": "because users and trainers merge alike: all adapters that are there",
     "peft-save-adapter-prefix": "peft.peft_model:PeftModel.save_pretrained",

@@ -34,7 +34,7 @@ EXCLUDING = (
 """What their conditions tell is where the bug cannot be."""
 DEAR = (
     *("trl-grpo-dapo-scale", "trl-resume-order", "trl-grpo-truncated-count", "peft-save-adapter-prefix"),
-    *("transformers-smoothed-labels", "transformers-resume-weights", "transformers-eval-loss-ranks"),
+    *("transformers-smoothed-labels", "transformers-resume-weights", "transformers-eval-loss"),
 )
 """Above two CPU seconds; tests of their own run the same workers."""
 FRAMEWORKS = ("torch", "transformers", "numpy", "accelerate", "deepspeed", "megatron", "trl", "peft", "vllm")

@@ -49,7 +49,7 @@ import faulthandler, os, threading
 import rlhf_patches
 from rlhf_patches.engine.engine import engine
 from rlhf_patches.runs import report_file
-from rlhf_patches.patches.vocab_parallel import counters
+from rlhf_patches.patches._vocab_parallel import counters
 
 rlhf_patches.apply()
 locks = [engine._lock, engine._loading, report_file._line._lock, counters._lock]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_patches import Rewrite, Status
-from rlhf_patches.patches.megatron_core import no_sync
+from rlhf_patches.patches.megatron_core import _no_sync
 from tests.harness.effort import SHARE
 from tests.harness.random_tests import COMMON, EXPLORE, numbers
 
@@ -212,7 +212,7 @@ def repaired_by_hand(text, file):
                     [repair.visit(i) if isinstance(i, ast.FunctionDef) and i.name == "train" else i for i in field],
                 )
     module = ModuleType("by_hand")
-    module._repaired = no_sync.is_none_or_megatrons
+    module._repaired = _no_sync.is_none_or_megatrons
     exec(compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True), module.__dict__)
     return module, repair.assertions
 
@@ -221,7 +221,7 @@ def behaviour(train, base):
     """What ``train`` does in every situation that the patch is about."""
 
     class Chunk(base):
-        def no_sync(self):
+        def _no_sync(self):
             return None
 
     chunks = [Chunk(), Chunk()]
@@ -251,7 +251,7 @@ def megatron_base(monkeypatch):
     base = type("_BaseDataParallel", (), {})
     module = ModuleType("megatron.core.distributed.data_parallel_base")
     module._BaseDataParallel = base
-    for name, _ in no_sync._BASES:
+    for name, _ in _no_sync._BASES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return base
@@ -264,7 +264,7 @@ def all_functions(module):
 
 
 def real_change(target):
-    made = no_sync.patch("toy-trainer", "Toy", {no_sync.Guard("toy", ""): target}, ("r",))
+    made = _no_sync.patch("toy-trainer", "Toy", {_no_sync.Guard("toy", ""): target}, ("r",))
     ((change,),) = (variant.changes for variant in made.variants)
     assert isinstance(change, Rewrite)
     return change

@@ -67,7 +67,7 @@ def with_script(page, script):
     [  # as the address has it
         ({}, [patch.name for patch in sorted(site.plugin.rlhf_patches(), key=pages.by_harm)]),
         ({"words": "[rank1]: RuntimeError: size mismatch, got input (7), vec (0)"}, ["trl-chunked-nll-zero3"]),
-        ({"words": "KeyError: GPTModel( in disable_forward_pre_hook"}, ["megatron-forward-pre-hook-reentry"]),
+        ({"words": "KeyError: GPTModel( in disable_forward_pre_hook"}, ["megatron-core-forward-pre-hook-reentry"]),
         (
             {"framework": "peft", "release": "0.21.2"},
             ["peft-disable-adapter-restore", "peft-lora-merge-drift", "peft-clear-device-cache"],

@@ -8,7 +8,7 @@ from rlhf_patches.proving.proof import Case, Proof, Reports, Row
 
 CASE = Case(
     "openrlhf",
-    "openrlhf-own-sampling-params",
+    "openrlhf-own-sampling",
     "an agent, 3 observations",
     "max_tokens of three samples whose observations have 20, 40 and 30 of 64 tokens",
 )

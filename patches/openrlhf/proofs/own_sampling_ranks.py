@@ -15,7 +15,7 @@ import torch
 
 from rlhf_patches.proving import states
 
-NAME = "openrlhf-own-sampling-params"
+NAME = "openrlhf-own-sampling"
 LIMIT, NEW, ANSWER = 64, 8, 4
 
 agent: Any = importlib.import_module("openrlhf.utils.agent")

@@ -46,7 +46,7 @@ def linears(model: PeftModel) -> dict[str, Any]:
     return {name: getattr(model.base_model.model, name) for name in ("up", "down")}
 
 
-def base_weights(model: PeftModel) -> dict[str, torch.Tensor]:
+def _base_weights(model: PeftModel) -> dict[str, torch.Tensor]:
     return {name: layer.get_base_layer().weight.detach().clone() for name, layer in linears(model).items()}
 
 
@@ -68,10 +68,10 @@ def digest(model: PeftModel) -> str:
 @contextlib.contextmanager
 def trial(model: PeftModel) -> Any:
     """What becomes of the base weights within the block, and by which way layers are unmerged."""
-    before, counted = base_weights(model), observed()
+    before, counted = _base_weights(model), observed()
     found: dict[str, Any] = {}
     yield found
-    after = base_weights(model)
+    after = _base_weights(model)
     plain = {name: (before[name].double(), after[name].double()) for name in before}
     moved = [float((new - old).abs().mean() / old.abs().mean()) for old, new in plain.values()]
     found["moved"] = max(moved)
@@ -81,15 +81,15 @@ def trial(model: PeftModel) -> Any:
 
 
 def observed() -> dict[str, int]:
-    from rlhf_patches.patches.peft import base_weights
+    from rlhf_patches.patches.peft import _base_weights
 
-    return base_weights.observed()
+    return _base_weights.observed()
 
 
 def many_cycles(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
     """A weight synchronisation after each step; merged weights against the sum in float64."""
     model, errors = policy(dtype), []
-    original = base_weights(model)
+    original = _base_weights(model)
     with trial(model) as found:
         for step in range(CYCLES):
             train(model, step)

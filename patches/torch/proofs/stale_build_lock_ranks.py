@@ -22,7 +22,7 @@ from typing import Any
 import torch.utils.cpp_extension
 
 import rlhf_patches
-from rlhf_patches.patches.torch import build_lock
+from rlhf_patches.patches.torch import _build_lock
 from rlhf_patches.proving import states
 
 NAME = "torch-stale-build-lock"
@@ -162,7 +162,7 @@ def main(cases: dict[str, Callable[[Station], dict[str, Any]]] = CASES) -> None:
     SHORT = options.short
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja's
     os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # it asks every compiler for its name
-    build_lock.TELL_SECONDS = 0.5
+    _build_lock.TELL_SECONDS = 0.5
     row = rlhf_patches.apply(only=NAME)[NAME]
     found: dict[str, Any] = {"version": row.version, "status": row.status.value}
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -8,7 +8,7 @@ from rlhf_patches.proving.proof import Case, Proof, Reports, Row
 
 CASE = Case(
     "transformers",
-    "transformers-eval-loss-ranks",
+    "transformers-eval-loss",
     "evaluation on two ranks",
     "eval_loss of a causal model, on two ranks",
 )

@@ -1,6 +1,6 @@
 """Evaluations of small models by ``Trainer``, on each of one or two ranks: ``--out FOLDER [CASE ...]``.
 
-Each case before apply() of transformers-eval-loss-ranks, after it, and after revert(); beside it, in float64 and from
+Each case before apply() of transformers-eval-loss, after it, and after revert(); beside it, in float64 and from
 the logits, the mean over samples of their batch's mean: of the batches that the ranks had, and of those of one rank.
 """
 
@@ -17,11 +17,11 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax
 from transformers import Trainer, TrainingArguments
 
-from rlhf_patches.patches.transformers import batch_counts
+from rlhf_patches.patches.transformers import _batch_counts
 from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import dense, made
 from rlhf_patches.proving import states
 
-NAME = "transformers-eval-loss-ranks"
+NAME = "transformers-eval-loss"
 VOCABULARY, LENGTH, SMOOTHING = 32, 10, 0.1
 Row = dict[str, Any]
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -163,7 +163,7 @@ def one(
         "loss": evaluated,
         "metrics": seen,
         "counts": counts,
-        "left": len(batch_counts._own),
+        "left": len(_batch_counts._own),
         "wanted": wanted(make, data, loss, zip(*of_all_ranks(batches), strict=True), size),
         "wanted of one rank": wanted(make, data, loss, alone, size),
     }

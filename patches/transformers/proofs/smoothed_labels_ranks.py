@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from rlhf_patches.patches.transformers import known_loss
+from rlhf_patches.patches.transformers import _known_loss
 from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import SMOOTHING, Collator, rows, smoothed
 from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import dense, made
 from rlhf_patches.proving import states
@@ -105,7 +105,7 @@ def step(
     """By train(), with a model that may be wrapped ``before``, and is a ``causal`` one to Trainer."""
     with (
         trainer_of(before(made(make)), kind, **more) as trainer,
-        mock.patch.object(known_loss, "unwrapped", wraps=known_loss.unwrapped) as asked,
+        mock.patch.object(_known_loss, "unwrapped", wraps=_known_loss.unwrapped) as asked,
     ):
         trainer.add_callback(keep := Keep())
         loss = trainer.train().training_loss

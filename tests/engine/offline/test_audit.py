@@ -21,7 +21,7 @@ from rlhf_patches.definitions.bug import HARMS
 from rlhf_patches.offline import audit, pin_files
 
 LOCKS = Path(__file__).parent / "locks"
-HOOKS, TRL, PEFT = "megatron-forward-pre-hook-reentry", "trl-chunked-nll-zero3", "peft-adapter-freeze"
+HOOKS, TRL, PEFT = "megatron-core-forward-pre-hook-reentry", "trl-chunked-nll-zero3", "peft-adapter-freeze"
 ENTROPY = "transformer-engine-cross-entropy-backward"
 KNOWN = (HOOKS, TRL, PEFT, ENTROPY, "megatron-lm-no-sync-reentry", "verl-no-sync-reentry")
 
@@ -119,7 +119,7 @@ def test_the_worst_harm_comes_first(capsys, requirements):
         bug
         for each in json.loads(capsys.readouterr().out)["dependencies"]
         for bug in each["vulns"]
-        if bug["id"] == "transformers-eval-loss-ranks"
+        if bug["id"] == "transformers-eval-loss"
     )
     assert (bug["harm"], bug["when"]) == ("wrong metric", "evaluation on several ranks")
     assert cli.main(["audit", "--quiet", str(file)]) == 1

@@ -30,7 +30,7 @@ POSITION, UPCAST, FSDP1 = "accelerate-fsdp2-load-by-position", "accelerate-fsdp2
 MEGATRON, DISTILLATION, GATHER = (
     "skyrl-bf16-logits",
     "verl-padding-only-micro-batch",
-    "megatron-forward-pre-hook-reentry",
+    "megatron-core-forward-pre-hook-reentry",
 )
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.deepspeed.conditions import rates_of_groups
+from rlhf_patches.patches.deepspeed._conditions import rates_of_groups
 from rlhf_patches.patches.deepspeed.group_learning_rates import of_groups
 from tests.harness.forkserver import beside
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_patches.patches.deepspeed.conditions import trained_on_what_was_left
+from rlhf_patches.patches.deepspeed._conditions import trained_on_what_was_left
 from tests.harness.forkserver import beside
 from tests.patches.deepspeed import offload_rare_parameters_ranks
 

@@ -30,7 +30,7 @@ from megatron.core.tensor_parallel.random import checkpoint, model_parallel_cuda
 from megatron.core.transformer.module import float16_to_fp32
 
 import rlhf_patches
-from rlhf_patches.patches.vocab_parallel import counters, softmax
+from rlhf_patches.patches._vocab_parallel import counters, softmax
 from tests.harness.token_reference import counted_all_reduces, made, peak_memory
 
 PATCH = "megatron-core-cross-entropy-in-place"

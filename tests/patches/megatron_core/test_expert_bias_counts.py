@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf_patches.patches.megatron_core.conditions import counts_in_half
-from rlhf_patches.patches.megatron_core.expert_counts import in_float32, keep_counts
+from rlhf_patches.patches.megatron_core._conditions import counts_in_half
+from rlhf_patches.patches.megatron_core._expert_counts import in_float32, keep_counts
 from tests.harness.forkserver import megatron
 
 RULE_COVERAGE = {

@@ -1,4 +1,4 @@
-"""megatron-forward-pre-hook-reentry on a real DistributedDataParallel: what it must still refuse, and keeping away."""
+"""The patch on a real DistributedDataParallel: what it must still refuse, and keeping away."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RULE_COVERAGE = {
 }
 
 pytestmark = pytest.mark.xdist_group("a chunk in this process")
-NAME = "megatron-forward-pre-hook-reentry"
+NAME = "megatron-core-forward-pre-hook-reentry"
 KEEPING_AWAY = "tests.harness.keeping_away_ranks"
 MODULE = "megatron.core.distributed.distributed_data_parallel"
 

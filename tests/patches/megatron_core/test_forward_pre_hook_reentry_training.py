@@ -1,4 +1,4 @@
-"""megatron-forward-pre-hook-reentry, in real training of a real GPTModel on two ranks.
+"""megatron-core-forward-pre-hook-reentry, in real training of a real GPTModel on two ranks.
 
 Both overlap flags and the distributed optimizer are on; four rollouts of three steps with two and three
 micro-batches in turn. The reference is one uninterrupted, unpatched run of the same twelve steps. Everything is
@@ -61,7 +61,7 @@ def test_gradient_accumulation_reduces_once_a_step(train):
 
 
 def test_disabled_it_stays_away(train):
-    settings = {"RLHF_PATCHES_DISABLE": "megatron-forward-pre-hook-reentry"}
+    settings = {"RLHF_PATCHES_DISABLE": "megatron-core-forward-pre-hook-reentry"}
     assert_failure(train(*PRE_HOOKS_ONLY, "--apply", **settings), "KeyError", "GPTModel(", rollout=2)
 
 

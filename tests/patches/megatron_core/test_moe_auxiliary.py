@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf_patches.patches.megatron_core.conditions import parts_of_a_sequence, tokens_of_a_rank, z_loss_of_a_rank
+from rlhf_patches.patches.megatron_core._conditions import parts_of_a_sequence, tokens_of_a_rank, z_loss_of_a_rank
 from tests.harness.forkserver import MEGATRON, megatron
 
 WORKER = "tests.patches.megatron_core.moe_auxiliary_ranks"

@@ -17,7 +17,7 @@ import torch
 import typing_extensions
 from pydantic_core import core_schema
 
-from rlhf_patches.patches.nemo_rl import watched_rollouts
+from rlhf_patches.patches.nemo_rl import _watched_rollouts
 from tests.harness import slime_clone, watched
 from tests.harness.two_policies import Trained
 from tests.patches.nemo_rl.watch_rollouts_cases import CASES
@@ -71,7 +71,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    watched.report(NAME, watched_rollouts.FIGURES, run, CASES)
+    watched.report(NAME, _watched_rollouts.FIGURES, run, CASES)
 
 
 if __name__ == "__main__":

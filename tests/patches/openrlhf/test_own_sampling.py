@@ -1,4 +1,4 @@
-"""openrlhf-own-sampling-params: what OpenRLHF's own executor asks vLLM for, for each sample of a prompt."""
+"""openrlhf-own-sampling: what OpenRLHF's own executor asks vLLM for, for each sample of a prompt."""
 
 from __future__ import annotations
 

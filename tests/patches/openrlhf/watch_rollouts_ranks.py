@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlhf_patches.patches.openrlhf import watched_rollouts
+from rlhf_patches.patches.openrlhf import _watched_rollouts
 from tests.harness import absent_packages, slime_clone, watched
 from tests.harness.two_policies import Trained
 from tests.patches.openrlhf.watch_rollouts_cases import CASES
@@ -108,7 +108,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    watched.report(NAME, watched_rollouts.FIGURES, run, CASES)
+    watched.report(NAME, _watched_rollouts.FIGURES, run, CASES)
 
 
 if __name__ == "__main__":

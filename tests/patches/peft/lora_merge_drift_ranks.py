@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlhf_patches.patches.peft.proofs import lora_merge_drift_ranks, small
 from rlhf_patches.patches.peft.proofs.lora_merge_drift_ranks import (
     CYCLES,
-    base_weights,
+    _base_weights,
     digest,
     linears,
     many_cycles,
@@ -89,7 +89,7 @@ def by_trl() -> dict[str, Any]:
     sender = object.__new__(VLLMGeneration)
     sender.model = model
     sender._dist = types.SimpleNamespace(gather_params=lambda _: contextlib.nullcontext(), is_fsdp=False)
-    original, sent = base_weights(model), {}
+    original, sent = _base_weights(model), {}
     with trial(model) as found:
         for step in range(CYCLES):
             train(model, step)
@@ -154,7 +154,7 @@ def a_copy_of_a_merged_model() -> dict[str, Any]:
 
 def merged_for_good() -> dict[str, Any]:
     """merge_and_unload: the same weights by the same operations, of a layer with an override of `merge` too."""
-    from rlhf_patches.patches.peft import base_weights
+    from rlhf_patches.patches.peft import _base_weights
 
     class Derived(peft.tuners.lora.layer.Linear):
         def merge(self, *args: Any, **kwargs: Any) -> None:
@@ -164,7 +164,7 @@ def merged_for_good() -> dict[str, Any]:
     linears(model)["up"].__class__ = Derived
     with Operations() as operations:
         merged = model.merge_and_unload()
-    return {"digest": digest(merged), "kept": len(base_weights._kept), "operations": operations.seen}
+    return {"digest": digest(merged), "kept": len(_base_weights._kept), "operations": operations.seen}
 
 
 def a_broken_adapter() -> dict[str, Any]:
@@ -187,16 +187,16 @@ def a_broken_adapter() -> dict[str, Any]:
 
 def without_memory(when: str) -> dict[str, Any]:
     """torch's own error where a copy is made."""
-    from rlhf_patches.patches.peft import base_weights
+    from rlhf_patches.patches.peft import _base_weights
 
     def raises(*_: Any) -> Any:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
     model = policy()
     with trial(model) as found:
-        with mock.patch.object(base_weights, "_Kept", raises) if when == "merging" else contextlib.nullcontext():
+        with mock.patch.object(_base_weights, "_Kept", raises) if when == "merging" else contextlib.nullcontext():
             model.merge_adapter()
-        with mock.patch.object(base_weights, "_merged", raises) if when == "unmerging" else contextlib.nullcontext():
+        with mock.patch.object(_base_weights, "_merged", raises) if when == "unmerging" else contextlib.nullcontext():
             model.unmerge_adapter()
     return found
 

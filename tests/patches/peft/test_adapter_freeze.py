@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf_patches.patches.peft import requires_grad
+from rlhf_patches.patches.peft import _requires_grad
 from tests.harness.forkserver import peft
 
 RULE_COVERAGE = {
@@ -124,9 +124,9 @@ def test_the_release_that_repaired_it_does_the_same(found, newest):
 def test_what_is_said_is_what_was_repaired(monkeypatch, adapter, freezes, told, trainable):
     """Nothing where the new adapter becomes the active one (`inject_adapter_in_model`): that is as released."""
     said = []
-    monkeypatch.setattr(requires_grad.rlhf_patches, "decided", lambda name, found: said.append((name, found)))
+    monkeypatch.setattr(_requires_grad.rlhf_patches, "decided", lambda name, found: said.append((name, found)))
     model = torch.nn.Linear(1, 1)
     tuner = SimpleNamespace(active_adapters=["first"])
-    requires_grad.of_the_others(lambda *_: model.requires_grad_(not freezes), tuner, (model, adapter), {})
+    _requires_grad.of_the_others(lambda *_: model.requires_grad_(not freezes), tuner, (model, adapter), {})
     assert said == [("peft-adapter-freeze", told)]
     assert model.weight.requires_grad is trainable

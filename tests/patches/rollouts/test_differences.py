@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rlhf_patches.patches.rollouts import differences  # noqa: E402
+from rlhf_patches.patches._rollouts import differences  # noqa: E402
 
 
 def test_it_is_the_mean_over_the_sampled_tokens_of_all_parts():

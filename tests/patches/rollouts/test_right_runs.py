@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rlhf_patches.patches.rollouts import dropout  # noqa: E402
+from rlhf_patches.patches._rollouts import dropout  # noqa: E402
 from tests.harness.two_policies import Trained, of  # noqa: E402
 
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}

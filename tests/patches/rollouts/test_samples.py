@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.rollouts import figures, samples
+from rlhf_patches.patches._rollouts import figures, samples
 
 HALF, NEVER = math.log(0.5), -1000.0
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}

@@ -16,7 +16,7 @@ import megatron.core
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from rlhf_patches.patches.skyrl import logits
+from rlhf_patches.patches.skyrl import _logits
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     model = Float16Module(config, torch.nn.Linear(8, 8))
     report = {
         "megatron-core": megatron.core.__version__,
-        "the model itself": logits.in_its_dtype(model, 1.0) is model,
-        "observed": logits.observed(),
+        "the model itself": _logits.in_its_dtype(model, 1.0) is model,
+        "observed": _logits.observed(),
     }
     (options.out / "rank0.json").write_text(json.dumps(report))

@@ -26,8 +26,8 @@ from megatron.core import parallel_state
 from megatron.core.transformer.module import Float16Module
 
 import rlhf_patches
-from rlhf_patches.patches.skyrl import logits
-from rlhf_patches.patches.vocab_parallel import softmax
+from rlhf_patches.patches._vocab_parallel import softmax
+from rlhf_patches.patches.skyrl import _logits
 from tests.harness import small_gpt
 from tests.harness.token_reference import counted_all_reduces, peak_memory
 from tests.patches.skyrl import logprob_backward_training_ranks as training
@@ -41,7 +41,7 @@ COMBINATIONS = {
     "with all": ["skyrl-*"],
 }
 ENTROPY_WEIGHT = 0.3
-CHUNK_BYTES = logits.CHUNK_BYTES  # as shipped
+CHUNK_BYTES = _logits.CHUNK_BYTES  # as shipped
 MISSING = "missing"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -230,14 +230,14 @@ def status() -> str:
 
 def observed() -> dict[str, int]:
     """Since the last call."""
-    found = logits.observed()
-    logits._done.clear()
+    found = _logits.observed()
+    _logits._done.clear()
     return found
 
 
 def numbers() -> dict[str, Any]:
     """Every case, as released, in every combination of patches, and after a revert."""
-    logits.CHUNK_BYTES = 4 * 4 * training.ROWS * (small_gpt.VOCABULARY // 2)  # four tokens
+    _logits.CHUNK_BYTES = 4 * 4 * training.ROWS * (small_gpt.VOCABULARY // 2)  # four tokens
     before = {name: train(case) for name, case in CASES.items()}
     report: dict[str, Any] = {"before": {name: errors(before[name], case) for name, case in CASES.items()}}
     for combination, patches in [*COMBINATIONS.items(), ("reverted", [])]:
@@ -277,7 +277,7 @@ def own() -> dict[str, Any]:
 
 def memory() -> dict[str, Any]:
     """The most memory at once in a step of one micro-batch, as a multiple of its logits in bfloat16."""
-    logits.CHUNK_BYTES = softmax.WORK_BYTES = 1 << 18
+    _logits.CHUNK_BYTES = softmax.WORK_BYTES = 1 << 18
     small = small_gpt.VOCABULARY, training.LENGTH
     small_gpt.VOCABULARY, training.LENGTH = 1 << 14, 96
     unit = 2 * training.ROWS * training.LENGTH * (small_gpt.VOCABULARY // 2)
@@ -356,7 +356,7 @@ def models() -> dict[str, Any]:
     class Own(Float16Module):
         def forward(self, *inputs: Any, **keywords: Any) -> Any: ...
 
-    logits.CHUNK_BYTES = CHUNK_BYTES
+    _logits.CHUNK_BYTES = CHUNK_BYTES
     half, single = training.make_model(True), training.make_model(False)
     shapes = {
         "DDP": half,
@@ -370,11 +370,11 @@ def models() -> dict[str, Any]:
     report: dict[str, Any] = {}
     for name, model in shapes.items():
         observed()
-        call = logits.in_its_dtype(model, 1.0)
+        call = _logits.in_its_dtype(model, 1.0)
         report[name] = [getattr(call, "keywords", None), call is model, observed()]
     ids = training.make_micro_batches()[0]["sequences"]
-    report["dtypes"] = [str(logits.in_its_dtype(half, t)(ids, None, None).dtype) for t in (1.0, 1, 0.5)]
-    report["chunks"] = chunk_sizes(logits.tokens_per_chunk)
+    report["dtypes"] = [str(_logits.in_its_dtype(half, t)(ids, None, None).dtype) for t in (1.0, 1, 0.5)]
+    report["chunks"] = chunk_sizes(_logits.tokens_per_chunk)
     return report
 
 

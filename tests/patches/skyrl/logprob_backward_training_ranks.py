@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 megatron_on_cpu.install()
 
 import rlhf_patches
-from rlhf_patches.patches.vocab_parallel import counters
+from rlhf_patches.patches._vocab_parallel import counters
 from tests.harness import skyrl_on_cpu
 from tests.harness.small_gpt import VOCABULARY, make_model
 from tests.harness.token_reference import counted_all_reduces

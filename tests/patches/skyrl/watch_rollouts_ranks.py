@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from rlhf_patches.patches.skyrl import watched_rollouts
+from rlhf_patches.patches.skyrl import _watched_rollouts
 from tests.harness import watched
 from tests.harness.two_policies import Trained, of
 from tests.patches.skyrl.watch_rollouts_cases import CASES
@@ -101,7 +101,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    watched.report(NAME, watched_rollouts.FIGURES, run, CASES)
+    watched.report(NAME, _watched_rollouts.FIGURES, run, CASES)
 
 
 if __name__ == "__main__":

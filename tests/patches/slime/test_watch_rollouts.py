@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.slime import watched_rollouts
+from rlhf_patches.patches.slime import _watched_rollouts
 from tests.harness import slime_clone
 from tests.harness.forkserver import TORCH, Level
 from tests.harness.slime_clone import with_clone
-from tests.patches.slime.test_partial_budget import FILES, LIMIT
+from tests.patches.slime.test_partial_rollout_budget import FILES, LIMIT
 
 RULE_COVERAGE = {
     "minimal scope": "test_nothing_is_said_of_a_right_run",
@@ -70,12 +70,12 @@ def test_what_is_trained_is_the_same(report):
 
 @pytest.mark.parametrize("metrics", [None, {}, {"train/train_rollout_logprob_abs_diff": object()}])
 def test_metrics_and_samples_that_are_something_else(metrics):
-    for figure in watched_rollouts.FIGURES:
+    for figure in _watched_rollouts.FIGURES:
         figure.start_anew()
     for settings in (None, SimpleNamespace(rollout_max_response_len=4)):
-        assert watched_rollouts.around_log(lambda *_: 1, None, (settings, metrics, "train/step"), {}) == 1
-        assert watched_rollouts.around_rollout(lambda *_: 1, None, (0, settings, metrics, {}, 1.0), {}) == 1
-    assert watched_rollouts.observed() == {}
+        assert _watched_rollouts.around_log(lambda *_: 1, None, (settings, metrics, "train/step"), {}) == 1
+        assert _watched_rollouts.around_rollout(lambda *_: 1, None, (0, settings, metrics, {}, 1.0), {}) == 1
+    assert _watched_rollouts.observed() == {}
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_metrics_and_samples_that_are_something_else(metrics):
 def test_the_settings(changed, looked_at):
     settings = {"colocate": True, "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout"}
     settings |= {"rollout_temperature": 1.0, "rollout_top_p": 1.0, "rollout_top_k": -1, **changed}
-    assert watched_rollouts._is_the_policys(SimpleNamespace(**settings)) is looked_at
+    assert _watched_rollouts._is_the_policys(SimpleNamespace(**settings)) is looked_at

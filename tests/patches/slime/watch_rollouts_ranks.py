@@ -1,6 +1,6 @@
 """slime's own logging of one tag, of rollouts that its own `generate` made, while they are watched: ``--out FOLDER``.
 
-The engine is that of partial_budget_ranks.py.
+The engine is that of partial_rollout_budget_ranks.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from rlhf_patches.patches.slime import watched_rollouts
+from rlhf_patches.patches.slime import _watched_rollouts
 from rlhf_patches.proving import states
 from tests.harness import watched
-from tests.patches.slime import partial_budget_ranks as partial
+from tests.patches.slime import partial_rollout_budget_ranks as partial
 
 for _name in ("wandb", "torch.utils.tensorboard"):
     sys.modules.setdefault(_name, types.ModuleType(_name))
@@ -29,7 +29,7 @@ DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 
 
 def arguments(**settings: Any) -> Any:
-    """For logging, what partial_budget_ranks.py does not have."""
+    """For logging, what partial_rollout_budget_ranks.py does not have."""
     more: dict[str, Any] = dict(
         use_wandb=False, use_tensorboard=False, colocate=True, keep_old_actor=False, use_rollout_logprobs=False
     )
@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
 
 def observe(case: str) -> dict[str, Any]:
     function, patches, settings = CASES[case]
-    return watched.observe(NAME, watched_rollouts.FIGURES, lambda: {"value": function(**settings)}, patches)
+    return watched.observe(NAME, _watched_rollouts.FIGURES, lambda: {"value": function(**settings)}, patches)
 
 
 def main() -> None:

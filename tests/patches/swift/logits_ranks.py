@@ -112,7 +112,7 @@ def run(
     def ours(leaf: torch.Tensor) -> Any:
         return module.compute_logps_and_entropy_from_logits(logits_of(leaf), labels, compute_entropy=bool(entropy))
 
-    observed = importlib.import_module("rlhf_patches.patches.vocab_parallel.counters")
+    observed = importlib.import_module("rlhf_patches.patches._vocab_parallel.counters")
     observed.reset()
     report: dict[str, Any] = {}
     leaf = made(values[..., here].contiguous(), lambda gradient: found.append(gradient.clone()))

@@ -207,16 +207,16 @@ def test_disabled_it_is_not_applied(run_ranks, disabled, status):
 def test_a_turn_is_waited_for_with_a_bound(monkeypatch):
     """Another thread is stuck while it enters: this one's pass begins and ends, and leaves nothing behind."""
     torch = pytest.importorskip("torch")
-    from rlhf_patches.patches.swift import reference_pass
+    from rlhf_patches.patches.swift import _reference_pass
 
-    monkeypatch.setattr(reference_pass, "PATIENCE", 0.01)
+    monkeypatch.setattr(_reference_pass, "PATIENCE", 0.01)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
 
     def released():
         yield
 
-    released_context = contextlib.contextmanager(reference_pass.of_transformers)
-    with stuck_in(reference_pass._turn()), untouched(model):
+    released_context = contextlib.contextmanager(_reference_pass.of_transformers)
+    with stuck_in(_reference_pass._turn()), untouched(model):
         with released_context(released, SimpleNamespace(model=model), (), {}):
             assert not model[1].training
         assert model[1].training

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.swift import watched_rollouts
+from rlhf_patches.patches.swift import _watched_rollouts
 from rlhf_patches.patches.swift.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness.forkserver import swift
@@ -156,11 +156,11 @@ def trainer_of(**changed):
 
 def logged(trainer, logs):
     """What both trainers' functions note of a dictionary."""
-    for figure in watched_rollouts.FIGURES:
+    for figure in _watched_rollouts.FIGURES:
         figure.start_anew()
-    assert watched_rollouts.around_log(lambda *_: "done", trainer, (logs, None), {}) == "done"
-    assert watched_rollouts.around_on_log(lambda *_: "done", trainer, (logs, ""), {}) == "done"
-    return watched_rollouts.observed()
+    assert _watched_rollouts.around_log(lambda *_: "done", trainer, (logs, None), {}) == "done"
+    assert _watched_rollouts.around_on_log(lambda *_: "done", trainer, (logs, ""), {}) == "done"
+    return _watched_rollouts.observed()
 
 
 KL = "rollout_correction/kl"
@@ -169,7 +169,7 @@ KL = "rollout_correction/kl"
 @pytest.fixture(autouse=True)
 def _one_rank(monkeypatch):
     """Without torch, which need not be loaded here."""
-    monkeypatch.setattr(watched_rollouts, "_is_last_rank", lambda: True)
+    monkeypatch.setattr(_watched_rollouts, "_is_last_rank", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,10 @@ def test_what_is_something_else(logs, caplog):
     ],
 )
 def test_outputs_that_are_something_else(outputs, caplog):
-    for figure in watched_rollouts.FIGURES:
+    for figure in _watched_rollouts.FIGURES:
         figure.start_anew()
-    found = watched_rollouts.around_outputs(lambda *_: "done", trainer_of(), ([], outputs), {})
-    assert (found, watched_rollouts.observed()) == ("done", {})
+    found = _watched_rollouts.around_outputs(lambda *_: "done", trainer_of(), ([], outputs), {})
+    assert (found, _watched_rollouts.observed()) == ("done", {})
     assert not [line for line in caplog.messages if "waits" in line]
 
 
@@ -214,10 +214,10 @@ def test_outputs_that_are_something_else(outputs, caplog):
 )
 def test_other_sampling_and_other_ranks(changed, monkeypatch):
     """Rollouts may differ rightly with others; and each number is noted by one rank."""
-    monkeypatch.setattr(watched_rollouts, "_is_last_rank", lambda: False)
+    monkeypatch.setattr(_watched_rollouts, "_is_last_rank", lambda: False)
     assert logged(trainer_of(), {KL: -0.05})[LOG_PROBABILITIES] == {"worst": 0.05, "at": "step 1", "values": 1}
     assert logged(trainer_of(**changed), {KL: -0.05}) == {}
-    monkeypatch.setattr(watched_rollouts, "_is_last_rank", lambda: True)
+    monkeypatch.setattr(_watched_rollouts, "_is_last_rank", lambda: True)
     rank_1 = trainer_of(accelerator=SimpleNamespace(is_main_process=False))
     assert logged(rank_1, {KL: -0.05})[LOG_PROBABILITIES]["values"] == 1, "Megatron's last rank"
 

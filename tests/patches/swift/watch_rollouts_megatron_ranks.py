@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rlhf_patches.patches.swift import watched_rollouts
+from rlhf_patches.patches.swift import _watched_rollouts
 from rlhf_patches.proving import states
 from tests.harness import two_policies, watched
 from tests.patches.swift.logits_ranks import start
@@ -81,10 +81,10 @@ def main() -> None:
     out = states.parser().parse_args().out
     start(context=1)
     found: dict[str, Any] = {
-        case: watched.observe(NAME, watched_rollouts.FIGURES, functools.partial(trained, *of))
+        case: watched.observe(NAME, _watched_rollouts.FIGURES, functools.partial(trained, *of))
         for case, of in CASES.items()
     }
-    found["not watched"] = watched.observe(NAME, watched_rollouts.FIGURES, lambda: trained(*CASES["right"]), ())
+    found["not watched"] = watched.observe(NAME, _watched_rollouts.FIGURES, lambda: trained(*CASES["right"]), ())
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
 
 

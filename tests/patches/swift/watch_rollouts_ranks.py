@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from rlhf_patches.patches.swift import watched_rollouts
+from rlhf_patches.patches.swift import _watched_rollouts
 from rlhf_patches.patches.swift.proofs import lora_counted_twice_ranks as updates
 from rlhf_patches.patches.swift.proofs import rollout_worker_seed_ranks as workers
 from rlhf_patches.proving import states
@@ -237,7 +237,7 @@ def is_old() -> bool:
 
 def observe(run: Callable[[], dict[str, Any]], patches: tuple[str, ...]) -> dict[str, Any]:
     torch.manual_seed(0)
-    return watched.observe(NAME, watched_rollouts.FIGURES, run, patches)
+    return watched.observe(NAME, _watched_rollouts.FIGURES, run, patches)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils._filelock import FileLock
 
-from rlhf_patches.patches.torch import build_lock
+from rlhf_patches.patches.torch import _build_lock
 from rlhf_patches.patches.torch.proofs import stale_build_lock_ranks
 from rlhf_patches.patches.torch.proofs.stale_build_lock_ranks import Station
 
@@ -67,11 +67,11 @@ def elsewhere(station: Station) -> dict[str, Any]:
     station.killed(patched=True)
     owner = {**json.loads(station.lock.read_text()), "boot": "another", "host": "another-host"}
     station.lock.write_text(json.dumps(owner))
-    own, build_lock.OWN = build_lock.OWN, set()
+    own, _build_lock.OWN = _build_lock.OWN, set()
     shared = station.start()
     waits = not shared.ended(stale_build_lock_ranks.SHORT)
     station.lock.unlink()
-    build_lock.OWN = own
+    _build_lock.OWN = own
     shared_result = shared.result()
     station.lock.write_text(json.dumps(owner))
     return {"waits": waits, "shared": shared_result, "own": station.start().result()}
@@ -131,7 +131,7 @@ def opened(station: Station) -> dict[str, Any]:
             except BlockingIOError:
                 pass
         os._exit(0)
-    seen = [build_lock._look(str(station.lock), ()).alive for _ in range(300)]
+    seen = [_build_lock._look(str(station.lock), ()).alive for _ in range(300)]
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return {"alive": sum(map(bool, seen)), "of": len(seen)}

@@ -19,7 +19,7 @@ import time
 
 import pytest
 
-from rlhf_patches.patches.torch import build_lock
+from rlhf_patches.patches.torch import _build_lock
 from tests.harness.forkserver import TORCH
 from tests.harness.logs import diagnosed
 
@@ -163,8 +163,8 @@ def baton(tmp_path):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(build_lock, "TELL_SECONDS", 0.1)
-    monkeypatch.setattr(build_lock, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(_build_lock, "TELL_SECONDS", 0.1)
+    monkeypatch.setattr(_build_lock, "LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def waits(baton, caplog):
         remover.start()
         caplog.clear()
         baton.fd = None
-        assert build_lock.acquired(baton) is False
+        assert _build_lock.acquired(baton) is False
         remover.join(timeout=10)
         assert baton.fd is None
         assert before.st_size == 0, "it is not signed"
@@ -196,17 +196,17 @@ def stale(baton, text=""):
 
 
 def owner(**more):
-    boot, namespace = build_lock._boot(), os.stat("/proc/self/ns/pid").st_ino
+    boot, namespace = _build_lock._boot(), os.stat("/proc/self/ns/pid").st_ino
     return json.dumps({"boot": boot, "namespace": namespace, "host": "a-host", "pid": 7, **more})
 
 
 def test_who_makes_the_file_signs_it_and_builds(baton, caplog):
-    assert build_lock.acquired(baton) is True
+    assert _build_lock.acquired(baton) is True
     with open(baton.lock_file_path, encoding="utf-8") as file:
         said = json.load(file)
     assert said == {**json.loads(owner()), "host": socket.gethostname(), "pid": os.getpid()}
     assert not os.get_inheritable(baton.fd)
-    assert build_lock._look(baton.lock_file_path, ()).alive.endswith(" builds"), "it holds its flock"
+    assert _build_lock._look(baton.lock_file_path, ()).alive.endswith(" builds"), "it holds its flock"
     baton.release()
     assert not os.path.exists(baton.lock_file_path)
     assert caplog.records == []
@@ -215,7 +215,7 @@ def test_who_makes_the_file_signs_it_and_builds(baton, caplog):
 def test_a_lock_that_is_nobodys_is_taken_over_in_place(baton):
     stale(baton)
     before = os.stat(baton.lock_file_path)
-    assert build_lock.acquired(baton) is True
+    assert _build_lock.acquired(baton) is True
     assert os.path.samestat(before, os.stat(baton.lock_file_path))
     with open(baton.lock_file_path, encoding="utf-8") as file:
         assert json.load(file)["pid"] == os.getpid()
@@ -227,14 +227,14 @@ def test_a_lock_that_is_nobodys_is_taken_over_in_place(baton):
 def test_what_does_not_say_whose_it_is(baton, text):
     with open(baton.lock_file_path, "x", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
-    assert build_lock.acquired(baton) is True
+    assert _build_lock.acquired(baton) is True
     baton.release()
 
 
 def test_a_builder_that_is_just_done_is_not_gone(baton, monkeypatch):
     """Upstream closes the file, then removes it: it was there in one look, and is not in the next."""
     stale(baton)
-    look = build_lock._look
+    look = _build_lock._look
 
     def once(path, gone):
         seen = look(path, gone)
@@ -242,8 +242,8 @@ def test_a_builder_that_is_just_done_is_not_gone(baton, monkeypatch):
         os.remove(path)
         return seen
 
-    monkeypatch.setattr(build_lock, "_look", once)
-    assert build_lock.acquired(baton) is False
+    monkeypatch.setattr(_build_lock, "_look", once)
+    assert _build_lock.acquired(baton) is False
 
 
 def test_another_file_in_its_place_is_looked_at_anew(baton, monkeypatch):
@@ -259,9 +259,9 @@ def test_another_file_in_its_place_is_looked_at_anew(baton, monkeypatch):
         files.append((seen.file, seen.fd))
         return seen
 
-    look = build_lock._look
-    monkeypatch.setattr(build_lock, "_look", replaced)
-    assert build_lock.acquired(baton) is True
+    look = _build_lock._look
+    monkeypatch.setattr(_build_lock, "_look", replaced)
+    assert _build_lock.acquired(baton) is True
     baton.release()
     assert len(files) == 5
     assert [fd for _, fd in files[:4]] == [None] * 4
@@ -284,14 +284,14 @@ def test_what_cannot_be_told_is_waited_for(baton, waits, monkeypatch, call, numb
 
 def test_without_a_flock_the_file_is_as_released(baton, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuses(errno.ENOLCK))
-    assert build_lock.acquired(baton) is True
+    assert _build_lock.acquired(baton) is True
     assert os.stat(baton.lock_file_path).st_size == 0
     baton.release()
 
 
 @pytest.mark.parametrize("name", ["_boot", "_mount", "_working_in"])
 def test_without_proc(baton, waits, monkeypatch, name):
-    monkeypatch.setattr(build_lock, name, refuses(errno.ENOENT))
+    monkeypatch.setattr(_build_lock, name, refuses(errno.ENOENT))
     stale(baton)
     if name == "_boot":  # of an empty file nobody asks for it, until it is to be signed
         assert any("cannot be told" in line for line in waits())
@@ -300,27 +300,27 @@ def test_without_proc(baton, waits, monkeypatch, name):
 
 
 def test_file_systems_that_machines_share(baton, waits, monkeypatch):
-    monkeypatch.setattr(build_lock, "_mount", lambda fd: ("nfs4", False))
+    monkeypatch.setattr(_build_lock, "_mount", lambda fd: ("nfs4", False))
     stale(baton)
     assert all("may build on another machine, as far as nfs4 tells" in line for line in waits())
     stale(baton, owner())
-    assert build_lock.acquired(baton) is True, "of this machine, in this boot"
+    assert _build_lock.acquired(baton) is True, "of this machine, in this boot"
     baton.release()
 
 
 def test_containers(baton, waits, monkeypatch):
-    monkeypatch.setattr(build_lock, "FIRST_NAMESPACE", 0)
+    monkeypatch.setattr(_build_lock, "FIRST_NAMESPACE", 0)
     stale(baton)
     assert all("its compilers may still be at work in another container" in line for line in waits())
     for text in (owner(), owner(namespace=1, boot="another")):
         stale(baton, text)
-        assert build_lock.acquired(baton) is True
+        assert _build_lock.acquired(baton) is True
         baton.release()
-    monkeypatch.setattr(build_lock, "_mount", lambda fd: ("overlay", True))
+    monkeypatch.setattr(_build_lock, "_mount", lambda fd: ("overlay", True))
     stale(baton)
-    assert build_lock.acquired(baton) is True, "this container's own"
+    assert _build_lock.acquired(baton) is True, "this container's own"
     baton.release()
-    monkeypatch.setattr(build_lock, "_mount", lambda fd: ("overlay", False))
+    monkeypatch.setattr(_build_lock, "_mount", lambda fd: ("overlay", False))
     stale(baton)
     assert waits()
 
@@ -340,16 +340,16 @@ def test_a_link(baton, waits, tmp_path):
 def test_a_folder_that_cannot_be_written_to_raises_as_released(baton, tmp_path):
     baton.lock_file_path = str(tmp_path / "none" / "lock")
     with pytest.raises(FileNotFoundError):
-        build_lock.acquired(baton)
+        _build_lock.acquired(baton)
 
 
 def test_on_other_systems_all_is_as_released(baton, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert build_lock.acquired(baton) is True
+    assert _build_lock.acquired(baton) is True
     assert os.stat(baton.lock_file_path).st_size == 0
     baton.release()
     stale(baton)
-    assert build_lock.acquired(baton) is False, "at once: upstream's wait() is next"
+    assert _build_lock.acquired(baton) is False, "at once: upstream's wait() is next"
 
 
 def test_diagnose():

@@ -1,6 +1,6 @@
 """Evaluations of small models by ``Trainer``, on each of one or two ranks: ``--out FOLDER [CASE ...]``.
 
-As the proof of transformers-eval-loss-ranks: more models, losses and Trainers, those included that count by themselves.
+As the proof of transformers-eval-loss: more models, losses and Trainers, those included that count by themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, Trainer
 
 import rlhf_patches
-from rlhf_patches.patches.transformers import batch_counts
+from rlhf_patches.patches.transformers import _batch_counts
 from rlhf_patches.patches.transformers.proofs import eval_loss_ranks
 from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import (
     NAME,
@@ -235,7 +235,7 @@ def of_parts() -> dict[str, Any]:
         mock.patch.object(type(evaluating.accelerator), "parallelism_config", plan),
     ):
         loss, _, _ = evaluating.prediction_step(evaluating.model, Collator()(data[:2]), True)
-    return {"loss": float(loss), "left": len(batch_counts._own)}
+    return {"loss": float(loss), "left": len(_batch_counts._own)}
 
 
 def composed() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 from transformers import TrainerCallback, TrainingArguments
 
 import rlhf_patches
-from rlhf_patches.patches.transformers import router_loss
+from rlhf_patches.patches.transformers import _router_loss
 from rlhf_patches.patches.transformers.proofs import moe_aux_loss_ranks as small
 from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
@@ -96,7 +96,7 @@ def differences(trainer: Any) -> str:
     outputs, loss = {"aux_loss": torch.ones(())}, torch.zeros(())
     try:
         with untouched(trainer):
-            router_loss.multiplied(trainer, trainer.model_wrapped, outputs, loss, 2, None, torch.tensor(3))
+            _router_loss.multiplied(trainer, trainer.model_wrapped, outputs, loss, 2, None, torch.tensor(3))
     except AssertionError as found:
         return str(found)
     return ""

@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, TrainerCallback
 
-from rlhf_patches.patches.transformers import saved_weights
+from rlhf_patches.patches.transformers import _saved_weights
 from rlhf_patches.patches.transformers.proofs import resume_weights_ranks
 from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import SIZES, made, qwen3_moe
 from rlhf_patches.patches.transformers.proofs.resume_weights_ranks import (
@@ -97,7 +97,7 @@ def loads(make: Make, spoil: Callable[[dict[str, Any]], None] = lambda _: None, 
             save_file(weights, file, {"format": "pt"})
         second = build()
         loading = mock.patch.object(second.model, "load_state_dict", wraps=second.model.load_state_dict)
-        first_question = mock.patch.object(saved_weights, "isinstance", wraps=isinstance, create=True)  # after it
+        first_question = mock.patch.object(_saved_weights, "isinstance", wraps=isinstance, create=True)  # after it
         warnings: list[Any] = []
         with loading as called, first_question as asked:
             with mock.patch.object(second, "_issue_warnings_after_load", side_effect=warnings.append):

@@ -15,7 +15,7 @@ from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from rlhf_patches.patches.transformers import known_loss, wrapped_names
+from rlhf_patches.patches.transformers import _known_loss, _wrapped_names
 from rlhf_patches.patches.transformers.proofs import smoothed_labels_ranks
 from rlhf_patches.patches.transformers.proofs.eval_loss_ranks import Collator
 from rlhf_patches.patches.transformers.proofs.moe_aux_loss_ranks import SIZES, dense, made
@@ -66,7 +66,7 @@ def loss_within(make: Make, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     model = made(make)
     with trainer_of(model, "tokens") as trainer:
         wrapped = wrap(model)
-        with mock.patch.object(known_loss, "unwrapped", wraps=known_loss.unwrapped) as asked:
+        with mock.patch.object(_known_loss, "unwrapped", wraps=_known_loss.unwrapped) as asked:
             loss = trainer.compute_loss(wrapped, dict(Collator()(data("tokens"))))
         loss.backward()
         found = outcome(make, loss.item(), gradients(model), asked.call_count, causal=True)
@@ -74,7 +74,7 @@ def loss_within(make: Make, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     fresh = wrap(made(make))
     try:
         with untouched(fresh):
-            found["name"] = wrapped_names.name_within(fresh)
+            found["name"] = _wrapped_names.name_within(fresh)
     except AssertionError as error:
         touched = str(error)
     return {**found, "touched": touched}

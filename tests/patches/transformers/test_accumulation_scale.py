@@ -17,7 +17,7 @@ from rlhf_patches.testing import untouched
 
 transformers = pytest.importorskip("transformers")
 
-from rlhf_patches.patches.transformers import loss_graph  # noqa: E402
+from rlhf_patches.patches.transformers import _loss_graph  # noqa: E402
 
 PATCH = "transformers-accumulation-scale"
 RULE_COVERAGE = {
@@ -277,7 +277,7 @@ def test_where_the_step_divides_nothing_is_read(apply_patch, rows, tmp_path, mon
     kind = type("Declared", (transformers.Trainer,), {"loss_is_scaled_for_ga": options.get("declared")})
     released = trained(make, labels, rows, tmp_path, steps=steps, kind=kind)
     apply_patch(PATCH)
-    monkeypatch.setattr(loss_graph, "read", lambda *_args, **_kwargs: pytest.fail("the graph was read"))
+    monkeypatch.setattr(_loss_graph, "read", lambda *_args, **_kwargs: pytest.fail("the graph was read"))
     assert_equal(trained(make, labels, rows, tmp_path, steps=steps, kind=kind), released)
 
 
@@ -343,7 +343,7 @@ def leaf(*shape):
 
 
 ITEMS = torch.tensor(7)
-GIVEN = loss_graph.Items(ITEMS)
+GIVEN = _loss_graph.Items(ITEMS)
 OTHER = torch.tensor(7)
 HIDDEN = {"means": {1.0}, "plain": False}
 
@@ -362,14 +362,14 @@ def entropy(reduction):
         (lambda: 0.5 * entropy("mean"), {"means": {0.5}}),
         (lambda: entropy("none").mean() - entropy("mean"), {"means": {1.0, -1.0}, "plain": False}),
         (lambda: entropy("sum") / ITEMS + entropy("mean"), {"window": True, "means": {1.0}}),
-        (lambda: entropy("sum") / OTHER, {**HIDDEN, "hidden": {loss_graph.BY_A_TENSOR}}),
-        (lambda: entropy("sum") / ITEMS.float(), {**HIDDEN, "hidden": {loss_graph.BY_A_TENSOR}}),
+        (lambda: entropy("sum") / OTHER, {**HIDDEN, "hidden": {_loss_graph.BY_A_TENSOR}}),
+        (lambda: entropy("sum") / ITEMS.float(), {**HIDDEN, "hidden": {_loss_graph.BY_A_TENSOR}}),
         (lambda: entropy("sum") / 7, {"unclear": {"NllLoss"}}),
         (
             lambda: entropy("sum") / torch.tensor(7.0, dtype=torch.bfloat16),
-            {**HIDDEN, "hidden": {loss_graph.BY_A_TENSOR}},
+            {**HIDDEN, "hidden": {_loss_graph.BY_A_TENSOR}},
         ),
-        (lambda: entropy("mean") * ITEMS, {**HIDDEN, "hidden": {loss_graph.BY_A_TENSOR}}),
+        (lambda: entropy("mean") * ITEMS, {**HIDDEN, "hidden": {_loss_graph.BY_A_TENSOR}}),
         (lambda: leaf(2, 3).exp().sum(1).mean(), {"means": {1.0}, "plain": False}),
         (lambda: leaf(2, 3).exp().mean(1).sum(), {"sums": True}),
         (lambda: torch.stack([entropy("mean"), entropy("mean")]).sum(), {"means": {1.0}, "plain": False}),
@@ -380,17 +380,17 @@ def entropy(reduction):
 )
 def test_terms_are_read(made, expected):
     """A tensor of the same value is not the number of items, and neither is anything that was computed from it."""
-    found = vars(loss_graph.read(made(), GIVEN))
-    assert found == vars(loss_graph.Reading(**expected))
+    found = vars(_loss_graph.read(made(), GIVEN))
+    assert found == vars(_loss_graph.Reading(**expected))
 
 
 def test_a_part_is_found_with_its_weight():
     part = leaf().exp().sum()
     loss = 3 * (entropy("sum") / ITEMS - part * 0.5)
-    reading = loss_graph.read(loss, GIVEN, parts=[loss_graph.origin(part)])
+    reading = _loss_graph.read(loss, GIVEN, parts=[_loss_graph.origin(part)])
     assert reading.window
     assert reading.parts == {0: -1.5}
 
 
 def test_a_loss_of_many_terms_is_not_read_to_its_end():
-    assert loss_graph.read(sum(entropy("mean") for _ in range(300)), GIVEN).unclear
+    assert _loss_graph.read(sum(entropy("mean") for _ in range(300)), GIVEN).unclear

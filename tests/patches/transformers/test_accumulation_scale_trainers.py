@@ -29,7 +29,7 @@ from accelerate import hooks  # noqa: E402
 from transformers.loss import loss_utils  # noqa: E402
 from transformers.models.bert import modeling_bert  # noqa: E402
 
-from rlhf_patches.patches.transformers import accumulation, accumulation_scale  # noqa: E402
+from rlhf_patches.patches.transformers import _accumulation, accumulation_scale  # noqa: E402
 from tests.patches.transformers.test_accumulation_scale import (  # noqa: E402
     CASES,
     SMALL,
@@ -467,7 +467,7 @@ class Heard(logging.Handler):
 @contextlib.contextmanager
 def patched():
     heard = Heard()
-    accumulation._said.clear()
+    _accumulation._said.clear()
     logging.getLogger("rlhf_patches").addHandler(heard)
     try:
         with in_process.applied(accumulation_scale.PATCH):

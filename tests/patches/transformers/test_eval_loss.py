@@ -1,4 +1,4 @@
-"""transformers-eval-loss-ranks: evaluations of small models by the real Trainer, on two gloo ranks and on one.
+"""transformers-eval-loss: evaluations of small models by the real Trainer, on two gloo ranks and on one.
 
 The yardstick: in float64, from the logits, the mean over samples of their batch's mean.
 """
@@ -174,7 +174,7 @@ def test_on_one_rank_nothing_changes(run_ranks):
 
 def test_a_trainer_that_is_left_as_released_is_not_said_to_be_repaired(tmp_path):
     transformers = pytest.importorskip("transformers")
-    counts = pytest.importorskip("rlhf_patches.patches.transformers.batch_counts")
+    counts = pytest.importorskip("rlhf_patches.patches.transformers._batch_counts")
 
     class Computing(transformers.Trainer):
         def compute_loss(self, *arguments, **options):

@@ -69,7 +69,7 @@ def test_all_others_stay(report):
 def test_of_a_forward_of_somebody_else_nothing_is_told():
     """It may call GPT-2's, whose first token is counted and stays so: such a run is affected."""
     transformers = pytest.importorskip("transformers")
-    default_loss = pytest.importorskip("rlhf_patches.patches.transformers.default_loss")
+    default_loss = pytest.importorskip("rlhf_patches.patches.transformers._default_loss")
 
     class Own(transformers.GPT2LMHeadModel):
         def forward(self, *arguments, **options):

@@ -157,7 +157,7 @@ def test_a_run_meets_the_bug_where_the_loss_is_repaired_and_not_elsewhere(report
 def test_a_forward_of_ones_own_is_not_said_to_be_repaired():
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    router_loss = pytest.importorskip("rlhf_patches.patches.transformers.router_loss")
+    router_loss = pytest.importorskip("rlhf_patches.patches.transformers._router_loss")
 
     class Own(transformers.MixtralForCausalLM):
         def forward(self, *arguments, **options):

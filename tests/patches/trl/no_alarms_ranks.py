@@ -20,7 +20,7 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 import rlhf_patches
 from rlhf_patches.engine import log
-from rlhf_patches.patches.transformers import accumulation
+from rlhf_patches.patches.transformers import _accumulation
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks import of_some_words
 from rlhf_patches.proving import states
@@ -109,7 +109,7 @@ def main() -> None:
     rlhf_patches.apply()
     found: dict[str, Any] = {"version": trl.__version__}
     for case in options.cases:
-        accumulation._said.clear()
+        _accumulation._said.clear()
         log._said.clear()
         before = rlhf_patches.report()[NAME].reached
         with states.heard() as said:

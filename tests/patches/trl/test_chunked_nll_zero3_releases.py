@@ -50,7 +50,7 @@ def test_other_versions_and_lookalikes(tmp_path, version, edit, status):
 
 def test_every_fingerprint_that_is_recognised_has_its_shape():
     """An implementation that met one without would fail in the middle of training."""
-    from rlhf_patches.patches.trl import chunked_divergence_zero3, chunked_head, chunked_nll_zero3
+    from rlhf_patches.patches.trl import _chunked_head, chunked_divergence_zero3, chunked_nll_zero3
 
     fingerprints = [
         fingerprint
@@ -59,4 +59,4 @@ def test_every_fingerprint_that_is_recognised_has_its_shape():
         for change in variant.changes
         for fingerprint in change.fingerprints
     ]
-    assert sorted(chunked_head._SHAPES) == sorted(fingerprints)
+    assert sorted(_chunked_head._SHAPES) == sorted(fingerprints)

@@ -10,8 +10,8 @@ from types import FunctionType, SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches import released
-from rlhf_patches.patches.trl import window
+from rlhf_patches.patches import _released
+from rlhf_patches.patches.trl import _window
 from tests.harness.by_case import exhaustive_but
 from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
@@ -130,11 +130,11 @@ def test_one_line_on_rank_0_says_what_is_left(monkeypatch, caplog):
     """Once in a process, of the same class; nothing keeps the class."""
     for rank in ("1", "0", "0"):
         if rank != os.environ.get("RANK"):
-            released.stays.cache_clear()  # another process
+            _released.stays.cache_clear()  # another process
         monkeypatch.setenv("RANK", rank)
         one = trainer()
         own = lambda: 24.0  # noqa: E731  (not of_trl)
-        assert window.summed(one, own, 9) is own
+        assert _window.summed(one, own, 9) is own
     (said,) = caplog.messages
     assert said.startswith("trl-distillation-scale: ")
     assert said.endswith("<lambda> is not the release's own: the gradient stays as released")
@@ -188,12 +188,12 @@ loss = of_trl(lambda: 24.0)
 @pytest.mark.parametrize(
     ("function", "items", "settings"),
     [
-        *((function, None, {}) for function in (window.summed, window.averaged)),  # of images, nothing is counted
-        *((function, 9, {"training": False}) for function in (window.summed, window.averaged)),
-        (window.summed, 9, {"average": False}),
-        (window.summed, 9, {"get_tp_size": lambda: 4}),
-        (window.averaged, 9, {"loss_is_scaled_for_ga": False}),  # so that Trainer divides
-        (window.averaged, 9, {"accelerator_steps": 8}),  # as in transformers 5.2.0 to 5.5.3
+        *((function, None, {}) for function in (_window.summed, _window.averaged)),  # of images, nothing is counted
+        *((function, 9, {"training": False}) for function in (_window.summed, _window.averaged)),
+        (_window.summed, 9, {"average": False}),
+        (_window.summed, 9, {"get_tp_size": lambda: 4}),
+        (_window.averaged, 9, {"loss_is_scaled_for_ga": False}),  # so that Trainer divides
+        (_window.averaged, 9, {"accelerator_steps": 8}),  # as in transformers 5.2.0 to 5.5.3
     ],
 )
 def test_where_nothing_is_to_do_it_is_trl_s_function(function, items, settings):
@@ -203,26 +203,26 @@ def test_where_nothing_is_to_do_it_is_trl_s_function(function, items, settings):
 @pytest.mark.parametrize("name", ["get_train_dataloader", "_get_train_sampler"])
 def test_how_often_a_loader_of_one_s_own_gives_a_batch_is_not_known(name, monkeypatch, caplog):
     """GOLD's gives each batch of a step once for every micro-batch; one that does not has a right number of tokens."""
-    released.stays.cache_clear()
+    _released.stays.cache_clear()
     monkeypatch.setenv("RANK", "0")
     own = trainer()
     setattr(own, name, lambda: None)
-    assert window.summed(own, loss, 9, 8) is loss
+    assert _window.summed(own, loss, 9, 8) is loss
     assert [record.message for record in caplog.records] == [
         f"trl-distillation-scale: SimpleNamespace.{name} is not the release's own: the gradient stays as released"
     ]
-    assert window.summed(own, loss, 9)() == 24 * 4, "GKD's is right with any loader"
+    assert _window.summed(own, loss, 9)() == 24 * 4, "GKD's is right with any loader"
 
 
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [
-        (lambda: window.summed(trainer(), loss, 9), 24 * 4),
-        (lambda: window.summed(trainer(), loss, 9, 8), 24 * 4 * 8),
-        (lambda: window.summed(trainer(average=False), loss, 9, 8), 24 * 8),
-        (lambda: window.summed(trainer(get_tp_size=lambda: 2), loss, 9), 24 * 2),
-        (lambda: window.averaged(trainer(), loss, 9), 24 / 3),
-        (lambda: window.averaged(trainer(accelerator_steps=8, engine="DEEPSPEED"), loss, 9), 24 / 3),
+        (lambda: _window.summed(trainer(), loss, 9), 24 * 4),
+        (lambda: _window.summed(trainer(), loss, 9, 8), 24 * 4 * 8),
+        (lambda: _window.summed(trainer(average=False), loss, 9, 8), 24 * 8),
+        (lambda: _window.summed(trainer(get_tp_size=lambda: 2), loss, 9), 24 * 2),
+        (lambda: _window.averaged(trainer(), loss, 9), 24 / 3),
+        (lambda: _window.averaged(trainer(accelerator_steps=8, engine="DEEPSPEED"), loss, 9), 24 / 3),
     ],
 )
 def test_factors(found, wanted):

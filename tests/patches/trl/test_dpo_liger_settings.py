@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from rlhf_patches.patches.trl.conditions import settings_of_liger
+from rlhf_patches.patches.trl._conditions import settings_of_liger
 from rlhf_patches.patches.trl.dpo_liger_settings import PATCH, settings
 from rlhf_patches.testing import PatchContract
 from tests.harness import logs, side_by_side, unpacked

@@ -23,7 +23,7 @@ RULE_COVERAGE = {
     "no new blocking": "because it is a number on one rank: no lock, no collective",
     "was right": "test_what_was_right_is_the_same",
     "first turn is as it was": "test_each_conversation_is_continued_with_its_own_turn",
-    "hands each rank its own": "test_grpo_tool_together.py::test_together_with_the_patch_of_one_rank",
+    "hands each rank its own": "test_grpo_tool_lockstep.py::test_together_with_the_patch_of_one_rank",
 }
 WORKER = "tests.patches.trl.tool_loop_ranks"
 ASKED = ("server", "evaluated", "one turn")

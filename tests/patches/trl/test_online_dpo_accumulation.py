@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.trl import window
+from rlhf_patches.patches.trl import _window
 from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
 
@@ -103,13 +103,13 @@ def trainer(**settings):
 )
 def test_where_nothing_is_to_do_it_is_the_loss_itself(settings):
     loss = object()
-    assert window.divided(trainer(**settings), loss) is loss
+    assert _window.divided(trainer(**settings), loss) is loss
 
 
 def test_outside_train_the_setting_counts():
     """And in older releases of transformers, which have no number for a window."""
-    assert window.divided(trainer(), 24.0) == 24 / 3
-    assert window.divided(trainer(window={}), 24.0) == 24 / 8
+    assert _window.divided(trainer(), 24.0) == 24 / 3
+    assert _window.divided(trainer(window={}), 24.0) == 24 / 8
 
 
 # -- other releases

@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, SkipBatchSampler
 
-from rlhf_patches.patches.trl import epochs_over
+from rlhf_patches.patches.trl import _epochs_over
 from tests.harness.forkserver import TORCH, TRL, Level
 from tests.harness.side_by_side import folder
 
@@ -134,10 +134,10 @@ class Sampler(torch.utils.data.Sampler):
 
     def __init__(self, samples=7):
         self.num_samples = samples
-        self.generator = epochs_over.noted(self, torch.Generator().manual_seed(5))
+        self.generator = _epochs_over.noted(self, torch.Generator().manual_seed(5))
 
     def __iter__(self):
-        yield from torch.randperm(self.num_samples, generator=epochs_over.advanced(self)).tolist()
+        yield from torch.randperm(self.num_samples, generator=_epochs_over.advanced(self)).tolist()
 
     def __len__(self):
         return self.num_samples
@@ -240,7 +240,7 @@ def test_a_loader_that_somebody_else_has_asked_for_begins_with_the_first_epoch()
 def test_a_sampler_that_is_not_for_training_is_not_noted():
     trainer = Trainer()
     made = trainer._get_eval_sampler(), Sampler()
-    assert not any(each in epochs_over._trainers for each in made)
+    assert not any(each in _epochs_over._trainers for each in made)
 
 
 def test_a_subclass_that_says_the_epoch_itself_or_is_like_no_other_is_left_alone():
@@ -252,7 +252,7 @@ def test_a_trainer_that_is_gone_is_not_kept():
     sampler = Trainer().loader.batch_sampler.sampler
     gc.collect()
     assert list(sampler) == ORDERS[0]
-    assert sampler not in epochs_over._trainers
+    assert sampler not in _epochs_over._trainers
 
 
 def test_what_it_reads_is_as_it_was():

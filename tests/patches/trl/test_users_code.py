@@ -25,15 +25,15 @@ BUGS = {
     # Its step calls no `compute_loss`.
     "trl-online-dpo-accumulation": {"trl/online_dpo": ("nothing", "handed on", "one more term", "divided")},
     # With an own `compute_loss` it is left as released.
-    "transformers-eval-loss-ranks": {"*/*, evaluated": AS_RELEASED},
+    "transformers-eval-loss": {"*/*, evaluated": AS_RELEASED},
 }
 """By patch, trainers and customisations where the bug is; in all other cells each number keeps its bits."""
 
 NOT_REACHED = {
-    "trl-grpo-tool-ranks": "test_grpo_tool_together.py",
-    "trl-online-dpo-server-padding": "test_online_dpo_engine.py",
-    "trl-online-dpo-sleep-weights": "test_online_dpo_engine.py",
-    "trl-online-dpo-tensor-parallel": "test_online_dpo_engine.py",
+    "trl-grpo-tool-lockstep": "test_grpo_tool_lockstep.py",
+    "trl-online-dpo-server-padding": "test_online_dpo.py",
+    "trl-online-dpo-sleep-weights": "test_online_dpo.py",
+    "trl-online-dpo-tensor-parallel": "test_online_dpo.py",
     "peft-disable-adapter-restore": "test_disable_adapter_restore.py",
     "peft-lora-merge-drift": "test_lora_merge_drift.py",
 }
@@ -85,7 +85,7 @@ def test_each_patch_of_a_trainer_is_reached(both):
     of_trainers = {each.name for each in LISTED if each.name.startswith(frameworks_here)}
     missing = {name for name in patched["applied"] if name in of_trainers and "watch" not in name} - reached
     if ranks == 1:
-        missing -= {"transformers-eval-loss-ranks"}
+        missing -= {"transformers-eval-loss"}
         assert missing == {*NOT_REACHED} & {*patched["applied"]}
     else:
-        assert "transformers-eval-loss-ranks" in reached
+        assert "transformers-eval-loss" in reached

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.trl import engine_weights
+from rlhf_patches.patches.trl import _engine_weights
 from rlhf_patches.patches.trl.vllm_sleep_weights import PATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
@@ -123,7 +123,7 @@ class Owner:
 
     def sync_weights(self):
         self.done.append("load")
-        engine_weights.loaded(self, None)
+        _engine_weights.loaded(self, None)
 
 
 SHARDED = ({"plugin": SimpleNamespace(zero_stage=3)}, {"fsdp": object()})
@@ -137,10 +137,10 @@ def test_where_ranks_may_not_come_nothing_is_gathered(settings, then):
     """In a loop of tools, and in a rollout. Outside all ranks generate, and so load, equally often."""
     owner = Owner(**settings)
     trainer = SimpleNamespace(vllm_generation=owner)
-    engine_weights.with_weights(owner)
-    engine_weights.on_its_own(trainer, engine_weights.with_weights)(owner)
-    engine_weights.with_weights_elsewhere(trainer)
-    engine_weights.with_weights(owner)
+    _engine_weights.with_weights(owner)
+    _engine_weights.on_its_own(trainer, _engine_weights.with_weights)(owner)
+    _engine_weights.with_weights_elsewhere(trainer)
+    _engine_weights.with_weights(owner)
     assert owner.done == ["load", then, then, "load"]
 
 
@@ -153,8 +153,8 @@ def test_the_whole_of_a_rollout_func_is_on_its_own(report):
 def test_a_loop_that_raises_is_left():
     owner = Owner(fsdp=object())
     with pytest.raises(ZeroDivisionError):
-        engine_weights.on_its_own(SimpleNamespace(vllm_generation=owner), lambda: 1 / 0)()
-    engine_weights.with_weights(owner)
+        _engine_weights.on_its_own(SimpleNamespace(vllm_generation=owner), lambda: 1 / 0)()
+    _engine_weights.with_weights(owner)
     assert owner.done == ["load"]
 
 

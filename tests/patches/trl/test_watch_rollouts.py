@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_patches.patches.trl import watched_rollouts
+from rlhf_patches.patches.trl import _watched_rollouts
 from rlhf_patches.patches.trl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness.forkserver import TORCH, Level
@@ -105,9 +105,9 @@ def test_samples_of_a_method_of_one_s_own_are_its_own(name, caplog):
     """As those of a `rollout_func`: to a conversation with an environment the limit may be that of a turn."""
     trainer = Trainer(**({} if name is None else {name: lambda: None}))
     try:
-        watched_rollouts.around_generate(lambda: ([[3]], [[5] * 9]), trainer, (), {})
+        _watched_rollouts.around_generate(lambda: ([[3]], [[5] * 9]), trainer, (), {})
     finally:
-        for figure in watched_rollouts.FIGURES:
+        for figure in _watched_rollouts.FIGURES:
             figure.start_anew()
     said = ["a completion is 5 tokens beyond the limit" in record.message for record in caplog.records]
     assert said == ([True] if name is None else [])
@@ -127,7 +127,7 @@ def test_it_says_that_a_turn_is_for_another_conversation(prompts):
     (line,) = found["said"]
     assert line.startswith(
         "trl-watch-rollouts: the engine was given something else than the row's own prompt, in 2 rows of a batch "
-        "(limit 0). Known bugs with this sign that nothing repairs here: trl-grpo-tool-turns, trl-grpo-tool-ranks"
+        "(limit 0). Known bugs with this sign that nothing repairs here: trl-grpo-tool-turns, trl-grpo-tool-lockstep"
     ), line
     assert any("wrong" in row for row in found["turns"])
 

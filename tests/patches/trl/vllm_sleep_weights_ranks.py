@@ -19,7 +19,7 @@ import torch
 import transformers
 from datasets import Dataset
 
-from rlhf_patches.patches.trl import engine_weights
+from rlhf_patches.patches.trl import _engine_weights
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
 from tests.harness import sleeping_engine
@@ -87,7 +87,7 @@ def own_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
     """The same, of the engine itself: nothing keeps other ranks from asking it once, or three times."""
     given = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
     for _ in range(2):
-        ALONE.append(trainer.vllm_generation in engine_weights._ON_ITS_OWN)
+        ALONE.append(trainer.vllm_generation in _engine_weights._ON_ITS_OWN)
         prompt_ids, completion_ids, logprobs, _ = trainer.vllm_generation.generate(given, None, 1)
     first = [[each[0] for each in sequence] for sequence in logprobs]
     return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": first}

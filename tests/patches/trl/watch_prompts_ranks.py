@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlhf_patches.patches.trl import watched_rollouts
+from rlhf_patches.patches.trl import _watched_rollouts
 from rlhf_patches.proving import states
 from tests.harness import watched
 from tests.patches.trl import tool_loop
@@ -33,7 +33,7 @@ def main() -> None:
             return {"turns": tool_loop.turns(tool_loop.generated(trainer, prompts))}
 
         torch.manual_seed(0)
-        return watched.observe(NAME, watched_rollouts.FIGURES, generated, patches)
+        return watched.observe(NAME, _watched_rollouts.FIGURES, generated, patches)
 
     found = {case: observe(*given) for case, given in CASES.items()}
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rlhf_patches.patches.trl import watched_rollouts
+from rlhf_patches.patches.trl import _watched_rollouts
 from rlhf_patches.patches.trl.proofs import small
 from rlhf_patches.proving import states
 from tests.harness import sleeping_engine, watched
@@ -221,7 +221,7 @@ def main() -> None:
         case = CASES[name]
         try:
             run = functools.partial(trained, case, options.out)
-            found[name] = watched.observe(WATCH, watched_rollouts.FIGURES, run, case.patches)
+            found[name] = watched.observe(WATCH, _watched_rollouts.FIGURES, run, case.patches)
         except Exception as error:  # of one run, which its test says
             found[name] = {"failed": f"{type(error).__name__}: {error}"}
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rlhf_patches.patches.trl import watched_rollouts
+from rlhf_patches.patches.trl import _watched_rollouts
 from rlhf_patches.proving import states
 from tests.harness import sleeping_engine, watched
 from tests.patches.trl import vllm_sleep_weights_ranks as sleeping
@@ -72,7 +72,7 @@ CASES_OF_THE_ENGINE = dict(sleeping.CASES)
 
 def observe(case: str, out: Path) -> dict[str, Any]:
     of, settings, patches, limits = CASES[case]
-    return watched.observe(NAME, watched_rollouts.FIGURES, lambda: trained(case, of, settings, out), patches, limits)
+    return watched.observe(NAME, _watched_rollouts.FIGURES, lambda: trained(case, of, settings, out), patches, limits)
 
 
 def trained(case: str, of: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:

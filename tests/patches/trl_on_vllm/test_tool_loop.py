@@ -1,4 +1,4 @@
-"""``trl-grpo-tool-turns`` and ``trl-grpo-tool-ranks`` on TRL's own server and real vLLM.
+"""``trl-grpo-tool-turns`` and ``trl-grpo-tool-lockstep`` on TRL's own server and real vLLM.
 
 The server's log-probability of a token is that of the same weights in float64, after what stands before it in its
 conversation: or it was sampled in another one.
@@ -11,7 +11,7 @@ import pytest
 from tests.harness import trl_server
 
 WORKER = "tests.patches.trl_on_vllm.tool_loop_ranks"
-TURNS, RANKS = "trl-grpo-tool-turns", "trl-grpo-tool-ranks"
+TURNS, RANKS = "trl-grpo-tool-turns", "trl-grpo-tool-lockstep"
 #: Of one token. All is float32 in vLLM, logits are of the order of 10; seen are 8e-5.
 TOLERANCE = 1e-3
 

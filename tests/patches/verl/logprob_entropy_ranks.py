@@ -25,7 +25,7 @@ megatron_on_cpu.install()
 from megatron.core import parallel_state
 
 import rlhf_patches
-from rlhf_patches.patches.vocab_parallel import counters, softmax
+from rlhf_patches.patches._vocab_parallel import counters, softmax
 from tests.harness.token_reference import Peak, counted_all_reduces, made, peak_memory, reference
 from tests.patches.skyrl import logprob_backward_ranks as shared
 

@@ -29,7 +29,7 @@ absent_packages.install()
 from megatron.core import parallel_state
 
 import rlhf_patches
-from rlhf_patches.patches.vocab_parallel import counters
+from rlhf_patches.patches._vocab_parallel import counters
 from tests.harness.small_gpt import VOCABULARY, make_model
 from tests.harness.token_reference import counted_all_reduces
 

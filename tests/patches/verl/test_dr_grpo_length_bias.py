@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_patches.patches.verl.response_length import with_divisor
+from rlhf_patches.patches.verl._response_length import with_divisor
 from tests.harness import side_by_side
 from tests.harness.forkserver import Level, verl
 from tests.patches.verl import dr_grpo_length_bias_ranks

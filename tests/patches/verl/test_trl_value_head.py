@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_patches.patches.verl import value_head_class
+from rlhf_patches.patches.verl import _value_head_class
 from rlhf_patches.patches.verl.proofs import trl_value_head_ranks
 from tests.harness import unpacked
 from tests.harness.forkserver import Level, verl
@@ -124,13 +124,13 @@ def test_a_class_that_somebody_has_put_into_trl_comes_first(monkeypatch):
     top, experimental, ppo = (types.ModuleType(name) for name in ("trl", "trl.experimental", "trl.experimental.ppo"))
     for module in (top, experimental, ppo):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert not value_head_class.has_value_head_class()
+    assert not _value_head_class.has_value_head_class()
     with pytest.raises(ImportError, match="cannot import name 'AutoModelForCausalLMWithValueHead' from 'trl'"):
-        value_head_class.value_head_class()
+        _value_head_class.value_head_class()
     ppo.AutoModelForCausalLMWithValueHead = new
-    assert value_head_class.value_head_class() is new
+    assert _value_head_class.value_head_class() is new
     top.AutoModelForCausalLMWithValueHead = own
-    assert value_head_class.value_head_class() is own
+    assert _value_head_class.value_head_class() is own
     del ppo.AutoModelForCausalLMWithValueHead
-    assert value_head_class.value_head_class() is own
-    assert value_head_class.has_value_head_class()
+    assert _value_head_class.value_head_class() is own
+    assert _value_head_class.has_value_head_class()

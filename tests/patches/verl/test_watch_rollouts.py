@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_patches.patches.verl import watched_rollouts
+from rlhf_patches.patches.verl import _watched_rollouts
 from rlhf_patches.patches.verl.watch_rollouts import WATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import forkserver, side_by_side
@@ -120,14 +120,14 @@ class Wanted:
     ],
 )
 def test_metrics_that_are_something_else(data, caplog):
-    (figure,) = watched_rollouts.FIGURES
+    (figure,) = _watched_rollouts.FIGURES
     figure.start_anew()
     trainer = SimpleNamespace(config=None)
 
     def log():
-        return watched_rollouts.around_log(lambda *_: "logged", None, (data, 1, None), {})
+        return _watched_rollouts.around_log(lambda *_: "logged", None, (data, 1, None), {})
 
-    assert watched_rollouts.around_fit(lambda: log(), trainer, (), {}) == log() == "logged"
+    assert _watched_rollouts.around_fit(lambda: log(), trainer, (), {}) == log() == "logged"
     assert figure.observed() == {}
     assert not [line for line in caplog.messages if "waits" in line]
 
@@ -147,7 +147,7 @@ def test_the_settings_of_each_release(release):
         changed_too = config.copy()
         for name, value in changed.items():
             omegaconf.OmegaConf.update(changed_too, name, value)
-        return watched_rollouts._is_the_policys(SimpleNamespace(config=changed_too, **mode))
+        return _watched_rollouts._is_the_policys(SimpleNamespace(config=changed_too, **mode))
 
     rollout = "actor_rollout_ref.rollout"
     skip = {"0.8": f"{rollout}.skip.enable", None: "skip.rollout.enable"}.get(release, f"{rollout}.skip_rollout")

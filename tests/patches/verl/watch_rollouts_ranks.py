@@ -20,7 +20,7 @@ import numpy
 import torch
 from omegaconf import OmegaConf
 
-from rlhf_patches.patches.verl import watched_rollouts
+from rlhf_patches.patches.verl import _watched_rollouts
 from rlhf_patches.patches.verl.proofs import lora_buckets_ranks, merged_lora_ranks
 from rlhf_patches.proving import states
 from tests.harness import watched
@@ -213,7 +213,7 @@ def newer(kind: str, lost: bool) -> Any:
 
 
 def observe(trainer: Any, patches: tuple[str, ...], *arguments: object) -> dict[str, Any]:
-    return watched.observe(NAME, watched_rollouts.FIGURES, lambda: fitted(trainer, *arguments), patches)
+    return watched.observe(NAME, _watched_rollouts.FIGURES, lambda: fitted(trainer, *arguments), patches)
 
 
 def fitted(trainer: Any, *arguments: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_patches.patches.vllm import watched_requests
+from rlhf_patches.patches.vllm import _watched_requests
 from rlhf_patches.patches.vllm.watch_requests import WATCH
 from rlhf_patches.testing import PatchContract
 from tests.harness import unpacked
@@ -102,10 +102,10 @@ def test_what_is_something_else_goes_through(step, request_):
         called.append(given)
         return len(called)
 
-    assert watched_requests.around_add_lora(answer, worker, (request_,), {}) == 1
-    assert watched_requests.around_execute_model(answer, worker, (step,), {}) == 2
+    assert _watched_requests.around_add_lora(answer, worker, (request_,), {}) == 1
+    assert _watched_requests.around_execute_model(answer, worker, (step,), {}) == 2
     assert called == [(request_,), (step,)]
-    assert watched_requests.observed() == {}
+    assert _watched_requests.observed() == {}
 
 
 def test_an_adapter_that_is_not_loaded_is_none():
@@ -116,13 +116,13 @@ def test_an_adapter_that_is_not_loaded_is_none():
 
     worker = Worker()
     with pytest.raises(ValueError, match="max_lora_rank"):
-        watched_requests.around_add_lora(fails, worker, (SimpleNamespace(lora_tensors={}),), {})
-    assert worker not in watched_requests.ENGINES
+        _watched_requests.around_add_lora(fails, worker, (SimpleNamespace(lora_tensors={}),), {})
+    assert worker not in _watched_requests.ENGINES
 
 
 def test_one_rank_of_an_engine_says_it():
     """All have the same requests."""
     worker: Any = Worker()
     worker.is_driver_worker = False
-    watched_requests.around_add_lora(lambda request: True, worker, (SimpleNamespace(lora_tensors={}),), {})
-    assert worker not in watched_requests.ENGINES
+    _watched_requests.around_add_lora(lambda request: True, worker, (SimpleNamespace(lora_tensors={}),), {})
+    assert worker not in _watched_requests.ENGINES

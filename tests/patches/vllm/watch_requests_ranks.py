@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from vllm.lora.request import LoRARequest
 
-from rlhf_patches.patches.vllm import watched_requests
+from rlhf_patches.patches.vllm import _watched_requests
 from rlhf_patches.proving import states
 from tests.harness import vllm_on_cpu, watched
 from tests.patches.vllm.watch_requests_cases import CASES, Case
@@ -122,9 +122,9 @@ class Trainer:
 
 
 def observe(case: Case, trainer: Trainer) -> dict[str, Any]:
-    watched_requests.ENGINES.clear()
+    _watched_requests.ENGINES.clear()
     patches = None if case.watched else ()
-    return watched.observe(NAME, watched_requests.FIGURES, lambda: trainer.run(case), patches, case.limits)
+    return watched.observe(NAME, _watched_requests.FIGURES, lambda: trainer.run(case), patches, case.limits)
 
 
 def main() -> None:
@@ -138,7 +138,7 @@ def main() -> None:
         trainers.append(Trainer(options.out, swift(options.swift)))
         return {"base": trainers[0].rollouts(0)}
 
-    found = {"start": watched.observe(NAME, watched_requests.FIGURES, start)}
+    found = {"start": watched.observe(NAME, _watched_requests.FIGURES, start)}
     found |= {name: observe(case, trainers[0]) for name, case in CASES.items()}
     (options.out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1))
 

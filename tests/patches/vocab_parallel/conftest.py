@@ -20,7 +20,7 @@ def pytest_addoption(parser):
 def _fresh(request):
     import torch
 
-    from rlhf_patches.patches.vocab_parallel import counters
+    from rlhf_patches.patches._vocab_parallel import counters
 
     device = request.config.getoption("--device", None)
     if device and any(word in request.node.nodeid.partition("::")[2] + request.path.stem for word in OF_THE_CPU):

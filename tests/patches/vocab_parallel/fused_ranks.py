@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from rlhf_patches.patches.vocab_parallel import counters, fused, softmax
+from rlhf_patches.patches._vocab_parallel import counters, fused, softmax
 from tests.harness.token_reference import made, reference
 
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -24,9 +24,9 @@ from unittest import mock
 
 import torch
 
-from rlhf_patches.patches.vocab_parallel import counters, ownership
-from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
-from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+from rlhf_patches.patches._vocab_parallel import counters, ownership
+from rlhf_patches.patches._vocab_parallel.entropy import token_entropy
+from rlhf_patches.patches._vocab_parallel.logprob import token_logprobs
 
 B, S, V = 2, 3, 7
 # Of the largest gradient: float32 arithmetic, and logits that were rounded to bfloat16 on their way. Seen in one of

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from rlhf_patches.patches.vocab_parallel import counters, softmax
-from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
-from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+from rlhf_patches.patches._vocab_parallel import counters, softmax
+from rlhf_patches.patches._vocab_parallel.entropy import token_entropy
+from rlhf_patches.patches._vocab_parallel.logprob import token_logprobs
 from tests.harness import upstream_logprob
 from tests.harness.token_reference import counted_all_reduces, made, reference
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf_patches.patches.vocab_parallel import fused
+from rlhf_patches.patches._vocab_parallel import fused
 from tests.harness import ranks, side_by_side
 from tests.patches.vocab_parallel.test_numbers import check, run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_patches.patches.vocab_parallel import counters, softmax
-from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
-from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+from rlhf_patches.patches._vocab_parallel import counters, softmax
+from rlhf_patches.patches._vocab_parallel.entropy import token_entropy
+from rlhf_patches.patches._vocab_parallel.logprob import token_logprobs
 from tests.harness.token_reference import made, peak_memory
 
 TOKENS, VOCABULARY = 4096, 16_384

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from rlhf_patches.patches.vocab_parallel import counters, ownership, softmax
-from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
-from rlhf_patches.patches.vocab_parallel.logprob import minus_cross_entropy, token_logprobs
+from rlhf_patches.patches._vocab_parallel import counters, ownership, softmax
+from rlhf_patches.patches._vocab_parallel.entropy import token_entropy
+from rlhf_patches.patches._vocab_parallel.logprob import minus_cross_entropy, token_logprobs
 from tests.harness.stuck import stuck_in
 from tests.harness.token_reference import made, reference
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_patches.patches.vocab_parallel import counters, ownership, softmax
-from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
-from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+from rlhf_patches.patches._vocab_parallel import counters, ownership, softmax
+from rlhf_patches.patches._vocab_parallel.entropy import token_entropy
+from rlhf_patches.patches._vocab_parallel.logprob import token_logprobs
 from tests.harness.token_reference import Source, reference
 
 B, S, V = 2, 5, 17

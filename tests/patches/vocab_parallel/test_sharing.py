@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_patches.patches.vocab_parallel import counters, shared, softmax, upstream
-from rlhf_patches.patches.vocab_parallel.entropy import token_entropy
-from rlhf_patches.patches.vocab_parallel.logprob import token_logprobs
+from rlhf_patches.patches._vocab_parallel import counters, shared, softmax, upstream
+from rlhf_patches.patches._vocab_parallel.entropy import token_entropy
+from rlhf_patches.patches._vocab_parallel.logprob import token_logprobs
 from tests.harness.token_reference import made, reference
 
 B, S, V = 3, 7, 23

@@ -1,0 +1,34 @@
+"""The tool loop on several ranks that generate together: which of them has conversations left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+from trl.generation.vllm_generation import VLLMGeneration
+
+from .. import _released
+
+_METHODS = ("_generate", "_tool_call_loop", "_generate_single_turn")
+"""By which all ranks come to the loop, and generate in it."""
+
+
+def together(trainer: Any) -> bool:
+    """Whether ranks generate by a collective, the same on all of them: a vLLM server, or one engine of several ranks.
+
+    Only where what generates is TRL's own, whose collectives are known: a user's may have none, and may
+    need a prompt, which a rank without conversations does not have.
+    """
+    if not trainer.use_vllm or trainer.accelerator.num_processes == 1:
+        return False
+    if getattr(type(trainer.vllm_generation), "generate", None) is not VLLMGeneration.generate:
+        return False
+    if _released.others(trainer, *_METHODS) or _released.others(trainer.vllm_generation, "generate"):
+        return False
+    return bool(trainer.vllm_mode == "server" or trainer.vllm_generation.tensor_parallel_size > 1)
+
+
+def left(trainer: Any, indices: Sequence[int]) -> bool:
+    """Whether conversations go on, on any rank where they generate ``together``; a collective there, of one number."""
+    return any(gather_object([bool(indices)])) if together(trainer) else bool(indices)

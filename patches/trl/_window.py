@@ -1,0 +1,141 @@
+"""Losses as a Trainer has to be given them, which adds up micro-batches and averages over ranks: GKD's, GOLD's, and
+those of OnlineDPO's family and of GRPO.
+
+Only arithmetic: nothing is gathered, since transformers has gathered the number of tokens already. Where a loss is
+right, the trainer's own function, or the loss itself, is handed back; so it is where a method that makes, counts or
+hands on the loss is not TRL's or transformers', because it may be right already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import _released
+
+COUNTED = ("dapo", "cispo", "vespo")
+"""Of GRPO's losses those that are divided by the tokens of a generation."""
+_METHODS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch")
+_LOADING = ("get_train_dataloader", "_get_train_sampler")
+"""By which a step's batch comes as often as the step has micro-batches."""
+_OF_GRPO = ("training_step", "compute_loss", "_compute_loss", "_generate_and_score_completions")
+
+
+def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int = 1) -> Callable[..., Any]:
+    """A function for a sum over a micro-batch's tokens that is divided by ``num_items_in_batch``.
+
+    Args:
+        trainer: GKD's or GOLD's.
+        loss_of: what computes the quotient.
+        items: the number of tokens of a window, on all ranks with ``average_tokens_across_devices``; or None, with
+            which the loss is a mean over its own tokens.
+        counted: how often each token of the window is in that number.
+    """
+    if items is None or not trainer.model.training:
+        return loss_of
+    times = counted * averaged_over(trainer)
+    if times == 1 or _is_left(trainer, loss_of, *(_LOADING if counted > 1 else ())):
+        return loss_of
+    return lambda *args, **kwargs: loss_of(*args, **kwargs) * times
+
+
+def averaged(trainer: Any, loss_of: Callable[..., Any], items: Any) -> Callable[..., Any]:
+    """A function for a mean over a micro-batch, which `Trainer.training_step` takes to be divided by ``items``."""
+    if items is None or not trainer.model.training or _is_divided_later(trainer):
+        return loss_of
+    steps = _steps(trainer)
+    if steps == 1 or _is_left(trainer, loss_of):
+        return loss_of
+    return lambda *args, **kwargs: loss_of(*args, **kwargs) / steps
+
+
+def divided(trainer: Any, loss: Any) -> Any:
+    """A micro-batch's mean, which a `training_step` of the trainer's own hands to `accelerator.backward` as it is."""
+    steps = undivided(trainer)
+    if steps == 1:
+        return loss
+    if other := replaced_step(trainer):
+        _released.left("trl-online-dpo-accumulation", other)
+        return loss
+    return loss / steps
+
+
+def part_of_a_generation(trainer: Any) -> float:
+    """What part of a generation's micro-batches GRPO's optimizer step has; 1 where it may be accounted for already."""
+    of_a_generation = trainer.args.steps_per_generation
+    # Outside train() it is not there, and upstream does not ask for it.
+    part = getattr(trainer, "current_gradient_accumulation_steps", of_a_generation) / of_a_generation
+    if part != 1 and (other := replaced_in_grpo(trainer)):
+        _released.left("trl-grpo-dapo-scale", other)
+        return 1.0
+    return float(part)
+
+
+def trained_tokens(trainer: Any, generated: Any, kept: Any) -> Any:
+    """By how many tokens GRPO divides: ``kept``, or as released ``generated`` where that may be accounted for already.
+
+    Both are made on every rank, so that all of them gather.
+    """
+    if trainer.loss_type in COUNTED and (other := replaced_in_grpo(trainer)):
+        _released.left("trl-grpo-truncated-count", other)
+        return generated
+    return kept
+
+
+def replaced_in_grpo(trainer: Any) -> str:
+    """What of a step of GRPO's is somebody else's, and may be right; empty where all is the releases'."""
+    return _released.others(trainer, *_OF_GRPO) or _backward(trainer)
+
+
+def undivided(trainer: Any) -> int:
+    """By how many micro-batches nobody divides what Online DPO's family hands to `accelerator.backward`."""
+    accelerator = trainer.accelerator
+    if accelerator.distributed_type == "DEEPSPEED" or accelerator.gradient_accumulation_steps > 1:
+        return 1  # DeepSpeed's engine divides, or accelerate
+    return _steps(trainer)
+
+
+def replaced_step(trainer: Any) -> str:
+    """What of a step of Online DPO's family is somebody else's, and may divide; empty where all is the release's."""
+    return _released.others(trainer, "training_step", "_compute_losses") or _backward(trainer)
+
+
+def replaced(trainer: Any, loss_of: Callable[..., Any], *more: str) -> str:
+    """What of a step of GKD's or GOLD's is somebody else's, and may be right; empty where all is the releases'."""
+    own = "" if _released.is_released(loss_of) else getattr(loss_of, "__qualname__", type(loss_of).__qualname__)
+    return _released.others(trainer, *_METHODS, *more) or own or _backward(trainer)
+
+
+def _backward(trainer: Any) -> str:
+    return _released.others(trainer.accelerator, "backward")
+
+
+def _is_left(trainer: Any, loss_of: Callable[..., Any], *more: str) -> bool:
+    if other := replaced(trainer, loss_of, *more):
+        _released.left("trl-distillation-scale", other)
+    return bool(other)
+
+
+def _steps(trainer: Any) -> int:
+    """Of this window: the last of an epoch may have fewer. Outside train(), and in older transformers, the setting."""
+    window = getattr(trainer, "current_gradient_accumulation_steps", None)
+    return int(window or trainer.args.gradient_accumulation_steps)
+
+
+def averaged_over(trainer: Any) -> int:
+    """The ranks that have different tokens, all of which the number counts: their gradients are averaged.
+
+    As in `Trainer.compute_loss`.
+    """
+    if not trainer.args.average_tokens_across_devices:
+        return 1
+    same = trainer.get_tp_size() if hasattr(trainer, "get_tp_size") else 1
+    return max(1, int(trainer.accelerator.num_processes) // max(1, int(same)))
+
+
+def _is_divided_later(trainer: Any) -> bool:
+    """Whether the step, or the Accelerator in transformers 5.2.0 to 5.5.3, divides by the number of micro-batches."""
+    accelerator = trainer.accelerator
+    return getattr(trainer, "loss_is_scaled_for_ga", None) is False or (
+        accelerator.distributed_type != "DEEPSPEED" and accelerator.gradient_accumulation_steps > 1
+    )
