@@ -20,7 +20,7 @@ __all__ = ["apply", "fingerprint", "in_force", "matched", "report", "revert"]
 
 def apply(
     only: Iterable[str] | str | None = None,
-    exclude: Iterable[str] | str | None = None,
+    disable: Iterable[str] | str | None = None,
     strict: bool | None = None,
     children: bool = False,
 ) -> Report:
@@ -32,7 +32,7 @@ def apply(
 
     Args:
         only: names or globs of patches to apply; None means all.
-        exclude: names or globs of patches to leave out.
+        disable: names or globs of patches not to apply.
         strict: raise when a patch is refused or fails, also later, on import; None means RLHF_PATCHES_STRICT.
         children: also patch the Python processes of this environment that this one starts from now on, however it does
             that, and theirs: it sets RLHF_PATCHES_AUTOLOAD=1. They follow the variables, so what is not to be applied
@@ -48,9 +48,9 @@ def apply(
     """
     with import_system.loading():
         if children:
-            if not (only is None and exclude is None and strict is None):
+            if not (only is None and disable is None and strict is None):
                 raise settings.SettingsError(
-                    "apply(children=True) with only, exclude or strict: child processes do not get these. Set "
+                    "apply(children=True) with only, disable or strict: child processes do not get these. Set "
                     "RLHF_PATCHES_ONLY, RLHF_PATCHES_DISABLE or RLHF_PATCHES_STRICT, which hold for this process, too"
                 )
             child_processes.check()
@@ -63,7 +63,7 @@ def apply(
 
             engine.on_change = report_file.keep(path, engine.report)
         try:
-            report = engine.apply(only, exclude, strict)
+            report = engine.apply(only, disable, strict)
         except PatchError:  # what is not refused is applied all the same
             _arrange(children)
             raise
@@ -73,12 +73,12 @@ def apply(
         return _noted(report)
 
 
-def revert(only: Iterable[str] | str | None = None, exclude: Iterable[str] | str | None = None) -> Report:
+def revert(only: Iterable[str] | str | None = None, keep: Iterable[str] | str | None = None) -> Report:
     """Give every function its own code back, and stop waiting for imports. Without arguments: all patches.
 
     Args:
         only: names or globs of patches to revert; None means all.
-        exclude: names or globs of patches to keep.
+        keep: names or globs of patches not to revert.
 
     Returns:
         the state of every registered patch; one that could not be taken off is `failed`.
@@ -86,12 +86,12 @@ def revert(only: Iterable[str] | str | None = None, exclude: Iterable[str] | str
     Raises:
         SettingsError: a name is wrong; nothing was changed.
     """
-    if only is None and exclude is None:
+    if only is None and keep is None:
         child_processes.leave()
         process_group = sys.modules.get("rlhf_patches.runs.process_group")
         if process_group is not None:
             process_group.cancel()
-    return engine.revert(only, exclude)
+    return engine.revert(only, keep)
 
 
 def report() -> Report:

@@ -38,7 +38,7 @@ def runtime_env(base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A Ray runtime environment whose workers get the patches that this process applies or would apply.
 
     It carries RLHF_PATCHES_AUTOLOAD=1, every other RLHF_PATCHES_* variable of this process, and what was chosen with
-    ``apply(only=..., exclude=..., strict=...)``, so call it after `apply`. It also has a ``worker_process_setup_hook``,
+    ``apply(only=..., disable=..., strict=...)``, so call it after `apply`. It also has a ``worker_process_setup_hook``,
     which runs before one that ``base`` has: for workers without a site hook, and so that one without this package
     dies instead of going on unpatched. Not with Ray before 2.55 where this environment has a site hook: engines that
     start Ray once more within a worker would fail. This function can itself be the RAY_RUNTIME_ENV_HOOK.

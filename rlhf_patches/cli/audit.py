@@ -51,13 +51,13 @@ def add(commands: Commands) -> None:
     )
     add_output(command, _FORMATS)
     command.add_argument(
-        "--ignore", metavar="NAME", action="append", default=[], help="a patch whose bug does not count; repeatable"
+        "--disable", metavar="NAME", action="append", default=[], help="a patch whose bug does not count; repeatable"
     )
 
 
 def _audit(options: argparse.Namespace) -> int:
     registered, failures = registry.load()
-    for name in options.ignore:
+    for name in options.disable:
         find(name, registered, failures)
     registered = [item for item in registered if item.patch.kind != WATCH]  # what looks at runs is no bug
     run = RunConfig(options.config) if options.config else None
@@ -67,7 +67,7 @@ def _audit(options: argparse.Namespace) -> int:
     if readings:
         named = [pin for reading in readings for pin in reading.pins]
         unread = [each for reading in readings for each in reading.unread]
-        audited = [_without(each, options.ignore) for each in audit.audit(named, registered)]
+        audited = [_without(each, options.disable) for each in audit.audit(named, registered)]
         audited = [each.within(run) for each in audited] if run else audited
         unread = audit.that_count(unread, registered)
         findings = Findings(options.file, len(named), audited, unread, not_read, run, audit.failing(named, audited))
@@ -96,8 +96,8 @@ def _read(files: Sequence[str]) -> tuple[list[pin_files.Reading], list[Gap]]:
     return readings, not_read
 
 
-def _without(audited: Audited, ignored: list[str]) -> Audited:
-    bugs = audited.bugs and tuple(bug for bug in audited.bugs if bug.patch.name not in ignored)
+def _without(audited: Audited, disabled: list[str]) -> Audited:
+    bugs = audited.bugs and tuple(bug for bug in audited.bugs if bug.patch.name not in disabled)
     return replace(audited, bugs=bugs)
 
 

@@ -52,24 +52,24 @@ class Engine(Turn):
     # ------------------------------------------------------------------------------------- public calls
 
     @memory.parsed_once(kept=math.inf)
-    def apply(self, only: Names = None, exclude: Names = None, strict: bool | None = None) -> Report:
+    def apply(self, only: Names = None, disable: Names = None, strict: bool | None = None) -> Report:
         """See `rlhf_patches.apply`."""
         entries = self._registered()
         names = list(entries)
         only = list(only) if isinstance(only, Iterable) and not isinstance(only, str) else only  # read twice
         selected = set(names if only is None else settings.expand(only, names, "only", self._hint()))
         by_name = {only} if isinstance(only, str) else set(only or ())
-        excluded = set(settings.expand(exclude, names, "exclude", self._hint()))
+        disabled = set(settings.expand(disable, names, "disable", self._hint()))
         environment = self._settings()  # a wrong variable is an error before anything changes
-        self._resolve_implementations([entries[name] for name in selected - excluded])
+        self._resolve_implementations([entries[name] for name in selected - disabled])
         with self._lock:
             self._strict, self._called = strict, True
             for name, entry in entries.items():
-                if name in selected and name not in excluded:
+                if name in selected and name not in disabled:
                     entry.requested = True
                     entry.named = entry.named or name in by_name
                 elif not entry.requested:
-                    why = "excluded by apply(exclude=...)" if name in excluded else "not chosen by apply(only=...)"
+                    why = "disabled by apply(disable=...)" if name in disabled else "not chosen by apply(only=...)"
                     entry.outcome = self._switch_off(name, why)
         for module in dict.fromkeys(m for e in entries.values() if e.requested for m in e.patch.modules):
             import_hooks.watch(module, self._imported)
@@ -79,12 +79,12 @@ class Engine(Turn):
         self._say(report.patches, report.plugin_failures, raising=environment.strict if strict is None else strict)
         return report
 
-    def revert(self, only: Names = None, exclude: Names = None) -> Report:
+    def revert(self, only: Names = None, keep: Names = None) -> Report:
         """See `rlhf_patches.revert`."""
         entries = self._registered()
         names = list(entries)
         chosen = set(names if only is None else settings.expand(only, names, "only", self._hint()))
-        chosen -= set(settings.expand(exclude, names, "exclude", self._hint()))
+        chosen -= set(settings.expand(keep, names, "keep", self._hint()))
         with self._lock:
             for name in chosen:
                 entry = entries[name]

@@ -302,7 +302,7 @@ def test_a_setup_hook_of_the_users_own_runs_after_ours(connect, base, slime, tmp
 
 
 def test_the_drivers_choice_and_settings_reach_the_workers(connect, base, monkeypatch, tmp_path, fresh_engine):
-    rlhf_patches.apply(exclude="slime-*")
+    rlhf_patches.apply(disable="slime-*")
     monkeypatch.setenv("RLHF_PATCHES_REPORT", "workers.jsonl")
     with connect(runtime_env(base)):
         worker = Worker.remote()

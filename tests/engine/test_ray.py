@@ -88,8 +88,8 @@ def test_every_variable_of_the_driver(monkeypatch, tmp_path):
         ({}, {"DISABLE": "trl-*"}, ("trl-*", "")),
         ({"only": ["slime-no-*", "verl-no-*"]}, {}, ("", "slime-no-sync-reentry,verl-no-sync-reentry")),
         ({"only": ["slime-no-*", "verl-no-*"]}, {"DISABLE": "slime-no-*"}, ("", "verl-no-sync-reentry")),
-        ({"exclude": "trl-*"}, {"ONLY": "trl-chunked-nll-zero3,verl-no-*"}, ("", "verl-no-sync-reentry")),
-        ({"exclude": "trl-*"}, {"ONLY": "verl-no-*"}, ("", "verl-no-*")),
+        ({"disable": "trl-*"}, {"ONLY": "trl-chunked-nll-zero3,verl-no-*"}, ("", "verl-no-sync-reentry")),
+        ({"disable": "trl-*"}, {"ONLY": "verl-no-*"}, ("", "verl-no-*")),
         ({"only": []}, {}, ("*", "")),
         ({"only": "verl-no-*"}, {"DISABLE": "verl-no-*"}, ("*", "")),
     ],
@@ -153,7 +153,7 @@ def test_a_choice_in_code_that_differs_from_the_bases_is_an_error():
 def test_a_copy_of_the_environment_is_no_choice_of_the_bases(monkeypatch):
     """NeMo-RL passes dict(os.environ)."""
     monkeypatch.setenv("RLHF_PATCHES_DISABLE", "slime-no-*")
-    api.apply(exclude="verl-no-*")
+    api.apply(disable="verl-no-*")
     only = runtime_env({"env_vars": {"RLHF_PATCHES_DISABLE": "slime-no-*"}})["env_vars"]["RLHF_PATCHES_ONLY"].split(",")
     assert "slime-no-sync-reentry" not in only
     assert "verl-no-sync-reentry" not in only

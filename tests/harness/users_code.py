@@ -450,7 +450,7 @@ def main() -> None:
     applied: list[str] = []
     if options.patches is not None:
         excluded = [name for name in options.patches.split(",") if name]
-        applied = [row.name for row in rlhf_patches.apply(exclude=excluded or None) if row.status == "applied"]
+        applied = [row.name for row in rlhf_patches.apply(disable=excluded or None) if row.status == "applied"]
     gc.collect()
     gc.freeze()  # accelerate collects after each run: half a second for all that is imported
     found: dict[str, Any] = {}

@@ -219,8 +219,8 @@ def test_children_that_cannot_be_reached_are_an_error(make_installed, slime):
 
     off = said("children=True", RLHF_PATCHES_AUTOLOAD="0")
     assert off.startswith("RLHF_PATCHES_AUTOLOAD=0 keeps child processes unpatched")
-    for argument in ("only='slime-*'", "exclude=[]", "strict=False"):
-        assert said(f"children=True, {argument}").startswith("apply(children=True) with only, exclude or strict")
+    for argument in ("only='slime-*'", "disable=[]", "strict=False"):
+        assert said(f"children=True, {argument}").startswith("apply(children=True) with only, disable or strict")
     (changed.site / "rlhf_patches.pth").unlink()  # as an editable install leaves it
     assert said("children=True").startswith("this environment has no site hook, so apply(children=True) would reach no")
     printed = f"import rlhf_patches; print(rlhf_patches.apply().notes == ({NOTE!r},))"

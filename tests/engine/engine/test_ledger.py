@@ -257,7 +257,7 @@ def test_apply_and_revert_are_idempotent(framework, engine, changes, kind):
         assert f() == OLD
 
 
-def test_only_then_all_then_exclude(framework, engine, changes):
+def test_only_then_all_then_disable(framework, engine, changes):
     made = engine(*(framework.patch(changes(letter), name=f"fw-{letter}") for letter in "abc"))
     f = framework.load().f
 
@@ -267,16 +267,16 @@ def test_only_then_all_then_exclude(framework, engine, changes):
     report = made.apply(only="fw-b")
     assert (statuses(report), f()) == (["disabled", "applied", "disabled"], new("b"))
     assert report["fw-a"].reason == "not chosen by apply(only=...)"
-    report = made.apply(exclude=["fw-[ac]"])
+    report = made.apply(disable=["fw-[ac]"])
     assert (statuses(report), f()) == (["disabled", "applied", "disabled"], new("b"))
-    assert "exclude" in report["fw-a"].reason
-    assert (statuses(made.apply(only=["fw-*"], exclude="fw-c")), f()) == (
+    assert "disable" in report["fw-a"].reason
+    assert (statuses(made.apply(only=["fw-*"], disable="fw-c")), f()) == (
         ["applied", "applied", "disabled"],
         new("a", "b"),
     )
     # A selection adds patches and takes none off.
     assert (statuses(made.apply(only="fw-c")), f()) == (["applied"] * 3, new("a", "b", "c"))
-    assert (statuses(made.revert(exclude=["fw-a", "fw-c"])), f()) == (["applied", "disabled", "applied"], new("a", "c"))
+    assert (statuses(made.revert(keep=["fw-a", "fw-c"])), f()) == (["applied", "disabled", "applied"], new("a", "c"))
     assert (statuses(made.revert(only="fw-?")), f()) == (["disabled"] * 3, OLD)
     assert (statuses(made.apply()), f()) == (["applied"] * 3, new("a", "b", "c"))
 
@@ -297,7 +297,7 @@ def test_what_cannot_be_taken_off_is_failed_and_says_so_until_it_is_off(framewor
         assert row(made.apply()) == ("failed", f"disabled by RLHF_PATCHES_DISABLE, {stuck}")
     assert row(made.revert()) == ("failed", f"reverted by revert(), {stuck}")
     assert row(made.apply(only="fw-b")) == ("failed", f"not chosen by apply(only=...), {stuck}")
-    assert row(made.apply(exclude="fw-a")) == ("failed", f"excluded by apply(exclude=...), {stuck}")
+    assert row(made.apply(disable="fw-a")) == ("failed", f"disabled by apply(disable=...), {stuck}")
     assert f.__code__ is theirs
     f.__code__ = patched
     assert row(made.revert()) == ("disabled", "reverted by revert()")
@@ -328,7 +328,7 @@ def test_two_targets_that_are_one_function(framework, engine, changes, monkeypat
 
 
 @pytest.mark.parametrize("method", ["apply", "revert"])
-@pytest.mark.parametrize("argument", ["only", "exclude"])
+@pytest.mark.parametrize("argument", ["only", "other"])
 @pytest.mark.parametrize("wrong", ["fw-aa", ["fw-a", "nothing-*"], [None]])
 def test_a_wrong_name_is_an_error_and_changes_nothing(framework, engine, changes, method, argument, wrong):
     made = engine(framework.patch(changes("a"), name="fw-a"), framework.patch(changes("b"), name="fw-b"))
@@ -336,6 +336,8 @@ def test_a_wrong_name_is_an_error_and_changes_nothing(framework, engine, changes
     if method == "revert":
         made.apply()
     code = f.__code__
+    if argument == "other":
+        argument = {"apply": "disable", "revert": "keep"}[method]
     with pytest.raises(SettingsError) as caught:
         getattr(made, method)(**{argument: wrong})
     assert argument in str(caught.value)
@@ -552,8 +554,8 @@ def test_every_lock_is_renewed_after_a_fork():
     every = [*(root / "rlhf_patches").rglob("*.py"), *(root / "patches").rglob("*.py")]
     files = [file for file in every if file.parent.name != "proofs"]  # those run in processes of their own
     texts = {file.name: file.read_text() for file in files if "Lock()" in file.read_text()}
-    with_their_own_tests = {"site_hook.py", "reference_pass.py"}
+    with_their_own_tests = {"site_hook.py", "_reference_pass.py"}
     assert texts.keys() - with_their_own_tests == {
-        *("state.py", "report_file.py", "counters.py", "deadline.py"),
+        *("state.py", "report_file.py", "counters.py", "_deadline.py"),
     }
     assert all("os.register_at_fork(after_in_child=" in texts[name] for name in texts.keys() - with_their_own_tests)

@@ -30,8 +30,8 @@ KNOWN = (HOOKS, TRL, PEFT, ENTROPY, "megatron-lm-no-sync-reentry", "verl-no-sync
 def found(capsys):
     """Runs the command on files; gives its status, and for each pin of a framework its bugs or why there are none."""
 
-    def run(*files, ignore=()):
-        options = [part for name in ignore for part in ("--ignore", name)]
+    def run(*files, disable=()):
+        options = [part for name in disable for part in ("--disable", name)]
         status = cli.main(["audit", "--json", *map(str, files), *options])
         rows = json.loads(capsys.readouterr().out)["dependencies"]
         said = {}
@@ -133,12 +133,12 @@ def test_nothing_found(found, requirements, capsys):
     assert capsys.readouterr().out == "No known bugs found in 1 supported package, of 2 named.\n"
 
 
-def test_what_is_ignored_does_not_count(found, requirements, capsys):
+def test_what_is_disabled_does_not_count(found, requirements, capsys):
     file = requirements("trl==1.5.0")
     cli.main(["audit", str(file), "--json"])
     (trl,) = json.loads(capsys.readouterr().out)["dependencies"]
-    assert found(file, ignore=[bug["id"] for bug in trl["vulns"]]) == (0, {"trl 1.5.0": []})
-    assert cli.main(["audit", str(file), "--ignore", "trl-chunked"]) == 2
+    assert found(file, disable=[bug["id"] for bug in trl["vulns"]]) == (0, {"trl 1.5.0": []})
+    assert cli.main(["audit", str(file), "--disable", "trl-chunked"]) == 2
     assert "there is no patch 'trl-chunked'" in capsys.readouterr().err
 
 
