@@ -1,4 +1,4 @@
-"""SFT on flattened batches: no example ends with the next one's first token."""
+"""SFT on flattened batches: no example is trained to predict the next example's first token."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LABELS = "$LABELS(labels, input_ids, position_ids if self.return_position_ids e
 
 
 def without_first(labels: list[Any], tokens: list[Any], positions: list[Any] | None) -> Any:
-    """The labels of a row, none where positions begin anew: with each example, and each document of a packed row.
+    """The labels of a row, masked where positions restart: at each example, and at each document of a packed row.
 
     Args:
         labels: of each example, or of the row.
-        tokens: likewise. Labels of a data set's own that are other tokens may be shifted already, and stay.
-        positions: likewise; None of a trainer without FlashAttention.
+        tokens: likewise. A data set's own labels that differ from the tokens may be shifted already, and stay.
+        positions: likewise; None for a trainer without FlashAttention.
     """
     import torch
 
@@ -52,33 +52,34 @@ _WHOLE_MASK = Rewrite(
 
 PATCH = Patch(
     name="trl-sft-first-label",
-    summary="SFT on flattened batches does not train examples to end with the next one's first token",
+    summary="SFT on flattened batches does not train examples to predict the next example's first token",
     harm="wrong gradient",
-    bug="the last token of each example is trained to be followed by the first token of the next",
+    bug="the last token of each example is trained to predict the first token of the next example",
     when="SFTTrainer with FlashAttention, and padding_free or packing (bfd or ffd)",
     excluded_by=("attn_implementation=eager|sdpa|flex_attention",),
     symptom="""\
 `SFTTrainer` with FlashAttention and `padding_free=True`, or `packing=True` with its default strategy, on language
-modelling data: loss and gradient have one target too many for each example or document, the first token of whatever
-stands next in the batch. The shorter they are, the more; where all begin alike it is soon learned. In 0.22.2 and 0.23.0
-`padding_free` with `pad_to_multiple_of` has examples attend to those before them as well. No error. Prompts with
-completions are right.""",
+modelling data: loss and gradient include one extra target per example or document, the first token of whatever follows
+in the batch. The effect grows as examples get shorter; if all examples begin alike the model learns it soon. In 0.22.2
+and 0.23.0 with `padding_free` and `pad_to_multiple_of`, examples also attend to the examples before them. No error.
+Prompt-completion data is not affected.""",
     cause="""\
-All examples of a batch become one row. The labels of that row are its tokens, the first one of each example among them,
-and a causal model's loss holds each token's prediction against the label of the next. The mask of 0.22.2 and 0.23.0 has
-zeros where the row is padded, and where there are any transformers cuts the row by them and not by the positions.""",
+The collator concatenates all examples of a batch into one row. The labels of that row are its tokens, including the
+first token of each example, and a causal model's loss compares each token's prediction with the next label. In 0.22.2
+and 0.23.0 the mask is zero where the row is padded; if the mask contains zeros, transformers splits the row by the
+mask and not by the positions.""",
     repair="""\
-In such rows the labels where positions begin anew are -100, as in 0.23.1, so loss, gradient and the number of tokens
-that they are divided by are those of the examples one by one. In 0.22.2 and 0.23.0 the mask of rows that have
-positions and `pad_to_multiple_of` is of ones, as that of rows that are not padded, so positions are what counts; the
-padding is in `num_tokens`. Padded batches, completions, and other attention than FlashAttention stay bit for bit
-what they are, and so do `labels` of a data set's own, where one of a batch is neither -100 nor the token at its place:
-they may be shifted already. Not repaired: `padding_free` and packing without FlashAttention, of which TRL warns, and
-whose examples attend to each other in these releases.""",
+In such rows the patch sets the labels to -100 where positions restart, as 0.23.1 does. Loss, gradient and the number
+of tokens that divides them then equal those of the separate examples. In 0.22.2 and 0.23.0 the patch sets the mask of
+rows with positions and `pad_to_multiple_of` to ones, as for rows without padding, so the positions decide;
+`num_tokens` includes the padding. Padded batches, completions, and attention other than FlashAttention stay bit for
+bit identical. So do a data set's own `labels`, if any label of the batch is neither -100 nor the token at its place:
+these labels may be shifted already. Not repaired: `padding_free` and packing without FlashAttention. TRL warns about
+these settings, and their examples attend to each other in these releases.""",
     changes_numbers="""\
-Since TRL 0.19.0 SFT with FlashAttention, and padding_free or packing, trained one wrong target for each document. With
-the patch loss and gradient are means over other tokens, and not to be compared with those before; a run that is
-resumed goes on with them.""",
+Since TRL 0.19.0, SFT with FlashAttention, and padding_free or packing, trained on one wrong target per document. With
+the patch loss and gradient are means over different tokens, and are not comparable with earlier values; a resumed run
+continues with the new ones.""",
     references=(
         "https://github.com/huggingface/trl/pull/4170",
         "https://github.com/huggingface/transformers/pull/31629",

@@ -33,7 +33,7 @@ RULE_COVERAGE = {
         "test_evaluation_is_the_same",
         "test_where_nothing_is_to_do_it_is_trl_s_function",
     ),
-    "Left as released": (
+    "The patch does not change a loss": (
         "test_what_is_one_s_own_is_left_alone",
         "test_one_line_on_rank_0_says_what_is_left",
         "test_how_often_a_loader_of_one_s_own_gives_a_batch_is_not_known",

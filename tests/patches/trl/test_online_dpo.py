@@ -30,9 +30,9 @@ RULE_COVERAGE = {
     "no new blocking": "because prompts are gathered only where the ranks of an engine have to come together anyway",
     "In the trainer's own process": "test_without_sleep_mode_nothing_changes",
     "all prompts have one length nothing changes": "test_prompts_of_one_length_are_the_tokenizer_s_own",
-    "Without it nothing changes": "test_without_sleep_mode_nothing_changes",
+    "Without sleep mode nothing changes": "test_without_sleep_mode_nothing_changes",
     "an engine has one rank nothing changes": "test_an_engine_of_one_rank_gets_the_very_prompts",
-    "Left alone": "test_a_rank_waits_for_none_that_a_users_step_may_keep_away",
+    "The patch does not change a trainer": "test_a_rank_waits_for_none_that_a_users_step_may_keep_away",
 }
 WORKER = "tests.patches.trl.online_dpo_ranks"
 NAMES = ("trl-online-dpo-server", "trl-online-dpo-server-padding", "trl-online-dpo-sleep-weights")
