@@ -1,4 +1,4 @@
-"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+"""In which calls the bugs of these patches occur, decided from attributes alone (`rlhf_patches.Condition`)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from . import group_learning_rates
 
 
 def adds_to_others(self: Any) -> bool:
-    """Of a ZeRO optimizer that has reduced a micro-batch's gradients: whether it is ZeRO-2's, and not the first."""
+    """Whether a ZeRO optimizer is ZeRO-2's, and has reduced a micro-batch that is not the first."""
     return bool(self.partition_gradients and not self.cpu_offload and self.micro_step_id > 0)
 
 
 def loses_micro_batches(self: Any, param: Any = None) -> bool | None:
-    """Of a ZeRO optimizer that takes a parameter's gradient: whether one of this step is lost by now.
+    """Whether a ZeRO optimizer that takes a parameter's gradient has lost a micro-batch of this step.
 
-    That of a micro-batch between the first and the last; without an accumulation in the configuration, of any before
-    the last. None for the last of two, which are right if both use every parameter, and for ZenFlow.
+    ZeRO-2 loses the micro-batches between the first and the last one. If the configuration has no accumulation, it
+    loses every micro-batch before the last one. None for the last of two micro-batches, which is right if both use
+    every parameter, and for ZenFlow.
     """
     if not self.cpu_offload:
         return False
@@ -34,31 +35,30 @@ def loses_micro_batches(self: Any, param: Any = None) -> bool | None:
 
 
 _steps: weakref.WeakKeyDictionary[Any, tuple[Any, set[int], bool | None]] = weakref.WeakKeyDictionary()
-"""Of each optimizer: the newest step's norms by parameter, the parameters of those before it, and what was told."""
+"""By optimizer: the newest step's norms by parameter, earlier steps' parameters, and the last result."""
 
 
 def trained_on_what_was_left(self: Any) -> bool | None:
-    """Of a ZeRO optimizer that takes a parameter's gradient: False without offload, else True or None.
+    """Whether the previous step trained a parameter on the gradient of an older step; False without offload.
 
-    True where the step before has trained a parameter of this rank that it had no gradient for on an older one, which
-    is in the optimizer's buffer yet: who empties the buffers has a right run. That a step loses micro-batches is not
-    told.
+    True if the previous step had no gradient for a parameter of this rank, and the optimizer's buffer still holds an
+    older one. A run that empties the buffers itself is right. None otherwise: lost micro-batches are not detected.
     """
     if self.cpu_offload is False:
         return False
     if getattr(self, "zenflow", False):
         return None
-    norms = self.norm_for_param_grads  # upstream makes another one at the end of each step
+    norms = self.norm_for_param_grads  # upstream makes a new dictionary at the end of each step
     last, ever, told = _steps.get(self, ({}, set(), None))
     if last is not norms:
         told = _trained_on(self, ever.difference(last))
         ever.update(last)
         _steps[self] = norms, ever, told
-    return told  # the same in each call of a step, however often one is asked
+    return told  # the same result in each call of a step
 
 
 def _trained_on(optimizer: Any, params: set[int]) -> bool | None:
-    if optimizer.overflow:  # the step before trained nothing
+    if optimizer.overflow:  # the previous step trained nothing
         return None
     for param_id in params:
         group, _, offset, size = optimizer.grad_position[param_id]
@@ -69,14 +69,15 @@ def _trained_on(optimizer: Any, params: set[int]) -> bool | None:
 
 
 def drops_by_logits(drop_tokens: bool, drop_policy: str) -> bool:
-    """Of ``topkgating``: whether an expert takes those with the largest logits, for any number of choices."""
+    """Whether each expert of ``topkgating`` keeps the tokens with the largest logits, for any k."""
     return bool(drop_tokens and drop_policy == "probs")
 
 
 def rates_of_groups(self: Any, optimizer: Any, warmup_max_lr: Any) -> bool | None:
-    """Of a scheduler's optimizer: whether its groups have several learning rates.
+    """Whether the parameter groups of a scheduler's optimizer have several learning rates.
 
-    None of tensors, and of a user's scheduler or one with a user's function, which may give each group its own.
+    None if the learning rates are tensors, and for a user's scheduler or one with a user's function, which may give
+    each group its own learning rate.
     """
     if warmup_max_lr is not None:
         return False

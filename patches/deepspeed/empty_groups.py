@@ -15,16 +15,17 @@ from .. import _released
 
 _NAME = "deepspeed-empty-groups"
 _KNOWN = ("torch", "deepspeed", "transformers", "accelerate")
-"""Whose schedulers pair rates with groups by position, or by what the groups themselves hold."""
+"""Packages whose schedulers pair rates with groups by position, or read what the groups themselves hold."""
 _SETTERS = ("step", "_update_lr")
-"""The functions of torch's that set the rates which get_lr() has given."""
+"""Functions of torch that set the rates which get_lr() returns."""
 
 
 class AllGroups:
-    """An optimizer with the groups that a scheduler was made for: the removed ones at their places again.
+    """An optimizer with the groups that a scheduler was made for, removed groups back at their positions.
 
-    Everything but ``param_groups`` is the optimizer's own, what is assigned included; and it is equal to the optimizer
-    and an instance of its class, which those ask that make a scheduler from others.
+    All attributes except ``param_groups`` are the optimizer's own, and assignments go to the optimizer. The object is
+    equal to the optimizer and an instance of its class, because code that makes a scheduler from another one checks
+    both.
     """
 
     __slots__ = ("__weakref__", "_all_groups_for", "_all_groups_of", "_all_groups_removed")
@@ -34,8 +35,8 @@ class AllGroups:
 
         Args:
             optimizer: a ``torch.optim.Optimizer``.
-            removed: of each removed group its index among all groups, ascending, and the group.
-            scheduler: which has it as its optimizer; None of a copy.
+            removed: for each removed group its index among all groups, ascending, and the group.
+            scheduler: the scheduler that has this object as its optimizer; None for a copy.
         """
         object.__setattr__(self, "_all_groups_of", optimizer)
         object.__setattr__(self, "_all_groups_removed", removed)
@@ -46,10 +47,11 @@ class AllGroups:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """From the optimizer's present groups: loading its state puts others in their place.
+        """The optimizer's present groups and the removed ones; loading a state replaces the optimizer's groups.
 
-        As they are, where the scheduler has a learning rate for each of these: a user has put an empty group back, or
-        has taken its rate from the scheduler's, or lets its get_lr() give none for it. So where its steps are a user's.
+        Returns the optimizer's groups alone if the scheduler has a learning rate for each of them: a user has put an
+        empty group back, has removed its rate from the scheduler's, or has a get_lr() that returns none for it. It does
+        so too if the scheduler's steps are a user's.
         """
         groups = list(self._all_groups_of.param_groups)
         scheduler = self._all_groups_for and self._all_groups_for()
@@ -69,7 +71,7 @@ class AllGroups:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._all_groups_of, name)
 
-    # writes: what is assigned to the stand-in, the optimizer gets
+    # writes: an assignment to the stand-in goes to the optimizer
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._all_groups_of, name, value)
 
@@ -90,11 +92,11 @@ class AllGroups:
         return AllGroups, (self._all_groups_of, self._all_groups_removed)
 
 
-# known: within torch's function `values` is what get_lr(), which may be a user's, has returned for this very step
+# known: in torch's function `values` is what get_lr(), which may be a user's, has returned for this step
 def _sets_those(scheduler: Any, left: int) -> bool:
-    """Whether who asks for the groups has, or may have, a learning rate for each one that is left, and no others.
+    """Whether the caller has, or may have, a learning rate for each remaining group and for no other group.
 
-    A step of a user's own may, and so may his get_lr() where torch asks it afterwards, or counts nothing.
+    A user's own step may, and so may a user's get_lr() if torch calls it afterwards, or does not count its rates.
     """
     if _released.others(scheduler, "step", "_update_lr", packages=_KNOWN):
         return True
@@ -108,14 +110,14 @@ def _sets_those(scheduler: Any, left: int) -> bool:
 
 
 def keep_for_schedulers(optimizer: Any, client: Any) -> None:
-    """Let the schedulers of an optimizer see all its groups, although the empty ones are about to be removed.
+    """Let the schedulers of an optimizer see all its groups although DeepSpeed is about to remove empty ones.
 
-    Most trainers keep their scheduler to themselves, and an optimizer does not know its schedulers. They are looked for
-    among all live objects, only if a group is empty: some tenths of a second, once.
+    Most trainers keep their scheduler to themselves, and an optimizer does not know its schedulers. This function
+    searches all live objects, only if a group is empty. The search takes some tenths of a second, once.
 
     Args:
         optimizer: a ``torch.optim.Optimizer``.
-        client: DeepSpeed's ``lr_scheduler`` argument: a scheduler of any class, something to call, or None.
+        client: DeepSpeed's ``lr_scheduler`` argument: a scheduler of any class, a callable, or None.
     """
     groups = optimizer.param_groups
     removed = [(index, group) for index, group in enumerate(groups) if len(group["params"]) == 0]
@@ -126,32 +128,32 @@ def keep_for_schedulers(optimizer: Any, client: Any) -> None:
 
     base = getattr(lr_scheduler, "LRScheduler", None) or lr_scheduler._LRScheduler
     by_position = False
-    # By type(): isinstance() would ask objects for __class__, which lazy ones answer by an import.
+    # By type(): isinstance() would read __class__, and lazy objects import a module for that.
     for one in [client, *(item for item in gc.get_objects() if issubclass(type(item), base))]:
-        # Anybody's class: an `optimizer` that cannot be asked for or assigned is left as it is.
+        # The class may be anybody's: an `optimizer` that cannot be read or assigned is not changed.
         with contextlib.suppress(Exception):
-            # One that was made before an empty group was added fits the groups that are left.
+            # A scheduler made before an empty group was added fits the remaining groups.
             if one.optimizer is optimizer and len(getattr(one, "base_lrs", groups)) == len(groups):
                 one.optimizer = AllGroups(optimizer, removed, one)  # writes: this is the repair
                 by_position = by_position or _pairs_wrongly(one, removed, base)
-    if by_position:  # of other schedulers, and of those that are made afterwards, it is not known
+    if by_position:  # unknown for other schedulers, and for those that are made later
         rlhf_patches.decided(_NAME, True)
 
 
 def _pairs_wrongly(scheduler: Any, removed: list[tuple[int, dict[str, Any]]], base: Any) -> bool:
-    """Whether it is certain that a scheduler gives groups that are left the rates of others, or raises.
+    """Whether a scheduler certainly gives remaining groups the rates of other groups, or raises.
 
-    Others go by what the groups themselves hold.
+    Other schedulers read what the groups themselves hold.
     """
     from torch.optim import lr_scheduler
 
     torchs = lr_scheduler.LambdaLR
-    # One that steps in a way of its own may have met the bug.
+    # A scheduler with its own way to step may account for the bug.
     if any(getattr(type(scheduler), name, None) is not getattr(torchs, name) for name in ("get_lr", "step")):
         return False
     if _released.others(scheduler, "get_lr", "step", "_update_lr", packages=("torch",)):
         return False
-    if hasattr(base, "_update_lr"):  # torch 2.10 and later, which refuse two lengths
+    if hasattr(base, "_update_lr"):  # torch 2.10 and later raise for two lengths
         return True
     without = {index for index, _ in removed}
     rates = scheduler.base_lrs
@@ -168,31 +170,36 @@ PATCH = Patch(
     bug="a scheduler sets the learning rates of the wrong parameter groups, or its first step raises",
     when="an optimizer with an empty parameter group (LoRA), and a scheduler made before deepspeed.initialize()",
     symptom="""\
-LoRA with DeepSpeed and torch 2.10 or later, by transformers before 5.1 and what builds on it (TRL, LLaMA-Factory), or
-by a trainer that makes its scheduler early itself (ms-swift, earlier OpenRLHF):
-`ValueError: zip() argument 2 is longer than argument 1` at the first step of the scheduler. With an older torch, and
-with DeepSpeed's own schedulers passed as objects, there is no error: the groups behind an empty one get their
-predecessor's learning rate. With PEFT's LoRA+ the B matrices get that of the embeddings, 1e-6.""",
+LoRA with DeepSpeed and torch 2.10 or later, trained with transformers before 5.1 and its dependents (TRL,
+LLaMA-Factory), or with a trainer that makes its scheduler early (ms-swift, earlier OpenRLHF): the first step of the
+scheduler raises `ValueError: zip() argument 2 is longer than argument 1`. With an older torch, and with DeepSpeed's own
+schedulers passed as objects, no error is raised: the groups after an empty group get the learning rate of the group
+before them. With PEFT's LoRA+, the B matrices get the learning rate of the embeddings, 1e-6.""",
     cause="""\
-These trainers make one group with weight decay and one without, and with LoRA the second is empty. `DeepSpeedEngine`
-removes empty groups from the optimizer, in place, and the scheduler was made before: it has a learning rate for each of
-the original groups, and pairs them by position with those that are left. From 2.10 on, torch refuses two lengths.""",
+These trainers make one group with weight decay and one without. With LoRA, the second group is empty. `DeepSpeedEngine`
+removes empty groups from the optimizer in place, after the trainer has made the scheduler. The scheduler has a learning
+rate for each of the original groups, and pairs them by position with the remaining groups. Since 2.10, torch raises if
+the two lengths differ.""",
     repair="""\
-The schedulers of the optimizer still see all its groups, the empty ones in their places, by a stand-in as their
-`optimizer`: equal to the optimizer, an instance of its class, and itself in everything but `param_groups`. DeepSpeed
-works without the empty groups, as before. A scheduler whose `base_lrs` are made those of the groups that are left sees
-these, and so does one of an optimizer that gets an empty group back, one whose `get_lr()` gives as many rates as groups
-are left, and one with a `step()` or `_update_lr()` of your own. So does one with a `get_lr()` of your own whose rates
-cannot be counted: a generator's, and those of a subclass of `CosineAnnealingWarmRestarts`. Schedulers that derive from
-torch's `LRScheduler` are found whether they were passed to `deepspeed.initialize` or not, those of any other class if
-they were. Their state keeps its form, so checkpoints fit with and without the patch. A scheduler that is made
-afterwards (a callable passed as `lr_scheduler`, one of DeepSpeed's configuration, that of transformers from 5.1 on)
-knows the groups that are left, as before. Where no group is empty, nothing is done.""",
+The schedulers of the optimizer still see all its groups, with the empty groups at their positions. Their `optimizer` is
+a stand-in: it is equal to the optimizer, is an instance of its class, and is identical to it in everything but
+`param_groups`. DeepSpeed works without the empty groups, as before.
+
+These schedulers see the remaining groups: one whose `base_lrs` are changed to those of the remaining groups, one whose
+optimizer gets an empty group back, one whose `get_lr()` returns as many rates as groups remain, and one with your own
+`step()` or `_update_lr()`. The same holds for your own `get_lr()` if its rates cannot be counted, such as a
+generator's, and those of a subclass of `CosineAnnealingWarmRestarts`.
+
+The patch detects schedulers that derive from torch's `LRScheduler` whether or not they were passed to
+`deepspeed.initialize`, and schedulers of any other class if they were passed. The format of their state does not
+change, so checkpoints fit with and without the patch. A scheduler that is made afterwards (a callable passed as
+`lr_scheduler`, one from DeepSpeed's configuration, that of transformers since 5.1) sees the remaining groups, as
+before. If no group is empty, the patch does nothing.""",
     changes_numbers="""\
-Since DeepSpeed 0.3.13, without torch 2.10's check, groups behind an empty one were trained at another group's learning
-rate. It matters where the rates differ: with PEFT's LoRA+ the B matrices had the rate of the embeddings, and the ratio
-that was set had no effect. With the patch each group has the rate that it was given. A run that was tuned with another
-one should have its learning rates looked at again; checkpoints can be trained on.""",
+Since DeepSpeed 0.3.13, without torch 2.10's check, groups after an empty group were trained at another group's learning
+rate. This matters if the learning rates differ: with PEFT's LoRA+, the B matrices had the learning rate of the
+embeddings, and the configured ratio had no effect. With the patch, each group has its configured learning rate. If you
+tuned a run without the patch, check its learning rates again. Training can continue from its checkpoints.""",
     references=(
         "https://github.com/huggingface/transformers/pull/43692",
         "https://github.com/huggingface/transformers/pull/43711",
@@ -215,7 +222,7 @@ one should have its learning rates looked at again; checkpoints can be trained o
         ),
     ),
     obsolete_when=(
-        "when no trainer in use makes its scheduler before DeepSpeed removes groups, as transformers 5.1 does not"
+        "when no trainer in use makes its scheduler before DeepSpeed removes groups; transformers 5.1 does not"
     ),
     signatures=(
         Signature(

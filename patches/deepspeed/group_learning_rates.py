@@ -1,4 +1,4 @@
-"""``WarmupLR`` without ``warmup_max_lr``: each parameter group is warmed up to its own learning rate."""
+"""``WarmupLR`` without ``warmup_max_lr`` warms each parameter group up to its own learning rate."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ _MODULE = "deepspeed.runtime.lr_schedules"
 
 
 def of_groups(scheduler: Any, rates: list[Any]) -> Any:
-    """What ``warmup_max_lr`` is where none is given: each group's, and the first one's as released for a scheduler with
-    code of somebody else's, which may make each group's rate of that number itself.
+    """The default of ``warmup_max_lr``: the learning rate of each group.
+
+    For a scheduler with user code, which may set each group's rate itself, it is the first group's, as released.
 
     Args:
         scheduler: a ``WarmupLR``.
         rates: of its optimizer's groups.
     """
-    # known: DeepSpeed's own functions take a list, and multiply by no group's own rate
+    # known: DeepSpeed's own functions take a list, and do not multiply by a group's own rate
     return rates[0] if replaced(scheduler) else rates
 
 
 def replaced(scheduler: Any) -> str:
-    """What of that which makes learning rates is somebody else's; empty where all is DeepSpeed's."""
+    """The name of the first user-defined part that computes learning rates; empty if all parts are DeepSpeed's."""
     packages = ("deepspeed",)
-    # known: only a class that is defined there has such a name; what derives from it elsewhere is a user's
+    # known: only a class defined in that module has this name; a subclass defined elsewhere is a user's
     if type(scheduler).__module__ != _MODULE:
         return type(scheduler).__name__
-    # Which sets the rates of a step: a function of the module.
+    # A function of the module sets the learning rates of a step.
     update = getattr(sys.modules.get(_MODULE), "update_lr", None)
     if update is not None and not _released.is_released(update, packages):
         return "update_lr"
@@ -44,23 +45,25 @@ PATCH = Patch(
     bug="WarmupLR gives every parameter group the learning rate of the first one",
     when="scheduler WarmupLR without warmup_max_lr, and groups with learning rates of their own",
     symptom="""\
-A DeepSpeed configuration with `"scheduler": {"type": "WarmupLR"}` and no `warmup_max_lr`, and an optimizer whose
-parameter groups have learning rates of their own (a value head, LoRA+, embeddings): after the warm-up, and all through
-it, every group has the learning rate of the first one. No error; `get_last_lr()` shows the same number for each.""",
+The optimizer's parameter groups have different learning rates (a value head, LoRA+, embeddings), and the DeepSpeed
+configuration has `"scheduler": {"type": "WarmupLR"}` without `warmup_max_lr`. During and after the warm-up, every group
+has the learning rate of the first group. No error is raised. `get_last_lr()` returns the same number for every
+group.""",
     cause="""\
-0.17.2 lets `warmup_max_lr` default to what the optimizer has, and takes `[0]` of the list of learning rates. One number
-then stands for all groups.""",
+In 0.17.2, `warmup_max_lr` defaults to the optimizer's learning rates, but the code takes only element `[0]` of the
+list. All groups use this number.""",
     repair="""\
-The whole list is taken, as in 0.19.4. A `warmup_max_lr` that is given counts as before, one number for all groups or a
-list. Not repaired: a subclass of your own, and a scheduler with an `__init__`, a `get_lr`, a `step` or a
-`_format_param` that was put in place of DeepSpeed's, or an `update_lr`: they may give each group its rate already; and
-`WarmupCosineLR` of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0 for the first
-step.""",
+The patch uses the whole list, as 0.19.4 does. An explicit `warmup_max_lr` works as before, as one number for all groups
+or as a list.
+
+The patch does not change a subclass of your own, or a scheduler whose `__init__`, `get_lr`, `step`, `_format_param` or
+`update_lr` was replaced: such code may give each group its learning rate already. It does not repair `WarmupCosineLR`
+of 0.18.9 and earlier, which sets the learning rate of the first group alone to 0 for the first step.""",
     changes_numbers="""\
-DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch each has its
-own, as its optimizer was given. A run that was tuned with it should have all groups but the first looked at again. Who
-multiplies what a scheduler has made, its `max_lrs` or the groups' rates after a step, by each group's ratio has to take
-that out.""",
+DeepSpeed 0.17.2 to 0.19.3 trained all parameter groups at the first group's learning rate. With the patch, each group
+has its own learning rate, as set in the optimizer. If you tuned a run without the patch, check the learning rates of
+all groups but the first. If your code multiplies the scheduler's `max_lrs`, or the groups' learning rates after a step,
+by each group's ratio, remove that code.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/8171",
         "https://github.com/deepspeedai/DeepSpeed/pull/7360",

@@ -1,4 +1,4 @@
-"""ZeRO-2 with an optimizer on the CPU: gradients of all micro-batches, not of the first and the last."""
+"""ZeRO-2 with an optimizer on the CPU: gradients of all micro-batches, not only of the first and the last."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _CLASS = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
 
 
 _last: weakref.WeakKeyDictionary[Any, tuple[int, set[int]]] = weakref.WeakKeyDictionary()
-"""Of each optimizer: the number of the micro-batch when it was last asked about, and what was kept by then."""
+"""By optimizer: the number of the micro-batch at the last call of `kept`, and the ids kept by then."""
 
 
 def kept(optimizer: Any) -> set[int]:
-    """The ids of parameters whose buffer on the CPU holds gradients of the step in progress, on this rank.
+    """The ids of parameters whose buffer on the CPU holds gradients of the current step, on this rank.
 
     Args:
         optimizer: a ``DeepSpeedZeroOptimizer``.
     """
     number, found = _last.get(optimizer, (0, set()))
     if optimizer.micro_step_id < number:
-        found.clear()  # another step: ZenFlow with `overlap_step` ends its own in a `step` of its own
+        found.clear()  # another step: ZenFlow with `overlap_step` ends its steps in its own `step`
     _last[optimizer] = optimizer.micro_step_id, found
     return found
 
@@ -37,33 +37,37 @@ PATCH = Patch(
     when="ZeRO-2, offload_optimizer, and more than one backward() a step",
     excluded_by=("zero_optimization.stage=absent|0|3", "zero_optimization.offload_optimizer.device=none"),
     symptom="""\
-ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) trains on a part of the batch, in silence. With
-`gradient_accumulation_steps` of 3 or more only the first and the last micro-batch count; where several `backward()`
-make a step by `set_gradient_accumulation_boundary()` and `gradient_accumulation_steps` is 1, only the last. The
-gradient norm in the log is too low, clipping clips by that norm, and an overflow in a micro-batch between is not
-noticed. An accumulation of 2 is right, and so is ZeRO-1 but for ZenFlow (0.17.5 and later), which does with an
-`update_interval` of 3 or more as ZeRO-2 does.""",
+ZeRO-2 with `offload_optimizer` (`"device": "cpu"`) trains on a part of the batch, without an error. With
+`gradient_accumulation_steps` of 3 or more, only the first and the last micro-batch count. If
+`set_gradient_accumulation_boundary()` combines several `backward()` into a step and `gradient_accumulation_steps` is 1,
+only the last counts. The logged gradient norm is too low, clipping uses that norm, and an overflow in a micro-batch
+between is not detected. Accumulation over 2 micro-batches is right. ZeRO-1 is right, except with ZenFlow (0.17.5 and
+later), which has the bug of ZeRO-2 with an `update_interval` of 3 or more.""",
     cause="""\
-ZeRO-2 keeps this rank's part of the gradients between micro-batches in buffers on the CPU. 0.15.2 made copying there
-the alternative to adding what is there: the first micro-batch is copied, each later one is added to it on the GPU, and
-the sum is thrown away. `copy_grads_in_partition` does not even ask for either unless `gradient_accumulation_steps` is
+ZeRO-2 keeps this rank's part of the gradients between micro-batches in buffers on the CPU. 0.15.2 made the copy to the
+buffer an alternative to the addition: the first micro-batch is copied, each later one is added to the buffer's content
+on the GPU, and the sum is discarded. `copy_grads_in_partition` does neither unless `gradient_accumulation_steps` is
 above 1.""",
     repair="""\
-What was added up is copied back unless the optimizer steps next, as in 0.15.1; and the buffers are used wherever there
-was a micro-batch before or will be another, as in 0.19.0. A step of one micro-batch makes no copy, as before; otherwise
-each micro-batch but the last makes one. Two things are not as in 0.19.0. Nothing is copied before the optimizer steps,
-because before 0.16.5 ZeRO-1 would add it in the next step. And a buffer counts only for the step that filled it: 0.19.0
-to 0.19.8 add the last step's gradients of a parameter that the first micro-batch does not use. ZenFlow's gradients are
-those of the definition with it (seen in 0.18.9).
+The sum is copied back unless the optimizer steps next, as in 0.15.1. The buffers are used whenever the step has an
+earlier or a later micro-batch, as in 0.19.0. A step of one micro-batch makes no copy, as before. Otherwise each
+micro-batch but the last makes one.
 
-Not repaired, as in 0.19.8: what a parameter has accumulated is lost where the last micro-batch does not use it.""",
+The patch differs from 0.19.0 in two ways. It copies nothing before the optimizer steps, because ZeRO-1 before 0.16.5
+would add the copy in the next step. And it uses a buffer only in the step that filled it: 0.19.0 to 0.19.8 add the last
+step's gradients of a parameter that the first micro-batch does not use. With the patch, ZenFlow's gradients equal their
+definition (seen in 0.18.9).
+
+The patch does not repair one loss, as 0.19.8 does not: if the last micro-batch does not use a parameter, the
+parameter's accumulated gradient is lost.""",
     changes_numbers="""\
-Since DeepSpeed 0.15.2, ZeRO-2 with an offloaded optimizer and an accumulation of N micro-batches, 3 or more (ZenFlow,
-of ZeRO-1 too: an `update_interval` of N; what it selects is trained in each micro-batch and was right), trained on the
-first and the last of them, divided by N: the gradient was as if of 2 N-ths of its size and of noisier batches. With the
-patch gradient norms rise (by a factor of N / 2 where micro-batches agree) to what a run without offload logs. A run
-that was tuned with it should have its learning rate and its clipping threshold looked at again; SGD and clipping see
-the factor, Adam mostly the noise. A checkpoint is as good as what it was trained on, and can be trained on.""",
+Since DeepSpeed 0.15.2, ZeRO-2 with an offloaded optimizer and accumulation over N micro-batches, N of 3 or more,
+trained on the first and the last of them, divided by N: the gradient had about 2/N of its size and was noisier. This
+includes ZenFlow with an `update_interval` of N, with ZeRO-1 too; the parameters that ZenFlow selects are trained in
+each micro-batch and were right. With the patch, gradient norms rise (by a factor of N / 2 if the micro-batches agree)
+to what a run without offload logs. If you tuned a run without the patch, check its learning rate and its clipping
+threshold again. The factor affects SGD and clipping; Adam sees mostly the noise. Checkpoints reflect the gradients they
+were trained on; training can continue from them.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/7967",
         "https://github.com/deepspeedai/DeepSpeed/pull/7981",

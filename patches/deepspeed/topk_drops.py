@@ -1,4 +1,4 @@
-"""DeepSpeed's mixture of experts with more than two experts a token: which tokens an expert takes."""
+"""Which tokens an expert takes in DeepSpeed's mixture of experts with more than two experts per token."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="deepspeed-topk-drops",
-    summary="an expert that has room takes every token that has chosen it",
+    summary="an expert with free capacity takes every token that chose it",
     harm="wrong gradient",
-    bug="tokens with negative router logits are dropped from experts that have room",
+    bug="experts drop tokens with negative router logits although they have free capacity",
     when="DeepSpeed's MoE layer with k above 2 and drop_tokens, its default",
     excluded_by=("drop_tokens=false", "k=1|2"),
     symptom="""\
-A mixture of experts on DeepSpeed's `MoE` layer with `k` of 3 or more learns little; many tokens pass no expert, or
-fewer than k, although `exp_counts` is far below the capacity. It is worst where a router's logits are mostly negative:
-in a test 43 choices of tokens are left then, of 229 for which experts have room. No error.""",
+A mixture of experts with DeepSpeed's `MoE` layer and `k` of 3 or more learns little. Many tokens pass through fewer
+than k experts, or through none, although `exp_counts` is far below the capacity. The effect is largest when most of a
+router's logits are negative: in a test, 43 of 229 choices that fit the capacity remain. No error is raised.""",
     cause="""\
-`topkgating` lets each expert take its `capacity` tokens with the largest logits. Tokens that have not chosen it are in
-that choice with 0, which is above a negative logit, and no less than one of 0, as a token of zeros has: they fill the
-places, and are masked out afterwards.""",
+`topkgating` lets each expert take its `capacity` tokens with the largest logits. Tokens that did not choose the expert
+take part with a logit of 0. This is larger than a negative logit, and not less than a logit of 0, which a token of
+zeros has. These tokens fill the places and are masked out afterwards.""",
     repair="""\
-Tokens that have not chosen an expert count as minus infinity, so an expert's places go to those that have. Where an
-expert is full, those with the largest logits stay, as released (0.19.0 and later go by probabilities); where every
-logit that was chosen is above 0, nothing changes, bit for bit.
+Tokens that did not choose an expert have a logit of minus infinity, so the expert's places go to tokens that chose it.
+When an expert is full, it keeps the tokens with the largest logits, as released (0.19.0 and later use probabilities).
+If every chosen logit is above 0, results are bitwise identical.
 
-Left alone: `drop_policy="position"`, which `topkgating` takes and the layer never asks for; k of 1 and 2, which have
-functions of their own; and a capacity above the number of tokens, which raises, as released.""",
+The patch does not change `drop_policy="position"`, which `topkgating` accepts and the layer never uses, or k of 1 and
+2, which have their own functions. A capacity above the number of tokens raises, as released.""",
     changes_numbers="""\
-From 0.15.0 to 0.18.9 a `MoE` layer with k above 2 has dropped tokens whose logits were negative from experts that had
-room, as if the capacity was smaller, and did so in evaluation too. With the patch each expert takes what its capacity
-allows: outputs have more experts in them. A model that was trained without it goes on from there, but wants its
-evaluation repeated, and its capacity factor looked at again.""",
+From 0.15.0 to 0.18.9, a `MoE` layer with k above 2 dropped tokens with negative logits from experts that had free
+capacity, as if the capacity was smaller, in evaluation too. With the patch, each expert takes what its capacity allows,
+so more experts contribute to the outputs. Training of an existing model can continue. Repeat its evaluation, and check
+its capacity factor again.""",
     references=("https://github.com/deepspeedai/DeepSpeed/pull/7986",),
     variants=(
         Variant(

@@ -1,4 +1,4 @@
-"""DeepSpeed's gradient accumulation without a reduction in `backward`: pipelines, and `no_sync()`."""
+"""DeepSpeed's gradient accumulation without a reduction in `backward`, in pipelines and `no_sync()`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SCALES = "loss = self._scale_loss_by_gas(loss.float())"
 
 
 def _with_deepcompile(versions: str, asked: str) -> Variant:
-    """What DeepCompile's gradients are divided by is left as it is."""
+    """The variant that does not change the divisor of DeepCompile's gradients."""
     return Variant(
         Guard("deepspeed", versions),
         (
@@ -28,28 +28,30 @@ PATCH = Patch(
     name="deepspeed-unscaled-accumulation",
     summary="pipelines and no_sync() divide each loss by gradient_accumulation_steps too",
     harm="wrong gradient",
-    bug="a gradient is the sum over micro-batches, not the mean",
+    bug="the gradient is the sum over micro-batches, not the mean",
     when="a PipelineModule, or engine.no_sync(), and gradient_accumulation_steps above 1",
     excluded_by=("gradient_accumulation_steps=1",),
     symptom="""\
-DeepSpeed 0.16.0 to 0.18.2, with a `gradient_accumulation_steps` of N above 1. A `PipelineModule` trains on N times its
-gradient: 4.000 times with 4 micro-batches, in every stage. Outside pipelines the micro-batches inside
-`engine.no_sync()` count N times as much as those outside it. Accelerate's `accumulate()` enters it for ZeRO-0 and
-ZeRO-1. The loss that is reported is right. Gradient norms are N times too high, and clipping hides it. No error.""",
+DeepSpeed 0.16.0 to 0.18.2, with `gradient_accumulation_steps` of N above 1. A `PipelineModule` trains on N times its
+gradient: 4.000 times with 4 micro-batches, in every stage. Outside pipelines, micro-batches inside `engine.no_sync()`
+count N times as much as those outside it. Accelerate's `accumulate()` enters `no_sync()` for ZeRO-0 and ZeRO-1. The
+reported loss is right. Gradient norms are N times too high, and clipping hides it. No error is raised.""",
     cause="""\
-0.16.0 added `no_sync()`, and `backward` then divides the loss by the accumulation steps only where it also reduces
-gradients. Pipelines reduce them later by themselves and tell `backward` not to (`enable_backward_allreduce`).""",
+0.16.0 added `no_sync()`. Since then, `backward` divides the loss by the accumulation steps only if it also reduces
+gradients. Pipelines reduce gradients themselves later, and disable the reduction in `backward`
+(`enable_backward_allreduce`).""",
     repair="""\
-The loss is divided by the accumulation steps whether `backward` reduces or not, as before 0.16.0 and again from 0.18.3.
+`backward` divides the loss by the accumulation steps whether or not it reduces gradients, as before 0.16.0 and since
+0.18.3.
 
-Left alone: `scale_wrt_gas=False`, with which the caller divides (transformers' Trainer does where it counts tokens);
-and DeepCompile, whose losses are as released.""",
+The patch does not change `scale_wrt_gas=False`, with which the caller divides (transformers' Trainer does so if it
+counts tokens), or DeepCompile, whose losses are as released.""",
     changes_numbers="""\
-From 0.16.0 to 0.18.2 gradients of pipelines, and of micro-batches in `no_sync()`, were `gradient_accumulation_steps`
-times too large. With the patch their norms fall by that factor. Adam's steps hardly change where nothing is clipped;
-a run whose learning rate or clipping threshold was tuned without it (SGD, or clipping that was always active) should
-have both looked at again. Where only some micro-batches are in `no_sync()`, all weigh the same now. Code that divides
-by the steps itself inside `no_sync()`, to make up for it, has to stop. Checkpoints can be trained on.""",
+From 0.16.0 to 0.18.2, gradients of pipelines, and of micro-batches in `no_sync()`, were `gradient_accumulation_steps`
+times too large. With the patch, their norms fall by that factor. Adam's steps hardly change if clipping is inactive. If
+you tuned the learning rate or the clipping threshold of a run without the patch (SGD, or clipping that was always
+active), check both again. If only some micro-batches are in `no_sync()`, all have the same weight now. Remove code
+inside `no_sync()` that divides by the steps itself to compensate. Training can continue from checkpoints.""",
     references=("https://github.com/deepspeedai/DeepSpeed/pull/6675",),
     variants=(
         Variant(

@@ -1,4 +1,4 @@
-"""ZeRO-1 with bfloat16 parameters and gradients accumulated in float32: the last micro-batch is reduced too."""
+"""ZeRO-1 with bfloat16 parameters and gradients accumulated in float32 reduces the last micro-batch too."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _UPSTREAM = "bf16_optimizer = isinstance(self.optimizer, BF16_Optimizer)"
 
 
 def comes_first(engine: Any) -> bool:
-    """Whether what reduces an engine's gradients is DeepSpeed's own: a user's may add the last micro-batch itself."""
-    # known: where it was written, whatever it is called
+    """Whether DeepSpeed's own function reduces the gradients; a user's may add the last micro-batch itself."""
+    # known: the module it was written in, whatever its name is
     if _released.written_in(engine.allreduce_gradients).startswith("deepspeed."):
         return True
     own = f"{type(engine).__name__}.allreduce_gradients"
@@ -33,25 +33,26 @@ PATCH = Patch(
     when="ZeRO-1 without offload, bf16, and data_types.grad_accum_dtype fp32",
     excluded_by=("zero_optimization.stage=2|3",),
     symptom="""\
-ZeRO-1 with `bf16` and `"data_types": {"grad_accum_dtype": "fp32"}`, without offload: of the last micro-batch of a step
-each rank uses its own gradient, not the mean over the ranks. Without gradient accumulation that is the whole step: each
-rank updates its part of the parameters from its own data. Nothing fails; losses and gradient norms drift from those of
-ZeRO-2, and depend on how the same batch is cut into micro-batches.""",
+ZeRO-1 with `bf16` and `"data_types": {"grad_accum_dtype": "fp32"}`, without offload: each rank uses its own gradient of
+a step's last micro-batch, not the mean over the ranks. Without gradient accumulation this is the whole step: each rank
+updates its part of the parameters from its own data. No error is raised. Losses and gradient norms drift from those of
+ZeRO-2, and depend on how the same batch is split into micro-batches.""",
     cause="""\
-`BF16_Optimizer` adds the bfloat16 gradients to those in float32 in its `backward_epilogue()`, and the engine calls that
-after `allreduce_gradients()`: at a step's end the last micro-batch is added when the sum has been reduced. Before
-0.18.3 the optimizer's `backward()` added them. 0.18.3 and 0.18.4 have this order too, but choose another optimizer for
-this configuration (`FP16_UnfusedOptimizer`, whose loss scale keeps it from training at all): the patch is applied, and
-changes nothing.""",
+`BF16_Optimizer` adds the bfloat16 gradients to the float32 gradients in its `backward_epilogue()`. The engine calls it
+after `allreduce_gradients()`, so the last micro-batch of a step is added after the reduction. Before 0.18.3, the
+optimizer's `backward()` added it. 0.18.3 and 0.18.4 have the wrong order too, but choose another optimizer for this
+configuration (`FP16_UnfusedOptimizer`, whose loss scale prevents any training): the patch is applied, and changes
+nothing.""",
     repair="""\
-The epilogue of `BF16_Optimizer` runs before the gradients are reduced, as in 0.19.0. Other optimizers' runs where it
-did, and so does `exit_backward()`. An engine whose `allreduce_gradients` is not DeepSpeed's own is left as released,
-with one line on rank 0 that names it: it may add the last micro-batch itself.""",
+The epilogue of `BF16_Optimizer` runs before the gradients are reduced, as in 0.19.0. The patch does not change when the
+epilogues of other optimizers run, or `exit_backward()`. It does not change an engine whose `allreduce_gradients` is not
+DeepSpeed's own, because such a function may add the last micro-batch itself. Rank 0 logs one warning that names the
+function.""",
     changes_numbers="""\
-Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation took the last micro-batch of each step
-from one rank in place of the mean over all. With the patch gradients are less noisy and their norms lower: of one
-micro-batch a step on N ranks, as from N times the data. A run that was tuned with it should have its learning rate
-looked at again; checkpoints are as good as what they were trained on, and can be trained on.""",
+Since DeepSpeed 0.18.5, ZeRO-1 with bfloat16 parameters and float32 accumulation used one rank's gradient of the last
+micro-batch of each step instead of the mean over all ranks. With the patch, gradients are less noisy and their norms
+lower: with one micro-batch per step on N ranks, as from N times the data. If you tuned a run without the patch, check
+its learning rate again. Checkpoints reflect the gradients they were trained on; training can continue from them.""",
     references=("https://github.com/deepspeedai/DeepSpeed/pull/7985",),
     variants=(
         Variant(

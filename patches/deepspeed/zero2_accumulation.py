@@ -1,4 +1,4 @@
-"""ZeRO-2: gradients of all micro-batches of a step, not of the last one alone."""
+"""ZeRO-2 accumulates the gradients of all micro-batches of a step, not only of the last one."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ PATCH = Patch(
     when="ZeRO-2 without offload, and gradient_accumulation_steps above 1",
     excluded_by=("zero_optimization.stage=absent|0|1|3",),
     symptom="""\
-DeepSpeed 0.17.6 to 0.18.2, ZeRO-2 without offload and a `gradient_accumulation_steps` of 2 or more, in every precision:
-the loss looks right, and the gradient norm is too low (5.1 where 11.6 is right, of four micro-batches). ZeRO-1 and
-ZeRO-3 are right. No error.
+DeepSpeed 0.17.6 to 0.18.2, ZeRO-2 without offload and `gradient_accumulation_steps` of 2 or more, in every precision:
+the loss looks right, but the gradient norm is too low (5.1 instead of 11.6 with four micro-batches). ZeRO-1 and ZeRO-3
+are right. No error is raised.
 
-Another defect, on CPU ranks only: with `contiguous_gradients: false`, ZeRO-1 and ZeRO-2 before 0.19.8 reduce no
-gradient at all, since they look for it by a type that tensors on CPUs do not have. It stays with the patch.""",
+The patch does not repair another defect, on CPU ranks only: with `contiguous_gradients: false`, ZeRO-1 and ZeRO-2
+before 0.19.8 reduce no gradient at all, because they select gradients by a type that tensors on CPUs do not have.""",
     cause="""\
-0.17.6 keeps what was accumulated in `all_grad_tensors`, but still asks `averaged_gradients` whether there is anything:
-that is filled at the end of a step, so each micro-batch takes the place of those before it.""",
+0.17.6 keeps the accumulated gradients in `all_grad_tensors`, but checks `averaged_gradients` to decide whether there is
+anything to add to. `averaged_gradients` is filled at the end of a step, so each micro-batch replaces those before
+it.""",
     repair="""\
-`all_grad_tensors` is asked, as in 0.18.3. It is emptied at the end of a step, so the next one begins with its own
-first micro-batch.""",
+The patch checks `all_grad_tensors`, as 0.18.3 does. `all_grad_tensors` is emptied at the end of a step, so the next
+step starts with its own first micro-batch.""",
     changes_numbers="""\
-DeepSpeed 0.17.6 to 0.18.2 trained ZeRO-2 on the last of a step's N micro-batches, divided by N. With the patch gradient
-norms rise (by a factor of N where micro-batches agree) to what ZeRO-3 and other releases log. A run that was tuned with
-it should have its learning rate and its clipping threshold looked at again; Adam mostly sees less noise. A checkpoint
-is as good as what it was trained on, and can be trained on.""",
+DeepSpeed 0.17.6 to 0.18.2 trained ZeRO-2 on the last of a step's N micro-batches, divided by N. With the patch,
+gradient norms rise (by a factor of N if the micro-batches agree) to what ZeRO-3 and other releases log. If you tuned a
+run without the patch, check its learning rate and its clipping threshold again; with Adam, the main effect is less
+noise. Checkpoints reflect the gradients they were trained on; training can continue from them.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/issues/7718",
         "https://github.com/deepspeedai/DeepSpeed/pull/8382",

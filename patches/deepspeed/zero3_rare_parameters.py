@@ -1,4 +1,4 @@
-"""ZeRO-3: a parameter's gradient is that of the step's micro-batches, where not all of them use it."""
+"""ZeRO-3 trains a parameter on the gradients of its step's micro-batches, even if not all of them use it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _NAME = "deepspeed-zero3-rare-parameters"
 _CLASS = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 
 _reduced: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
-"""Of each optimizer: parameters by `ds_id`, each with the last micro-batch of this step that had a gradient for it."""
+"""By optimizer and `ds_id` of a parameter: the last micro-batch of this step with a gradient for it."""
 _ever: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
-"""Of each optimizer: the parameters that have had a gradient, which their buffers hold until the next one."""
+"""By optimizer: the parameters that ever had a gradient; their buffers hold it until the next one."""
 
 
 def reduced(optimizer: Any, params: Iterable[Any]) -> None:
-    """Their gradients are this micro-batch's.
+    """Record that this micro-batch has a gradient for these parameters.
 
     Args:
         optimizer: a ``DeepSpeedZeroOptimizer_Stage3``.
@@ -31,19 +31,19 @@ def reduced(optimizer: Any, params: Iterable[Any]) -> None:
 
 
 def begun(optimizer: Any) -> None:
-    """What comes next is another step's."""
+    """Record that another step begins."""
     _reduced.pop(optimizer, None)
 
 
 def complete(optimizer: Any, buffers: Mapping[int, Any], accelerator: Any) -> None:
-    """After a backward pass, for parameters that it had no gradient for.
+    """Complete a backward pass for parameters that have no gradient in it.
 
-    In a step's first micro-batch their buffers are emptied, and with offload the optimizer's gradients too. In a later
-    one that ends the step the optimizer's gradients get what earlier ones have summed up, with offload.
+    In a step's first micro-batch, empty their buffers, and with offload the optimizer's gradients too. In a later
+    micro-batch that ends the step, with offload, copy the sums of earlier micro-batches to the optimizer's gradients.
 
     Args:
         optimizer: a ``DeepSpeedZeroOptimizer_Stage3``.
-        buffers: of each parameter, by `ds_id`, this rank's part of the sum over micro-batches.
+        buffers: for each parameter, by `ds_id`, this rank's part of the sum over micro-batches.
         accelerator: DeepSpeed's.
     """
     now, offload, last = optimizer.micro_step_id, optimizer.offload_optimizer, _reduced.get(optimizer, {})
@@ -64,28 +64,28 @@ def complete(optimizer: Any, buffers: Mapping[int, Any], accelerator: Any) -> No
     params = (param for group in optimizer.fp16_groups for param in group if param.ds_id in buffers)
     missing = [p for p in params if (p.ds_id not in last if now == 0 else last.get(p.ds_id, now) != now)]
     ever = _ever.get(optimizer, set())
-    # Of a parameter that was frozen since, upstream takes zeros itself, where the optimizer is not offloaded.
+    # Upstream uses zeros for a parameter that was frozen since, if the optimizer is not offloaded.
     rlhf_patches.decided(_NAME, any(p.ds_id in ever and (offload or p.requires_grad) for p in missing))
     stream = optimizer.reduce_and_partition_stream
     if stream is not None and not getattr(accelerator, "resolves_data_dependency", bool)():
-        stream.wait_stream(accelerator.current_stream())  # where the last step has read them
-    with accelerator.stream(stream):  # whose end upstream waits for next
+        stream.wait_stream(accelerator.current_stream())  # the last step has read the buffers there
+    with accelerator.stream(stream):  # upstream waits for the end of this stream next
         for param in missing:
             buffer, param_id = buffers[param.ds_id], optimizer.get_param_id(param)
             if now == 0:
-                buffer.zero_()  # writes: what the step before has left there is what this repairs
+                buffer.zero_()  # writes: removes the gradient of the previous step, which is the repair
             if offload:
                 group, offset, _ = optimizer.grad_position[param_id]
                 gradient = optimizer.fp32_partitioned_groups_flat[group].grad.narrow(0, offset, buffer.numel())
-                gradient.copy_(buffer)  # writes: the same, of the optimizer's
+                gradient.copy_(buffer)  # writes: the same for the optimizer's gradient
             if now > 0:
                 there = buffer.to(accelerator.current_device_name())
-                # writes: as upstream does for those that this micro-batch has a gradient for
+                # writes: as upstream does for parameters with a gradient in this micro-batch
                 optimizer.norm_for_param_grads[param_id] = optimizer._constant_buffered_norm2(there)
 
 
 def _changes(after: str) -> tuple[Rewrite, ...]:
-    """``after``: how the epilogue writes what it reports."""
+    """``after``: the prefix of the string in the epilogue's memory report."""
     reported = f'self.report_ipg_memory_usage({after}"In ipg_epilogue after reduce_ipg_grads", 0)'
     return (
         Rewrite(
@@ -120,41 +120,43 @@ PATCH = Patch(
     name=_NAME,
     summary="ZeRO-3 trains parameters that not every micro-batch uses on this step's gradients alone",
     harm="wrong gradient",
-    bug="ZeRO-3 trains parameters that not every micro-batch uses on gradients of the step before",
+    bug="ZeRO-3 trains parameters that not every micro-batch uses on gradients of the previous step",
     when="ZeRO-3, and a trained parameter that a step, its first, or with offload its last micro-batch does not use",
     excluded_by=("zero_optimization.stage=absent|0|1|2",),
     symptom="""\
-ZeRO-3, and a parameter that some micro-batches use and others do not: an expert that no token was routed to, a vision
-tower beside text alone, an adapter or a head of one of several tasks. No error.
+ZeRO-3 trains a parameter that some micro-batches use and others do not: an expert that no token was routed to, a vision
+tower in a batch of text alone, an adapter or a head of one of several tasks. No error is raised.
 
-- A step that does not use it trains it again, on the gradient of the last step that did.
-- A step whose first micro-batch does not use it, and a later one does, adds the gradient of the step before.
-- With `offload_optimizer`, a step whose last micro-batch does not use it loses the gradients of the others, and trains
-  it on that of the step before.
+- A step that does not use the parameter trains it again on the gradient of the last step that did.
+- A step whose first micro-batch does not use it, while a later one does, adds the gradient of the previous step.
+- With `offload_optimizer`, a step whose last micro-batch does not use it loses the gradients of the other
+  micro-batches, and trains it on that of the previous step.
 
-The gradient norm in the log, and clipping, are wrong with it, off by 19 to 95 % in the tests. With fp16 an infinite
-gradient stays too, and so do overflows, until the parameter is used again (read, not run).""",
+The logged gradient norm and clipping are then wrong too, by 19 to 95 % in the tests. With fp16, an infinite gradient
+also stays, and overflows repeat, until the parameter is used again (from reading the code, not run).""",
     cause="""\
-`partition_grads` sums a parameter's gradients over micro-batches in a buffer: the step's first micro-batch overwrites
-it if it has a gradient, later ones add. Nothing empties it, and `step()` takes all buffers. With offload the sum is
-copied into the optimizer's gradient in the last micro-batch alone, of those parameters for which this one has a
-gradient. Seen in 0.14.5, 0.15.2, 0.18.2, 0.18.5, 0.18.9 and 0.19.8; of the others the code was read. 0.6.0 to 0.9.1
-have the same in a function of another name; before that the buffers are other ones.""",
+`partition_grads` sums a parameter's gradients over micro-batches in a buffer. The step's first micro-batch overwrites
+the buffer if it has a gradient, and later ones add to it. No code empties the buffer, and `step()` uses all buffers.
+With offload, the sum is copied to the optimizer's gradient only in the last micro-batch, and only for parameters that
+have a gradient in it. The bug was reproduced in 0.14.5, 0.15.2, 0.18.2, 0.18.5, 0.18.9 and 0.19.8; for the other
+releases the code was read. 0.6.0 to 0.9.1 have the same bug in a function of another name. Releases before 0.6.0 use
+other buffers.""",
     repair="""\
-When the first micro-batch of a step has been reduced, the buffers of parameters without a gradient in it are emptied,
-with offload the optimizer's gradients too; and in the last one what earlier ones have summed up is copied there. A
-parameter that a step does not use has a gradient of 0, as a part of a flat tensor: Adam's momentum and weight decay
-move it still. A gradient that was set by hand between `backward()` and `step()` (`safe_set_full_grad`) counts as
-before. Where every micro-batch uses everything no operator more runs, and numbers are the same bit for bit.
+After the first micro-batch of a step is reduced, the patch empties the buffers of parameters without a gradient in it,
+with offload the optimizer's gradients too. In the last micro-batch it copies the sums of earlier micro-batches to the
+optimizer's gradients. A parameter that a step does not use has a gradient of 0, as a part of a flat tensor: Adam's
+momentum and weight decay still change it. A gradient that your code sets between `backward()` and `step()`
+(`safe_set_full_grad`) counts as before. If every micro-batch uses every parameter, the patch runs no additional
+operator, and results are bitwise identical.
 
-Not repaired: an optimizer on NVMe, ZenFlow, SuperOffload, MiCS, and DeepCompile, which keep upstream's code; and what
-several forward passes before one backward pass lose.""",
+The patch does not repair an optimizer on NVMe, ZenFlow, SuperOffload, MiCS and DeepCompile, which keep upstream's code.
+It does not repair what several forward passes before one backward pass lose.""",
     changes_numbers="""\
-ZeRO-3 trained parameters that a step, or its first micro-batch, did not use on the gradient of an earlier step (with an
-offloaded optimizer also where the last micro-batch did not use them, and then without this step's). With the patch that
-is gone: experts, towers and adapters that are used rarely move less, and the gradient norm is that of the step. A run
-that was tuned with it should have the learning rate of such parameters looked at again. A checkpoint is as good as what
-it was trained on, and can be trained on.""",
+ZeRO-3 trained parameters that a step, or its first micro-batch, did not use on the gradient of an earlier step. With an
+offloaded optimizer this also happened if the last micro-batch did not use them, and then this step's gradients were
+lost. With the patch, rarely used experts, towers and adapters move less, and the gradient norm is that of the step. If
+you tuned a run without the patch, check the learning rate of such parameters again. Checkpoints reflect the gradients
+they were trained on; training can continue from them.""",
     references=(
         "https://github.com/deepspeedai/DeepSpeed/pull/1453",
         "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.5/deepspeed/runtime/zero/stage3.py",
@@ -163,6 +165,6 @@ it was trained on, and can be trained on.""",
         Variant(Guard("deepspeed", ">=0.9.2,<0.17.5"), _changes("f")),
         Variant(Guard("deepspeed", ">=0.17.5,<=0.19.8"), _changes("")),
     ),
-    obsolete_when="when the oldest DeepSpeed in use has it repaired",
+    obsolete_when="when the oldest DeepSpeed in use has the repair",
     conditions=(Condition(f"{_CLASS}.independent_gradient_partition_epilogue"),),
 )

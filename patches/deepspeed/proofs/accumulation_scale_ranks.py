@@ -1,7 +1,7 @@
-"""One step of a pipeline, of which each rank is a stage, by DeepSpeed: ``--out FOLDER PATCH CASE ...``.
+"""One step of a DeepSpeed pipeline with one stage per rank: ``--out FOLDER PATCH CASE ...``.
 
-The yardstick is float64 in one process: the mean over all micro-batches. With plain SGD each parameter's way over the
-rate is its gradient.
+The reference is float64 in one process: the mean over all micro-batches. With plain SGD, a parameter's change divided
+by the learning rate is its gradient.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlhf_patches.patches.deepspeed.proofs import on_cpu
 from rlhf_patches.proving import states
 
 WIDTH, ROWS = 6, 3
-RATE = 1.0  # bfloat16 parameters are rounded by 2**-9 of their own size, which a small step would not be above
+RATE = 1.0  # bfloat16 rounds parameters by 2**-9 of their size; a small step would be lost
 Gradients = dict[int, list[torch.Tensor]]
-"""By the layers' numbers; so are parameters."""
+"""By the number of the layer; parameters use the same keys."""
 
 
 class Layer(torch.nn.Linear):
-    """The same wherever it is made."""
+    """A layer with the same weights for the same number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(WIDTH, WIDTH)
@@ -69,14 +69,14 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def engine(module: torch.nn.Module, samples: torch.Tensor, stage: int = 0, clip: float = 0.0) -> Any:
-    """DeepSpeed's, for these samples, with a stage of ZeRO."""
+    """DeepSpeed's engine for these samples, with a stage of ZeRO."""
     return on_cpu.engine(
         module,
         {"stage": stage},
         torch.optim.SGD(module.parameters(), lr=RATE),
         gradient_accumulation_steps=samples.shape[1],
         gradient_clipping=clip,
-        steps_per_print=1000,  # None, which is a default, is not what every release can divide by
+        steps_per_print=1000,  # None is the default, and not every release can divide by it
         bf16={"enabled": samples.dtype == torch.bfloat16},
     )
 
@@ -95,7 +95,7 @@ def values(layers: dict[int, Any]) -> Gradients:
 
 
 def wrong(before: Gradients, after: Gradients, gradients: Gradients, clipped: float = 1.0) -> dict[str, Any]:
-    """What is wrong of this rank's gradients, as a part of what is right."""
+    """The error of this rank's gradients, relative to the right ones."""
     ways = torch.cat([((a - b) / RATE).flatten() for n in before for a, b in zip(before[n], after[n], strict=True)])
     exact = clipped * torch.cat([each.flatten() for number in before for each in gradients[number]])
     return {

@@ -10,12 +10,12 @@ CASE = Case(
     "deepspeed",
     "deepspeed-empty-groups",
     "WarmupLR, a group is empty",
-    "learning rates of three groups, one of which has nothing trained",
+    "learning rates of three groups, one of them without trained parameters",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The rates of each step, held against the formula."""
+    """Compare the learning rates of each step with the formula."""
     (report,) = reports
     case = next(name for name, found in report["before"].items() if found["error"])
     before, after = (report[state][case] for state in ("before", "after"))

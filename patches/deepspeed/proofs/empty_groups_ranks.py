@@ -1,8 +1,7 @@
-"""Learning rates of an optimizer with an empty parameter group, through DeepSpeed: ``--out FOLDER [CASE ...]``, on one
-rank.
+"""Learning rates with DeepSpeed and an empty parameter group: ``--out FOLDER [CASE ...]``, on one rank.
 
-Each case before apply() of deepspeed-empty-groups, after it, and after revert(); beside it the same optimizer and
-scheduler without DeepSpeed.
+Runs each case before apply() of deepspeed-empty-groups, after it, and after revert(). The reference is the same
+optimizer and scheduler without DeepSpeed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ JOINED: dict[str, Any] = {
     "in sequence": lambda optimizer, pair: lr_scheduler.SequentialLR(optimizer, pair, milestones=[9]),
     "another for theirs": lambda _, pair: lr_scheduler.StepLR(pair[0].optimizer, 2),
 }
-"""Schedulers made of a pair of others, for the same optimizer."""
+"""Schedulers made from two others, for the same optimizer."""
 CASES: dict[str, dict[str, Any]] = {
     "last": {"empty": 2},
     "in between": {"empty": 1, "stage": 2},
@@ -56,12 +55,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def pair(optimizer: torch.optim.Optimizer) -> list[lr_scheduler.LRScheduler]:
-    """To be joined."""
+    """Two schedulers to join."""
     return [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
 class Model(torch.nn.Module):
-    """Weights whose gradients are the factors. The one that the empty group would have is not trained."""
+    """Weights whose gradients are the factors. The weight of the empty group is not trained."""
 
     def __init__(self, empty: int | None) -> None:
         super().__init__()
@@ -84,12 +83,12 @@ def made(case: dict[str, Any]) -> tuple[Model, torch.optim.Optimizer, Any]:
 
 
 def joined(case: dict[str, Any], optimizer: torch.optim.Optimizer, scheduler: Any) -> Any:
-    """The scheduler, or the one that is made of a pair."""
+    """The scheduler, or the one that is made from a pair."""
     return JOINED[case["joined"]](optimizer, scheduler) if "joined" in case else scheduler
 
 
 def without_deepspeed(case: dict[str, Any]) -> tuple[list[list[float]], list[dict[str, Any]]]:
-    """From the start and after each of twice STEPS: the rates of the groups with parameters, the scheduler's state."""
+    """At the start and after each of 2 * STEPS steps: the rates of groups with parameters, the scheduler's state."""
     _, optimizer, make = made(case)
     scheduler = joined(case, optimizer, make(optimizer))
     rates, kept = [], []
@@ -102,7 +101,7 @@ def without_deepspeed(case: dict[str, Any]) -> tuple[list[list[float]], list[dic
 
 
 def through_deepspeed(case: dict[str, Any]) -> dict[str, Any]:
-    """The same rates, or the error; and where the weights that are trained end."""
+    """The same rates, or the error; and the final values of the trained weights."""
     expected, kept = without_deepspeed(case)
     start = STEPS if case.get("resumed") else 0
     model, optimizer, make = made(case)

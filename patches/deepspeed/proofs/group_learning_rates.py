@@ -1,4 +1,4 @@
-"""Learning rates that WarmupLR gives to two parameter groups."""
+"""Learning rates that WarmupLR gives three parameter groups."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ RATES = Case(
     "deepspeed",
     "deepspeed-group-learning-rates",
     "WarmupLR, three parameter groups",
-    "WarmupLR with three parameter groups: the learning rates after its warm-up, 0.1, 0.004 and 0.03 as asked for",
+    "WarmupLR with three parameter groups: the learning rates after its warm-up, configured as 0.1, 0.004 and 0.03",
 )
 WANTED, WARMUP = (0.1, 0.004, 0.03), 4
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The rates of each step, held against the formula of DeepSpeed's documentation in float64."""
+    """Compare the learning rates of each step with the formula of DeepSpeed's documentation in float64."""
     (report,) = reports
     before, after = (report[state]["linear"] for state in ("before", "after"))
     off = max(

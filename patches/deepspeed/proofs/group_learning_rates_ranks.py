@@ -1,6 +1,6 @@
-"""Learning rates that WarmupLR and its relatives give two parameter groups: ``--out FOLDER``, on one rank.
+"""Learning rates that WarmupLR and related schedulers give three parameter groups: ``--out FOLDER``, on one rank.
 
-Each schedule before apply() of deepspeed-group-learning-rates, after it, and after revert().
+Runs each schedule before apply() of deepspeed-group-learning-rates, after it, and after revert().
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def rates(schedule: str) -> list[list[float]]:
-    """Of each group, at the start and after each step of the scheduler."""
+    """The learning rate of each group, at the start and after each step of the scheduler."""
     kind, options = SCHEDULES[schedule]
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in RATES]
     optimizer = torch.optim.SGD(groups, lr=1.0)

@@ -1,4 +1,4 @@
-"""Micro-batches of a step where the optimizer is offloaded."""
+"""Micro-batches of a step with an offloaded optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """Norms and parameters of three steps, held against a loop in float64."""
+    """Compare norms and parameters of three steps with a loop in float64."""
     # float32, a few layers and steps.
     yield off_by(CASE, reports[0]["version"], *worst(reports, "four"), bug=0.1, tolerance=1e-5)
 

@@ -29,6 +29,6 @@ CASES = {
 def main() -> None:
     from deepspeed.runtime.zero import stage_1_and_2
 
-    # DeepSpeed wants its own Adam for masters in bfloat16, which would have to be compiled.
+    # DeepSpeed requires its own Adam for masters in bfloat16, which would have to be compiled.
     stage_1_and_2.DeepSpeedCPUAdam = torch.optim.SGD
     steps.report("deepspeed-offload-accumulation", CASES)

@@ -1,6 +1,6 @@
-"""Real DeepSpeed on CPU ranks, whichever release is first on the path: process group, engine, tiny data.
+"""Real DeepSpeed on CPU ranks, in the first release on the path: process group, engine, tiny data.
 
-`start` comes first in a worker; zero3_on_cpu.py has what TRL needs besides.
+A worker calls `start` first; zero3_on_cpu.py has what TRL needs in addition.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-# DeepSpeed looks for a GPU when it is imported.
+# DeepSpeed searches for a GPU at import.
 os.environ.update(DS_ACCELERATOR="cpu", DEEPSPEED_LOG_LEVEL="error")
 
 import torch
@@ -21,23 +21,24 @@ LEARNING_RATE = 0.1
 
 
 def without_operator() -> None:
-    """An all-reduce in shared memory that DeepSpeed compiles, for CPUs only; without it there is gloo's.
+    """Disable DeepSpeed's compiled all-reduce in shared memory, which exists for CPUs only; gloo's is used.
 
-    It waits without a limit for the other ranks' memory. As an attribute, deepspeed.comm.torch is the package torch.
+    The compiled one waits without a limit for the other ranks' memory. The attribute deepspeed.comm.torch is the
+    package torch.
     """
     operators: Any = importlib.import_module("deepspeed.comm.torch")
     operators.build_shm_op = lambda: None
 
 
 def start() -> int:
-    """One thread a rank, so that sums are deterministic, and the process group; returns the rank."""
+    """Set one thread per rank, so that sums are deterministic, and start the process group; returns the rank."""
     import deepspeed
     from deepspeed.runtime import utils
 
     torch.set_num_threads(1)
     modules: list[Any] = list(sys.modules.values())
-    for module in modules:  # hundreds of lines about memory, each from a walk through /proc
-        # By its dictionary: lazy modules answer for any name, by an import.
+    for module in modules:  # logs hundreds of lines about memory, each from a walk through /proc
+        # By its dictionary: lazy modules have every attribute, through an import.
         if getattr(module, "__dict__", {}).get("see_memory_usage") is utils.see_memory_usage:
             module.see_memory_usage = lambda *_, **__: None
     without_operator()
@@ -58,15 +59,15 @@ def engine(
     """A DeepSpeed engine.
 
     Args:
-        model: whose parameters are trained.
+        model: the model to train.
         zero: the configuration's ``zero_optimization``.
         optimizer: SGD over all parameters if None.
-        lr_scheduler: made or to be called, or None.
+        lr_scheduler: a scheduler, a callable, or None.
         config: the rest of the configuration, such as ``gradient_accumulation_steps``.
     """
     import deepspeed
 
-    # DeepSpeed's default buckets take 2 GB per rank. From 0.19.3 it clips at 1.0 if nothing else is said; 0 is never.
+    # DeepSpeed's default buckets take 2 GB per rank. Since 0.19.3 it clips at 1.0 by default; 0 disables it.
     buckets = {"reduce_bucket_size": 1000, "allgather_bucket_size": 1000, "overlap_comm": False}
     made, *_ = deepspeed.initialize(
         model=model,
@@ -85,7 +86,7 @@ def engine(
 
 
 def of_trainer(stage: int, micro_batch: int | str = "auto") -> dict[str, Any]:
-    """What transformers' Trainer takes as ``deepspeed``: small buckets, all partitioned, nothing clipped."""
+    """The ``deepspeed`` argument of transformers' Trainer: small buckets, everything partitioned, no clipping."""
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": 1000, "overlap_comm": False}
     zero |= {"stage3_param_persistence_threshold": 0} if stage == 3 else {"allgather_bucket_size": 1000}
     return {

@@ -1,4 +1,4 @@
-"""What several proofs read in the ranks' reports."""
+"""What several proofs read from the ranks' reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlhf_patches.proving.proof import Case, Reports, Row
 
 
 def worst(reports: Reports, case: str) -> tuple[float, float]:
-    """Of `steps.outcome` without the patch and with it: the worst error on any rank, of norms or of parameters."""
+    """The worst error of `steps.outcome` on any rank, of norms or parameters, without and with the patch."""
     before, after = (
         max(max(report[state][case]["error"], report[state][case]["norm error"]) for report in reports)
         for state in ("before", "after")
@@ -17,7 +17,7 @@ def worst(reports: Reports, case: str) -> tuple[float, float]:
 
 
 def of_stages(case: Case, reports: Reports) -> Iterator[Row]:
-    """The step of a pipeline, of which each rank is a stage, held against the mean over micro-batches in float64."""
+    """Compare the step of a pipeline with one stage per rank with the mean over micro-batches in float64."""
     before, after = ([report[state]["pipeline"] for report in reports] for state in ("before", "after"))
     without, with_it = (", ".join(f"{each['times']:.2f}" for each in found) for found in (before, after))
     off = max(each["error"] for each in after)

@@ -1,6 +1,6 @@
 """Steps of several micro-batches on each of two ranks, by DeepSpeed and by the definition.
 
-Workers have a `main` of their own, which gives `report` a patch and its cases.
+Each worker has its own `main`, which passes a patch and its cases to `report`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Case:
     """One configuration.
 
     Attributes:
-        micro_batches: in a step.
-        by_hand: `set_gradient_accumulation_boundary` says where a step ends, and gradient_accumulation_steps is 1.
-        rare: the micro-batches of a step that use the whole model; the others leave its last layer out.
-        idle: the steps of which no micro-batch uses that layer.
-        touched: each loss has every parameter in it, times 0.
-        masters: the optimizer's copy of the parameters and its gradients are bfloat16 too.
+        micro_batches: per step.
+        by_hand: `set_gradient_accumulation_boundary` marks the end of a step; gradient_accumulation_steps is 1.
+        rare: the micro-batches of a step that use the whole model; the others do not use its last layer.
+        idle: the steps without a micro-batch that uses that layer.
+        touched: each loss contains every parameter, times 0.
+        masters: the optimizer's copy of the parameters and its gradients are also bfloat16.
         accumulate: the configuration's ``grad_accum_dtype``.
         contiguous: the configuration's ``contiguous_gradients``.
         zero: more of the configuration's ``zero_optimization``.
@@ -49,7 +49,7 @@ class Case:
 
 
 class Model(torch.nn.Module):
-    """Two layers, and one that not every micro-batch uses."""
+    """Two layers, and a third one that not every micro-batch uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def data(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_of(case: Case, step: int, number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Of a micro-batch, by its number within the step."""
+    """The loss of a micro-batch, by its number within the step."""
     whole = step not in case.idle and (case.rare is None or number in case.rare)
     loss: torch.Tensor = ((model(x, whole) - y) ** 2).sum()
     return loss + sum((0 * parameter).sum() for parameter in model.parameters()) if case.touched else loss
@@ -81,7 +81,7 @@ def fresh(case: Case) -> Model:
 
 
 def whole(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Its values in a row. Of several at once ZeRO-3 waits for the last one only, which is not enough with gloo."""
+    """Its values, flattened. ZeRO-3 waits only for the last of several parameters, which is not enough with gloo."""
     from deepspeed import zero
 
     with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
@@ -89,11 +89,11 @@ def whole(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def by_deepspeed(case: Case, rank: int) -> tuple[list[float], torch.Tensor, dict[str, Any]]:
-    """The norm of each step's gradient before clipping, the parameters in the end, and what the optimizer has."""
+    """The norm of each step's gradient before clipping, the final parameters, and the optimizer's attributes."""
     zero: dict[str, Any] = {"stage": case.stage, "contiguous_gradients": case.contiguous, **case.zero}
     if case.stage == 3:
-        # Otherwise all are gathered at once after a step (see `whole`); and 0.15.2 raises where one that is gathered
-        # ahead is not used.
+        # Otherwise all are gathered at once after a step (see `whole`), and 0.15.2 raises if a prefetched parameter
+        # is not used.
         zero.update(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=0)
     if case.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
@@ -153,7 +153,7 @@ def exactly(case: Case) -> tuple[list[float], torch.Tensor]:
 
 
 def outcome(case: Case, rank: int) -> dict[str, Any]:
-    """Norms as they are, and for "bit for bit"; what is wrong of the parameters' way from start to end, at most 1."""
+    """Norms, their bits, and the error of the parameters' change from start to end, at most 1."""
     norms, parameters, has = by_deepspeed(case, rank)
     right_norms, right = exactly(case)
     start = torch.cat([parameter.detach().double().flatten() for parameter in fresh(case).parameters()])
@@ -170,7 +170,7 @@ def outcome(case: Case, rank: int) -> dict[str, Any]:
 def report(name: str, cases: Mapping[str, Case]) -> None:
     """The worker ``--out FOLDER [CASE ...]``: each case before apply() of a patch, after it, and after revert().
 
-    Where no case is named, those with bfloat16 masters are left out, which older releases do not have.
+    Without named cases, it omits those with bfloat16 masters, which older releases do not support.
     """
     parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=[name for name in cases if not cases[name].masters])

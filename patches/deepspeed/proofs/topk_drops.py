@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What is kept of that for which there is room, and the output in float64."""
+    """Compare the kept choices with the free capacity, and the output with float64."""
     (report,) = reports
     before, after = (report[state]["negative"] for state in ("before", "after"))
     room, off = after["to keep"], f"{after['off']:.0e}"

@@ -1,8 +1,8 @@
-"""What DeepSpeed's mixture of experts makes of a batch, with more than two experts a token: ``--out FOLDER``, one rank.
+"""DeepSpeed's mixture of experts with more than two experts per token: ``--out FOLDER``, on one rank.
 
-Real is the layer with its gate and its experts, forward and backward. The yardstick is float64, from the definition: a
-token chooses the k experts with its largest logits, an expert takes at most its capacity of those that have chosen it,
-and a token's experts are weighted by the softmax over all experts, normalised over those that have taken it.
+The layer with its gate and its experts is real, forward and backward. The reference is float64, from the definition: a
+token chooses the k experts with its largest logits, an expert takes at most its capacity of the tokens that chose it,
+and a token's experts are weighted by the softmax over all experts, normalised over the experts that took it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlhf_patches.proving import states
 
 NAME = "deepspeed-topk-drops"
 TOKENS, WIDTH, EXPERTS = 59, 12, 8
-# `shift` is added to every logit: no softmax changes by it, and no choice.
+# `shift` is added to every logit, which changes no softmax and no choice.
 CASES: dict[str, dict[str, Any]] = {
     "around zero": {"shift": 0.0},
     "negative": {"shift": -4.0},
@@ -47,7 +47,7 @@ def layer(k: int, factor: float, shift: float, drop_tokens: bool) -> Any:
     with torch.no_grad():
         for parameter in found.parameters():
             parameter.copy_(torch.randn(parameter.shape))
-        found.deepspeed_moe.gate.wg.weight[:, 0] = shift  # tokens begin with a 1
+        found.deepspeed_moe.gate.wg.weight[:, 0] = shift  # the first feature of each token is 1
     return found
 
 
@@ -58,7 +58,7 @@ def tokens() -> torch.Tensor:
 
 
 def reference(moe: Any, k: int, factor: float, drop_tokens: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Outputs, the gradient of the router's weights, and how many choices of tokens are taken."""
+    """Outputs, the gradient of the router's weights, and the number of kept choices."""
     router = moe.deepspeed_moe.gate.wg.weight.detach().double().requires_grad_()
     experts = [
         [each.weight.detach().double(), each.bias.detach().double()]
@@ -89,10 +89,10 @@ def reference(moe: Any, k: int, factor: float, drop_tokens: bool) -> tuple[torch
 
 
 def kept(found: Any) -> int:
-    """How many choices of tokens the gate has left."""
+    """The number of choices that the gate keeps."""
     if len(found) == 4:
         return int(found[2].sum())
-    return sum(int((each >= 0).sum()) for each in found[3])  # the newest: -1 is one that was dropped
+    return sum(int((each >= 0).sum()) for each in found[3])  # newer releases: -1 is a dropped choice
 
 
 def step(
@@ -117,7 +117,7 @@ def step(
 
 
 def positions() -> list[float]:
-    """What the function itself makes of the other policy."""
+    """The function's result with the other policy."""
     topkgating = importlib.import_module("deepspeed.moe.sharded_moe").topkgating
     logits = torch.randn(TOKENS, EXPERTS, generator=torch.Generator().manual_seed(1)) - 2
     _, weights, *_ = topkgating(logits, 4, 1.0, 4, drop_policy="position")
@@ -126,7 +126,7 @@ def positions() -> list[float]:
 
 
 def zeros() -> dict[str, Any]:
-    """Of tokens of zeros among others whose logits are above 0, with room for all: how many choices are taken."""
+    """The number of kept choices for tokens of zeros among others with logits above 0, with room for all."""
     topkgating = importlib.import_module("deepspeed.moe.sharded_moe").topkgating
     logits = torch.rand(TOKENS, EXPERTS, generator=torch.Generator().manual_seed(1)) + 0.1
     logits[TOKENS // 2 :] = 0
@@ -139,7 +139,7 @@ def observe() -> dict[str, Any]:
     for case, settings in CASES.items():
         try:
             found[case] = step(**settings)
-        except UnboundLocalError as error:  # 0.15 with nothing dropped, as released
+        except UnboundLocalError as error:  # 0.15 without dropping raises, as released
             found[case] = {"off": 0.0, "gradient off": 0.0, "error": str(error)}
     return found
 

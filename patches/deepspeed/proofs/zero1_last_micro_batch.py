@@ -17,7 +17,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """Norms and parameters of three steps, held against a loop in float64."""
+    """Compare norms and parameters of three steps with a loop in float64."""
     # bfloat16 weights: 8 bits.
     yield off_by(CASE, reports[0]["version"], *worst(reports, "four"), bug=0.25, tolerance=2e-2)
 

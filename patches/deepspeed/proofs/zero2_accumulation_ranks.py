@@ -22,10 +22,10 @@ CASES = {
 
 
 def by_dtype(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """What `split_half_float_double` gives for tensors on a GPU.
+    """The result of `split_half_float_double` for tensors on a GPU.
 
-    Before 0.19.8 it looks for "torch.cpu.FloatTensor", as there is a "torch.cuda.FloatTensor". On CPUs the type is
-    called "torch.FloatTensor", so with `contiguous_gradients: false` nothing at all is reduced between CPU ranks.
+    Before 0.19.8 it searches for "torch.cpu.FloatTensor", by analogy with "torch.cuda.FloatTensor". On CPUs the type is
+    "torch.FloatTensor", so with `contiguous_gradients: false` CPU ranks reduce nothing at all.
     """
     kinds = (torch.half, torch.float, torch.double, torch.bfloat16)
     found = [[tensor for tensor in tensors if tensor.dtype == kind] for kind in kinds]

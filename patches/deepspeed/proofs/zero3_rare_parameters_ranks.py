@@ -34,7 +34,7 @@ CASES = {
 
 
 class Operations(TorchDispatchMode):
-    """The operators that were called, collectives among them, with the size of what each returned."""
+    """The operators that were called, including collectives, with the size of each result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ class Operations(TorchDispatchMode):
 
 
 def operations(offload: bool, rank: int) -> list[str]:
-    """Of three steps in which every micro-batch uses everything."""
+    """The operators of three steps in which every micro-batch uses every parameter."""
     with Operations() as operations:
         steps.by_deepspeed(CASES["offload, in all" if offload else "in all"], rank)
     return operations.seen
 
 
 def set_by_hand(offload: bool, rank: int) -> list[float]:
-    """What a step has made of a layer that it did not use: of ones, its gradient as it was set after backward()."""
+    """The gradient of a layer that a step did not use, and the step's change after it was set to ones."""
     from deepspeed.utils import safe_get_full_grad, safe_set_full_grad
 
     case = steps.Case(stage=3, micro_batches=1, offload=offload)
@@ -77,11 +77,11 @@ def set_by_hand(offload: bool, rank: int) -> list[float]:
 
 
 def main() -> None:
-    for module in ("stage3", "parameter_offload", "partition_parameters"):  # before their reports are silenced
+    for module in ("stage3", "parameter_offload", "partition_parameters"):  # before their reports are disabled
         importlib.import_module(f"deepspeed.runtime.zero.{module}")
     import deepspeed
 
-    # Before 0.16 it asks the program numactl.
+    # Before 0.16 it runs the program numactl.
     deepspeed.get_accelerator().device_count = lambda: steps.RANKS
     parser = states.parser()
     parser.add_argument("--more", action="store_true")

@@ -27,13 +27,13 @@ RULE_COVERAGE = {
     ),
     "no new blocking": "because a scheduler that cannot be asked or assigned is passed over; no lock, no collective",
     "known": "test_rates_of_those_that_are_left_are_paired_with_them",
-    "itself in everything but `param_groups`": (
+    "identical to it in everything but `param_groups`": (
         "test_what_schedulers_see_is_the_optimizer_in_everything_but_its_groups"
     ),
     "DeepSpeed works without the empty groups, as before": "test_with_it_each_group_has_its_own_rate",
     "checkpoints fit with and without the patch": "test_with_it_each_group_has_its_own_rate",
-    "knows the groups that are left, as before": "test_what_was_right_is_the_same",
-    "Where no group is empty, nothing is done": (
+    "sees the remaining groups, as before": "test_what_was_right_is_the_same",
+    "If no group is empty, the patch does nothing": (
         "test_other_schedulers_are_left_alone",
         "test_where_no_group_is_empty_no_object_is_looked_at",
     ),

@@ -22,12 +22,12 @@ RULE_COVERAGE = {
         "test_a_subclass_that_makes_the_list_itself_gets_the_number",
         "test_rates_of_somebody_else_s_are_released",
     ),
-    "Not repaired: a subclass of your own": (
+    "does not change a subclass of your own": (
         "test_a_subclass_that_makes_the_list_itself_gets_the_number",
         "test_rates_of_somebody_else_s_are_released",
     ),
     "no new blocking": "because a list is taken as a whole, in place of its first item; no lock, no collective",
-    "A `warmup_max_lr` that is given counts as before": "test_what_was_asked_for_is_the_same",
+    "An explicit `warmup_max_lr` works as before": "test_what_was_asked_for_is_the_same",
 }
 WORKER = "rlhf_patches.patches.deepspeed.proofs.group_learning_rates_ranks"
 RATES, WARMUP, STEPS = (0.1, 0.004, 0.03), 4, 7

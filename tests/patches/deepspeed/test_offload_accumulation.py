@@ -17,9 +17,9 @@ RULE_COVERAGE = {
     ),
     "no new blocking": "because what is added is a copy between buffers of one rank and a set; no lock, no collective",
     "A step of one micro-batch makes no copy, as before": "test_a_step_of_one_micro_batch_makes_no_copy",
-    "ZenFlow's gradients are those of the definition": "test_zenflow_loses_them_of_zero_1_too",
-    "An accumulation of 2 is right": "test_what_was_right_is_the_same_bit_for_bit",
-    "a buffer counts only for": "test_with_it_every_micro_batch_counts",
+    "ZenFlow's gradients equal their definition": "test_zenflow_loses_them_of_zero_1_too",
+    "Accumulation over 2 micro-batches is right": "test_what_was_right_is_the_same_bit_for_bit",
+    "uses a buffer only in the step that filled it": "test_with_it_every_micro_batch_counts",
 }
 NAME = "deepspeed-offload-accumulation"
 WORKER = offload_accumulation_ranks.__name__

@@ -25,8 +25,9 @@ RULE_COVERAGE = {
     "no side effects": "test_earlier_stages_have_their_whole_gradient",  # the engine's attributes
     "backward compatible": "test_without_stages_nothing_changes",
     "no new blocking": "because each stage asks itself whether it is the last; no lock, no collective",
-    "Engines without stages, and pipelines of one stage, are as released": "test_without_stages_nothing_changes",
+    "Engines without stages and pipelines of one stage are not affected": "test_without_stages_nothing_changes",
     "Only the last stage divides": "test_earlier_stages_have_their_whole_gradient",
+    "with and without the patch": "because DeepSpeed itself raises without ZeRO, with the patch and without",
     "in bfloat16 or float32 only": "because DeepSpeed itself raises without ZeRO, with the patch and without",
 }
 

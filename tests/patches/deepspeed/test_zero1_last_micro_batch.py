@@ -16,8 +16,8 @@ RULE_COVERAGE = {
     "backward compatible": "test_other_optimizers_are_the_same_bit_for_bit",
     "no new blocking": "because the same calls are made on every rank, the collectives among them in the same order",
     "the patch is applied, and changes nothing": "test_on_0_18_4_it_changes_nothing",
-    "is left as released": "test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released",
-    "Other optimizers' runs where it did": "test_other_optimizers_are_the_same_bit_for_bit",
+    "does not change an engine whose": "test_an_engine_that_reduces_by_a_function_of_its_own_is_left_as_released",
+    "does not change when the epilogues": "test_other_optimizers_are_the_same_bit_for_bit",
 }
 CASES = zero1_last_micro_batch_ranks.CASES
 WORKER = zero1_last_micro_batch_ranks.__name__

@@ -12,7 +12,7 @@ RULE_COVERAGE = {
     "no side effects": "because one condition in the optimizer's own epilogue asks another of its own dictionaries",
     "backward compatible": "test_with_it_all_micro_batches_count",
     "no new blocking": "because each rank adds to its own gradients; no lock, no collective",
-    "It stays with the patch": "because the buckets that `contiguous_gradients: false` makes are not what is patched",
+    "does not repair another defect": "because the patch does not change the buckets of `contiguous_gradients: false`",
 }
 CASES = zero2_accumulation_ranks.CASES
 WORKER = zero2_accumulation_ranks.__name__

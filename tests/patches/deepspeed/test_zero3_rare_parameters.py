@@ -19,9 +19,9 @@ RULE_COVERAGE = {
         "test_a_gradient_that_is_set_by_hand_counts",
     ),
     "no new blocking": "test_where_everything_is_used_nothing_more_is_computed",
-    "A gradient that was set by hand": "test_a_gradient_that_is_set_by_hand_counts",
-    "no operator more runs": "test_where_everything_is_used_nothing_more_is_computed",
-    "numbers are the same bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
+    "A gradient that your code sets": "test_a_gradient_that_is_set_by_hand_counts",
+    "runs no additional operator": "test_where_everything_is_used_nothing_more_is_computed",
+    "results are bitwise identical": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = zero3_rare_parameters_ranks.__name__
 # Of gradient norms and of the parameters' way, float32 against float64: seen up to 8e-7. What is wrong without the
