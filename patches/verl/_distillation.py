@@ -1,4 +1,4 @@
-"""verl's distillation where no token of a micro-batch counts: its metrics, and what its loss is averaged over."""
+"""verl's distillation where no token of a micro-batch counts: its metrics and the divisor of its loss."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 
 
 def smallest(values: torch.Tensor) -> Union[torch.Tensor, float]:
-    """The least of all, ``[tokens]``; infinity where there is none, so that it is nobody's least."""
+    """The minimum of ``[tokens]``; infinity where there are no tokens."""
     return values.min() if values.numel() else math.inf
 
 
 def largest(values: torch.Tensor) -> Union[torch.Tensor, float]:
-    """The largest of all; minus infinity where there is none."""
+    """The maximum of ``[tokens]``; minus infinity where there are no tokens."""
     return values.max() if values.numel() else -math.inf
 
 
 def with_numbers_of_the_mini_batch(config: Any, data: Any) -> Any:
-    """An actor's configuration, once it has what ``agg_loss`` averages over; ``ppo_loss`` puts the same there.
+    """Write the numbers that ``agg_loss`` averages over into an actor's configuration, as ``ppo_loss`` does.
 
-    As it is where a trainer does not set all of them, as ``ppo_loss`` needs.
+    Returns the configuration as it is where a trainer does not set all the numbers that ``ppo_loss`` needs.
     """
     try:
         numbers = {name: data[name] for name in ("dp_size", "batch_num_tokens", "global_batch_size")}

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of the logits of verl's Megatron workers: what its functions are replaced by."""
+"""Log-probabilities and entropies of the logits in verl's Megatron workers: the replacements of verl's functions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .._vocab_parallel.logprob import minus_cross_entropy, token_logprobs
 
 
 class Both(NamedTuple):
-    """Of the same logits: log-probabilities, float32, and entropies in the logits' dtype."""
+    """Log-probabilities in float32 and entropies in the logits' dtype, of the same logits."""
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
 
 
 def log_probs_and_entropy(logits: torch.Tensor, label: torch.Tensor) -> Both:
-    """Both quantities in one pass, with one backward, where verl asks for the entropy first.
+    """Both quantities in one pass with one backward, where verl computes the entropy first.
 
     Args:
-        logits: ``[..., V / TP]``; they stay as they are.
+        logits: ``[..., V / TP]``; not modified.
         label: ``[...]``, indices in the whole vocabulary.
     """
     group = parallel_state.get_tensor_model_parallel_group()
@@ -38,7 +38,7 @@ def log_probs_from_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.T
 
 
 def log_probs_before_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The same where verl asks for the entropies of these logits afterwards: they are computed on the way."""
+    """``vocab_parallel_log_probs_from_logits`` in one pass with the entropies that verl computes later."""
     group = parallel_state.get_tensor_model_parallel_group()
     start = torch.distributed.get_rank(group) * logits.shape[-1]
     return token_logprobs(
@@ -47,14 +47,14 @@ def log_probs_before_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torc
 
 
 def entropy(vocab_parallel_logits: torch.Tensor) -> torch.Tensor:
-    """``vocab_parallel_entropy``, which finds what `log_probs_before_entropy` has computed."""
+    """``vocab_parallel_entropy``, which returns what `log_probs_before_entropy` has computed."""
     found = token_entropy(vocab_parallel_logits, parallel_state.get_tensor_model_parallel_group())
     return found.to(vocab_parallel_logits.dtype)
 
 
 def entropy_with_chunking(vocab_parallel_logits: torch.Tensor, chunk_size: int = 2048) -> torch.Tensor:
-    """``vocab_parallel_entropy_with_chunking``: all at once, which takes no more memory than a chunk of verl's.
+    """``vocab_parallel_entropy_with_chunking`` in one call, which needs no more memory than one of verl's chunks.
 
-    Its result has the default dtype; each entropy is rounded to the dtype of the logits first.
+    The result has the default dtype; each entropy is rounded to the dtype of the logits first.
     """
     return entropy(vocab_parallel_logits).to(torch.get_default_dtype())

@@ -1,4 +1,4 @@
-"""What a micro-batch is of its mini-batch: what verl's policy losses call."""
+"""A micro-batch's share of its mini-batch, for verl's policy losses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ if TYPE_CHECKING:
 
 
 def part_of_the_mean(mean: torch.Tensor, of_rows: torch.Tensor, config: Any) -> torch.Tensor:
-    """A micro-batch's mean as its part of that of the global mini-batch: of a whole one the mean itself, bit for bit.
+    """Scale a micro-batch's mean to its share of the mean over the global mini-batch.
 
-    As it is where nobody has said how large the mini-batch is: the older workers divide by themselves.
+    The mean of a whole mini-batch keeps every bit. Where the configuration does not hold the size of the mini-batch,
+    the mean is returned as it is: the older workers divide themselves.
 
     Args:
         mean: of ``of_rows``.
         of_rows: one loss for each sequence.
-        config: the actor's, in which `ppo_loss` notes the numbers of the mini-batch.
+        config: the actor's, in which `ppo_loss` stores the numbers of the mini-batch.
     """
     numbers = getattr(config, "global_batch_info", None) or {}
     rows, ranks = numbers.get("global_batch_size"), numbers.get("dp_size")

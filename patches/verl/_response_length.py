@@ -1,4 +1,4 @@
-"""Dr.GRPO's divisor where verl's configuration names none: what its worker calls."""
+"""Dr.GRPO's divisor where verl's configuration sets none, for verl's worker."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _MODE = "seq-mean-token-sum-norm"
 
 
 def with_divisor(actor: Any, config: Any) -> Any:
-    """The actor's configuration, with ``rollout.response_length`` where its mode wants a divisor and has none.
+    """The actor's configuration, with ``rollout.response_length`` where its mode needs a divisor and none is set.
 
     Args:
-        actor: the configuration as verl has just made it, fields frozen; it stays as it is.
-        config: the worker's, of which that is a part.
+        actor: the configuration that verl has just created, with frozen fields; not modified.
+        config: the worker's configuration, which contains ``actor``.
     """
     if getattr(actor, "loss_agg_mode", None) != _MODE or getattr(actor, "loss_scale_factor", _MODE) is not None:
         return actor
     try:
         length = config.rollout.get("response_length")
-    except Exception:  # whatever a configuration of somebody's own does: verl reads no length here, so it cannot fail
+    except Exception:  # a custom configuration may raise anything: verl reads no length here, so it does not fail
         return actor
     if not dataclasses.is_dataclass(actor) or not isinstance(length, int) or length < 1:
         return actor

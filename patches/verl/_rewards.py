@@ -1,4 +1,4 @@
-"""Where a reward belongs: what verl's estimators of advantages call."""
+"""Moves rewards to the tokens that earned them, for verl's advantage estimators."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def on_tokens_that_count(rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Rewards, with those of tokens that do not count added to the last token before them that does: they came of it.
+    """Add each reward on a token that does not count to the last token before it that counts.
 
-    What is on tokens that do not count themselves is left to the caller, which drops it. The tensor itself where
-    nothing has to be added.
+    Rewards on tokens that do not count remain there, and the caller drops them. Where there is nothing to add, the
+    tensor itself is returned.
 
     Args:
         rewards, response_mask: ``[responses, tokens]``.

@@ -1,4 +1,4 @@
-"""Where TRL has its class of a causal language model with a value head."""
+"""Locates TRL's class of a causal language model with a value head."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def value_head_class() -> Any:
-    """``trl``'s, as the released lines ask, or ``trl.experimental.ppo``'s where that has none.
+    """The class from ``trl``, as the released lines import it, or else from ``trl.experimental.ppo``.
 
-    These releases of TRL have none in ``trl``: what is there was put there, by somebody who has met the bug.
+    These releases of TRL have no such class in ``trl``: if there is one, a user's workaround for the bug put it there.
 
     Raises:
-        ImportError: it is in neither.
+        ImportError: neither module has the class.
     """
     try:
         from trl import AutoModelForCausalLMWithValueHead
@@ -24,7 +24,7 @@ def value_head_class() -> Any:
 
 
 def has_value_head_class() -> bool:
-    """Whether TRL has it at all."""
+    """Whether TRL has the class at all."""
     try:
         value_head_class()
     except ImportError:

@@ -1,4 +1,4 @@
-"""verl's value loss, averaged over the global mini-batch: what its functions call."""
+"""Averages verl's value loss over the global mini-batch."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ _of_this_loss: ContextVar[_Loss | None] = ContextVar("rlhf_patches_value_loss", 
 
 
 class _Loss:
-    """One micro-batch's: what verl's engines know of it, and its own average, once the loss is that of more."""
+    """The value loss of one micro-batch: the numbers from verl's engines, and the micro-batch's own average."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
         self.average: torch.Tensor | None = None
 
     def number(self, name: str) -> Any:
-        """What an engine or its trainer has put into the data; None if they have not."""
+        """A number that an engine or its trainer stored in the data; None if it is missing."""
         try:
             return self._data[name]
         except KeyError:
             return None
 
     def has_all(self) -> bool:
-        """Whether ``ppo_loss`` could be computed of these data."""
+        """Whether ``ppo_loss`` could be computed from these data."""
         return all(self.number(name) is not None for name in ("dp_size", "batch_num_tokens", "global_batch_size"))
 
 
 def aggregated(agg_loss: Callable[..., torch.Tensor], *, loss_agg_mode: str, **arguments: Any) -> torch.Tensor:
-    """verl's ``agg_loss``; of `value_loss`, this micro-batch's part of the average over the global mini-batch.
+    """verl's ``agg_loss``; within `value_loss`, this micro-batch's part of the average over the global mini-batch.
 
-    As released where the old critics call ``compute_value_loss``, and where the number is missing that the mode needs.
+    As released where the old critics call ``compute_value_loss``, and where the number that the mode needs is missing.
     """
     loss = _of_this_loss.get()
     if loss is None:
@@ -49,10 +49,10 @@ def aggregated(agg_loss: Callable[..., torch.Tensor], *, loss_agg_mode: str, **a
 
 
 def value_loss(wrapped: Callable[..., Any], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``value_loss``: with what `aggregated` needs, and a metric that is summed where ``ppo_loss`` has such ones.
+    """``value_loss`` with the data that `aggregated` needs, and a summed metric where ``ppo_loss`` has such metrics.
 
-    ``ppo_loss`` reads all the numbers. A trainer that does not set them all has no use for its metrics, and may take
-    this one for a number: there it stays the micro-batch's own average.
+    ``ppo_loss`` reads all the numbers. A trainer that does not set all of them cannot use ``ppo_loss``'s metrics, and
+    may expect a plain number: there the metric stays the micro-batch's own average.
     """
     _, _, data, _ = args
     of_this = _Loss(data)

@@ -1,4 +1,4 @@
-"""What `verl-watch-rollouts` looks at, in the process of the trainer."""
+"""What `verl-watch-rollouts` reads in the trainer's process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _running: ContextVar[Any] = ContextVar("running", default=None)
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures noted so far in this process."""
     return watching.observed(*FIGURES)
 
 
 def around_fit(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """``fit`` of a trainer: other trainers of verl, whose rollouts may be older, have one of their own."""
+    """A trainer's ``fit``; verl's other trainers, whose rollouts may be older, have a ``fit`` of their own."""
     token = _running.set(instance)
     try:
         return wrapped(*args, **kwargs)
@@ -35,7 +35,7 @@ def around_fit(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
 
 
 def around_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`Tracking.log`, which has the metrics of a step, or of a validation."""
+    """`Tracking.log`, which receives the metrics of a step or of a validation."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         data, step, *_ = args
@@ -48,7 +48,7 @@ def around_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
 
 
 def _at_least(data: Mapping[str, Any]) -> float:
-    """What the mean |log p - log q| is at least."""
+    """A lower bound of the mean |log p - log q|."""
     if math.isnan(data[_MEAN]):
         return float(data[_MEAN])
     more: Any = data.get(_KL)
@@ -56,7 +56,7 @@ def _at_least(data: Mapping[str, Any]) -> float:
 
 
 def _is_the_policys(trainer: Any) -> bool:
-    """Whether log-probabilities of rollouts have to agree with the trainer's."""
+    """Whether the rollouts' log-probabilities must agree with the trainer's."""
     config = trainer.config
     rollout = config.actor_rollout_ref.rollout
     sampling = {name: rollout.get(name) for name in ("temperature", "top_p", "top_k")}

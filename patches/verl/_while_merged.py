@@ -1,4 +1,4 @@
-"""The tensors of an engine whose LoRA is merged until the last of them has been taken."""
+"""The tensors of an engine whose LoRA stays merged until the last tensor has been taken."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def _while_merged(tensors_of_the_model: Callable[[], Any], engine: Any) -> Itera
     module = engine.module
     if not getattr(engine, "_uses_fsdp2_cpu_offload_policy", False):  # since 0.8.0
         verls.load_fsdp_model_to_gpu(module)
-    # Upstream's code within merges what is merged, and restores it to the same.
+    # Upstream's code inside merges what is already merged, and restores the merged weights.
     with verls.merged_lora_context(module, backup_adapters=True):
         tensors = tensors_of_the_model()
         parameters = {_memory(parameter) for parameter in module.parameters()}
         for name, tensor in tensors:
-            # On one rank, and in the dtype that is sent, it is the parameter: whoever collects tensors keeps them.
+            # On one rank, in the dtype that is sent, the tensor is the parameter itself: a caller that collects the
+            # tensors must not hold the parameters.
             yield name, tensor.clone() if _memory(tensor) in parameters else tensor
 
 

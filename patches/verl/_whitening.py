@@ -1,4 +1,4 @@
-"""Advantages of responses, normalised over a batch."""
+"""Normalises advantages over the responses of a batch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def whitened_over_responses(advantages: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and variance 1 over the responses that have a token.
+    """Advantages with mean 0 and variance 1 over the responses that have a token that counts.
 
     Args:
-        advantages: ``[responses, tokens]``, one number for all tokens of a response that count, and 0 elsewhere.
+        advantages: ``[responses, tokens]``, one number on all tokens of a response that count, and 0 elsewhere.
         response_mask: of the same shape, 1 for tokens that count.
 
     Returns:

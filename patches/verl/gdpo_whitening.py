@@ -1,4 +1,4 @@
-"""verl's GDPO: advantages are normalised over responses."""
+"""verl's GDPO: normalise advantages over responses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="verl-gdpo-whitening",
-    summary="GDPO's advantages are normalised over the responses of a batch, whatever their lengths",
+    summary="GDPO's advantages are normalised over the responses of a batch, independent of their lengths",
     harm="wrong gradient",
-    bug="advantages are weighted by the lengths of the responses when they are normalised",
+    bug="the normalisation of advantages weights responses by their lengths",
     when="adv_estimator=gdpo, and responses of different lengths",
     excluded_by=(
         "algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline|reinforce_plus_plus",
@@ -16,22 +16,22 @@ PATCH = Patch(
     symptom="""\
 `algorithm.adv_estimator=gdpo`, verl 0.7.1 to 0.9.1, with responses of different lengths: the advantages of a batch do
 not have mean 0 and variance 1 over responses. Where long responses are worse, their advantages are too close to 0 and
-those of short ones too large, and the other way round. No error.""",
+the advantages of short responses are too large, and vice versa. There is no error.""",
     cause="""\
-GDPO's last step normalises the sum of the rewards' advantages, one number for each response, over the batch. verl does
-it after that number was put on each token, over tokens: a response counts as often as it is long.""",
+GDPO's last step normalises the sum of the rewards' advantages, one number per response, over the batch. verl first
+copies this number to each token and then normalises over tokens, so the weight of a response is its length.""",
     repair="""\
-Mean and variance are taken over responses, as the paper has it (Liu et al., 2026, arXiv 2601.05242, equation 6), with
-the same 1e-8 below the root and the variance without bias, as verl has it over tokens. Responses without a token that
-counts are left out.
+The patch computes mean and variance over responses, as in the paper (Liu et al., 2026, arXiv 2601.05242, equation 6),
+with verl's own 1e-8 below the root and verl's own unbiased variance. Responses without a token that counts are left
+out.
 
-The authors' own code normalises over tokens like verl's: who compares with their runs wants it off.""",
+The authors' own code normalises over tokens like verl's: disable the patch to compare with their runs.""",
     contested="the authors' own code normalises over tokens as verl does, and pull request #6497 is open",
     changes_numbers="""\
-with verl 0.7.1 to 0.9.1, GDPO's advantages were normalised with each response counted as often as it is long. With the
-patch each counts once: advantages are shifted and scaled, the more, the more rewards and lengths go together; where all
-are of one length, only by the difference between n and n - 1 responses. A run that was tuned with it can be trained on;
-its learning rate and clipping were tuned for the other scale.""",
+with verl 0.7.1 to 0.9.1, the normalisation of GDPO's advantages weighted each response by its length. With the patch
+each response counts once: advantages are shifted and scaled, the more, the stronger rewards and lengths are correlated;
+with equal lengths, they differ by the difference between n and n - 1 responses. Training can continue from existing
+checkpoints; learning rate and clipping of such a run were tuned for the other scale.""",
     references=(
         "https://github.com/verl-project/verl/pull/6497",
         "https://github.com/NVlabs/GDPO/issues/3",

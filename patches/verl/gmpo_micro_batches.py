@@ -1,4 +1,4 @@
-"""verl's GMPO: the policy loss is averaged over the global mini-batch, not over each micro-batch."""
+"""verl's GMPO: average the policy loss over the global mini-batch, not over each micro-batch."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ PATCH = Patch(
     excluded_by=(f"actor_rollout_ref.actor.policy_loss.loss_mode={_OTHERS}",),
     symptom="""\
 GMPO (`actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean`) on verl's engines, FSDP or Megatron: `actor/grad_norm`
-and `actor/pg_loss` are the number of micro-batches per mini-batch and rank times too large, 8 times for a mini-batch of
-8 with `ppo_micro_batch_size_per_gpu=1`, and with `use_dynamic_bsz` another number of times in each step, where rows of
-small micro-batches count more than others. Beside them the KL and the entropy terms are that much too small. No error.
-0.7.0 and 0.7.1 have it with `trainer.use_legacy_worker_impl=disable`; 0.8.0 and later have no other workers.""",
+and `actor/pg_loss` are too large by a factor of the number of micro-batches per mini-batch and rank: 8 for a mini-batch
+of 8 with `ppo_micro_batch_size_per_gpu=1`. With `use_dynamic_bsz` the factor differs in each step, and rows of small
+micro-batches count more than others. Relative to the policy loss, the KL and entropy terms are too small by the same
+factor. There is no error. 0.7.0 and 0.7.1 have the bug with `trainer.use_legacy_worker_impl=disable`; 0.8.0 and later
+have no other workers.""",
     cause="""\
-The engines add up the gradients of the micro-batches, so each loss has to be its micro-batch's part of the average over
-the global mini-batch. Other policy losses go through `agg_loss`, which `ppo_loss` tells the numbers of the mini-batch.
+The engines add up the gradients of the micro-batches, so each loss must be its micro-batch's part of the average over
+the global mini-batch. Other policy losses call `agg_loss`, to which `ppo_loss` passes the numbers of the mini-batch.
 `compute_policy_loss_geo_mean` ends with `torch.mean` over the sequences of its own micro-batch.""",
     repair="""\
-The mean is multiplied by its micro-batch's part of the mini-batch: its sequences, times `dp_size`, divided by
-`global_batch_size`. That is the mean over the sequences of GMPO (Zhao et al., 2025, arXiv 2507.20673), with
-the divisor that verl's other losses have. Sequences without a token that counts have a loss of 0 and are in that
-number, as in `torch.mean`. One micro-batch that is the whole mini-batch keeps every bit of its gradient.
+The patch multiplies the mean by the micro-batch's part of the mini-batch: its number of sequences, times `dp_size`,
+divided by `global_batch_size`. The result is the mean over the sequences of GMPO (Zhao et al., 2025, arXiv 2507.20673),
+with the divisor of verl's other losses. Sequences without a token that counts have a loss of 0 and are included in that
+number, as in `torch.mean`. The gradient of one micro-batch that is the whole mini-batch is bitwise identical.
 
-Left alone: the older workers of 0.6 and 0.7, which divide by the number of micro-batches themselves and set no
-`global_batch_size`; a trainer of your own that sets none; and 0.6.1, whose optional engines do the same to all policy
-losses.""",
+The patch does not change the older workers of 0.6 and 0.7, which divide by the number of micro-batches themselves and
+set no `global_batch_size`; a custom trainer that sets no `global_batch_size`; and 0.6.1, whose optional engines have
+the same error in all policy losses.""",
     changes_numbers="""\
 with GMPO on verl's engines, 0.7.0 to 0.9.1, the policy's gradient was multiplied by the number of micro-batches per
-mini-batch and rank. With the patch it is smaller by that factor, and does not change with the micro-batch size any
-more. Adam hides most of a constant factor, except where `actor.optim.clip_grad`, 1.0 by default, cut the larger
-gradient off, and beside a KL or entropy term, which had its right size: a run that was tuned with it should have
-clipping, learning rate and these coefficients looked at again. Checkpoints can be trained on.""",
+mini-batch and rank. With the patch the gradient is smaller by that factor, and no longer depends on the micro-batch
+size. Adam hides most of a constant factor, except where `actor.optim.clip_grad`, 1.0 by default, clipped the larger
+gradient, and with a KL or entropy term, whose size was right: review clipping, learning rate and these coefficients of
+a run that was tuned without the patch. Training can continue from existing checkpoints.""",
     references=(
         "https://github.com/verl-project/verl/issues/7913",
         "https://github.com/verl-project/verl/pull/5614",
@@ -58,5 +59,5 @@ clipping, learning rate and these coefficients looked at again. Checkpoints can 
             ),
         ),
     ),
-    obsolete_when="when the oldest verl in use has it repaired",
+    obsolete_when="when the oldest verl in use contains the fix",
 )

@@ -1,4 +1,4 @@
-"""verl on Megatron: log-probabilities and entropies in one pass, and no copy of the logits."""
+"""verl on Megatron: compute log-probabilities and entropies in one pass, without a copy of the logits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _log_probs(implementation: str, fingerprint: str, releases: str) -> Replace:
     )
 
 
-# Until 0.3.0 the actor asks for log-probabilities first, and then always for entropies.
+# Until 0.3.0 the actor computes log-probabilities first, and then always entropies.
 _LOG_PROBS_FIRST = (
     *_ENTROPY,
     _log_probs("log_probs_before_entropy", "0ffd64d4a7df3468", "0.1rc0 to 0.3.0.post1"),
@@ -55,13 +55,13 @@ _ENTROPY_FIRST = (*_ENTROPY, _log_probs("log_probs_from_logits", "0a1125e302a38b
 
 
 def _one_pass(target: str, *, copy: bool = True, roll: bool = False, chunks: bool = False) -> tuple[Rewrite, ...]:
-    """The caller's changes: both quantities where it asks for the entropy, and the logits instead of a copy.
+    """The caller's changes: both quantities where the caller computes the entropy, and no copy of the logits.
 
     Args:
-        target: the function that has the caller within it.
-        copy: whether it clones the logits, as it does since 0.6.0.
-        roll: whether it shifts the labels in between, as the engine of 0.6 does.
-        chunks: whether it may ask for the entropy in chunks, as it does since 0.9.0.
+        target: the function that contains the caller.
+        copy: whether the caller clones the logits, as since 0.6.0.
+        roll: whether the caller shifts the labels in between, as in the engine of 0.6.
+        chunks: whether the caller may compute the entropy in chunks, as since 0.9.0.
     """
     read = "logits_bak" if copy else "logits"
     both = f"(both := $BOTH(logits, {_ROLL if roll else 'label'}))"
@@ -108,42 +108,42 @@ def _one_pass(target: str, *, copy: bool = True, roll: bool = False, chunks: boo
 
 PATCH = Patch(
     name="verl-logprob-entropy",
-    summary="log-probabilities and entropies on Megatron need no copy of the logits, and 2 collectives",
+    summary="log-probabilities and entropies on Megatron need no copy of the logits and only 2 collectives",
     harm="memory",
-    bug="log-probabilities and entropies make tensors of the size of the logits, and many collectives",
-    when="Megatron, long sequences; with entropies the more so",
+    bug="log-probabilities and entropies allocate tensors of the size of the logits, and need many collectives",
+    when="Megatron and long sequences; worse with entropies",
     symptom="""\
 verl with Megatron runs out of CUDA memory when it computes log-probabilities or the loss, at sequence lengths at which
-the model itself has room left; with entropies (`entropy_coeff` above 0, and whenever old log-probabilities are
-computed) the more so. verl 0.4.0 to 0.5.0 with `entropy_coeff` above 0 and logits in fp32, and verl 0.9.0, 0.9.1 with
-`entropy_coeff` above 0 and `entropy_from_logits_with_chunking`: `RuntimeError: one of the variables needed for gradient
-computation has been modified by an inplace operation`.""",
+the model itself has memory left. Entropies need more memory (`entropy_coeff` above 0, and whenever old
+log-probabilities are computed). verl 0.4.0 to 0.5.0 with `entropy_coeff` above 0 and logits in fp32, and verl 0.9.0,
+0.9.1 with `entropy_coeff` above 0 and `entropy_from_logits_with_chunking`: `RuntimeError: one of the variables needed
+for gradient computation has been modified by an inplace operation`.""",
     cause="""\
-Log-probabilities come from Megatron's cross entropy. It makes a whole softmax in fp32 and keeps it for backward, and
-where the logits are fp32, as Megatron's `Float16Module` returns them, it writes that into the logits themselves. So
-the caller clones the logits first if it wants entropies, too (0.3.0, and 0.6.0 to 0.9.1). `_VocabParallelEntropy` keeps
-a softmax of its own, and since 0.4.0 writes into the logits in backward, so that other chunks of the same logits find
-them changed. Each needs three collectives.""",
+Log-probabilities come from Megatron's cross entropy, which computes a whole softmax in fp32 and saves it for backward.
+Where the logits are fp32, as Megatron's `Float16Module` returns them, the cross entropy writes the softmax into the
+logits themselves. So a caller that also needs entropies clones the logits first (0.3.0, and 0.6.0 to 0.9.1).
+`_VocabParallelEntropy` saves a softmax of its own, and since 0.4.0 writes into the logits in backward, so that other
+chunks of the same logits read modified values. Each function needs three collectives.""",
     repair="""\
-Both come from one pass over the logits a block of tokens at a time, with one all-reduce of the maxima and one of all
-sums; the logits stay as they are, so nothing is cloned. What is saved is the logits and a few numbers per token.
-Backward needs no collective; the gradient of both is written over the logits if nothing else can ever look at them
-again, or else into one tensor of the logits' dtype. [Why that is exact, and when it is
-refused](../logprob-in-place.md). Top-k distillation, which reads the logits in between, finds them untouched.
+The patch computes both quantities in one pass over the logits, a block of tokens at a time, with one all-reduce of the
+maxima and one of all sums. The forward pass does not modify the logits, so no clone is needed. It saves the logits and
+a few numbers per token. Backward needs no collective: it writes the gradient of both quantities over the logits if
+nothing else can read them again, or else into one tensor of the logits' dtype. [Why that is exact, and when it is
+refused](../logprob-in-place.md). Top-k distillation, which reads the logits in between, reads the original values.
 [Where results differ](../logprob-in-place.md#verl).
 
-Entropies are computed at once where verl would do it in chunks (`entropy_from_logits_with_chunking`): the blocks are
-smaller. Before 0.3.0 the actor computes entropies after log-probabilities, from logits into which a Megatron of today
-has written; they are those of the logits now.
+The patch computes entropies in one call where verl would compute them in chunks (`entropy_from_logits_with_chunking`):
+the blocks are smaller. Before 0.3.0 the actor computes entropies after log-probabilities, from logits into which a
+current Megatron has already written; with the patch they are the entropies of the original logits.
 
-Left alone: `vocab_parallel_sum_pi_squared`, the fused kernels (`use_fused_kernels`), which make no logits, and the
-critic, which has none.""",
+The patch does not change `vocab_parallel_sum_pi_squared`; the fused kernels (`use_fused_kernels`), which compute no
+logits; and the critic, which has no logits.""",
     references=(
         "https://github.com/volcengine/verl/blob/v0.9.1/verl/workers/engine/megatron/transformer_impl.py",
         "https://github.com/NVIDIA/Megatron-LM/issues/1594",
     ),
-    # Independent: the functions do without their callers' changes, these without the functions', and a run has either
-    # an actor or an engine.
+    # Independent: the functions work without their callers' changes, the callers' changes without the functions', and a
+    # run has either an actor or an engine.
     variants=(
         Variant(Guard("verl", ">=0.1rc0,<=0.2.0.post2"), _LOG_PROBS_FIRST),
         Variant(

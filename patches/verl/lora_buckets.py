@@ -1,4 +1,4 @@
-"""verl's LoRA adapters that are sent in several buckets: the engine gets all of them at once."""
+"""verl's LoRA adapters that are sent in several buckets: load all of their tensors in one call."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def received(receive: Callable[..., Any], update: Callable[[list[Any]], Any], adapter: Any) -> None:
-    """``receive(on_bucket_received=update)``; of an adapter ``update`` gets all tensors, once they are there.
+    """``receive(on_bucket_received=update)``; for an adapter, call ``update`` once with the tensors of all buckets.
 
     Args:
-        receive: calls what it is given with each bucket, a list of names and tensors.
-        update: gives the engine what it is called with.
-        adapter: true if the tensors are those of an adapter.
+        receive: calls its argument with each bucket, a list of names and tensors.
+        update: loads its argument into the engine.
+        adapter: true if the tensors belong to an adapter.
     """
     if not adapter:
         receive(on_bucket_received=update)
         return
     tensors: list[Any] = []
-    # The buffer that they are views of is written again for the next bucket.
+    # The tensors are views of a buffer, which the next bucket overwrites.
     receive(on_bucket_received=lambda bucket: tensors.extend((name, tensor.clone()) for name, tensor in bucket))
     update(tensors)
-    # What is mapped next is the engine's KV cache, which gets nothing that torch keeps. The receiver, which empties the
-    # device's cache itself, has done so by now.
+    # The engine maps its KV cache next, and cannot use memory that torch caches. The receiver, which empties the
+    # device's cache itself, has already done so.
     tensors.clear()
     device = importlib.import_module("verl.utils.device").get_torch_device()
     if hasattr(device, "empty_cache"):  # torch.cpu has none
@@ -36,27 +36,27 @@ _CALL = "lambda weights: self._update_weights(weights, peft_config=peft_config, 
 
 PATCH = Patch(
     name="verl-lora-buckets",
-    summary="a LoRA adapter that is sent in several buckets reaches vLLM whole",
+    summary="vLLM loads the whole LoRA adapter when it is sent in several buckets",
     harm="wrong data",
     affects_rollouts=True,
-    bug="vLLM samples with the first bucket's part of the adapter, and the base model elsewhere",
-    when="vLLM with LoRA that is not merged, and an adapter larger than update_weights_bucket_megabytes",
+    bug="vLLM samples with the first bucket's part of the adapter, and with the base model in the other layers",
+    when="vLLM with unmerged LoRA, and an adapter larger than update_weights_bucket_megabytes",
     excluded_by=("actor_rollout_ref.model.lora.merge=true",),
     symptom="""\
 With LoRA and `lora.merge=False`, once the adapter is larger than `update_weights_bucket_megabytes` (2048 by default, a
-few hundred in some recipes), rollouts come from a policy that has only some of its LoRA layers, after every update; the
+few hundred in some recipes), rollouts come from a policy that has only some of its LoRA layers, after every update. The
 gap between the trainer's log-probabilities and the engine's (`training/rollout_probs_diff_mean`) grows with training.
-No error.""",
+There is no error.""",
     cause="""\
-The engine's worker calls `add_lora` with each bucket, under one id. vLLM loads an adapter whose id it knows already
-no second time: all but the first bucket are lost.""",
+The engine's worker calls `add_lora` with each bucket, under one id. vLLM does not load an adapter again under an id
+that it already knows, so all buckets but the first are lost.""",
     repair="""\
-The tensors of an adapter are copied out of the buckets, and `add_lora` is called once, with all of them, as in 0.9.0.
-They are in the worker's memory together until then. Weights that are no adapter's are loaded bucket by bucket, as
-before.""",
+The patch copies the tensors of an adapter out of the buckets and calls `add_lora` once with all of them, as in 0.9.0.
+Until then all copies are in the worker's memory. Weights that do not belong to an adapter are loaded bucket by bucket,
+as before.""",
     changes_numbers="""\
-In verl 0.7.1 and 0.8.0 runs with an adapter larger than a bucket were trained on samples of another policy. With the
-patch they are on-policy. A run that is resumed goes on with samples of its own.""",
+In verl 0.7.1 and 0.8.0, runs with an adapter larger than a bucket were trained on samples of another policy. With the
+patch they are on-policy. A resumed run continues with samples of its own policy.""",
     references=(
         "https://github.com/verl-project/verl/pull/6688",
         "https://github.com/verl-project/verl/pull/7327",

@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine: merged LoRA is what the rollout engine gets, not the base model."""
+"""verl's FSDP2 engine: send the merged LoRA weights to the rollout engine, not the base model."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from rlhf_patches import Guard, Patch, Variant, Wrap
 
 PATCH = Patch(
     name="verl-merged-lora",
-    summary="with lora.merge=True and FSDP2 the rollout engine gets the policy, and not the base model",
+    summary="with lora.merge=True and FSDP2 the rollout engine gets the policy, not the base model",
     harm="wrong data",
     affects_rollouts=True,
-    bug="rollouts come from the base model, whatever LoRA has learned",
+    bug="rollouts come from the base model, without the LoRA update",
     when="FSDP2 with LoRA and model.lora.merge=True",
     excluded_by=("actor_rollout_ref.model.lora.merge=false|absent",),
     symptom="""\
-With `actor.strategy=fsdp2` and `model.lora.merge=True` every weight update sends the engine the base model, without
+With `actor.strategy=fsdp2` and `model.lora.merge=True` every weight update sends the base model to the engine, without
 LoRA: all rollouts are the base model's, rewards do not rise, and the gap between the trainer's log-probabilities and
-the engine's (`training/rollout_probs_diff_mean`) grows with every step. No error. With
-`strategy=fsdp`, or with adapters that are sent by themselves (`merge=False`), they are right.""",
+the engine's (`training/rollout_probs_diff_mean`) grows with every step. There is no error. With `strategy=fsdp`, or
+with adapters that are sent separately (`merge=False`), rollouts are right.""",
     cause="""\
-`get_per_tensor_param` merges LoRA, takes `state_dict()`, and restores the base model before it returns an iterator
-over these tensors, which are gathered one by one as the engine asks for them. FSDP2's `state_dict()` makes no copies:
-its tensors are the parameters, and those are the base model's again.""",
+`get_per_tensor_param` merges LoRA, calls `state_dict()`, and restores the base model before it returns an iterator over
+these tensors, which are gathered one by one as the engine requests them. FSDP2's `state_dict()` makes no copies: its
+tensors are the parameters, and the parameters hold the base model again.""",
     repair="""\
-With LoRA, `merge` and FSDP2, LoRA is merged when the first tensor is asked for, and the base model is restored after
-the last, as in 0.9.0, or when the iterator is closed before. Nothing is copied but what is still a parameter's own
-memory when it is yielded, so that it stays merged afterwards. Parameters, offload and quantization are those of
-upstream's code, which is called. Without LoRA, with adapters sent by themselves, and with FSDP1, whose `state_dict()`
-makes copies, nothing changes. Not repaired: DoRA, which verl merges into nothing on FSDP2 and on FSDP1.""",
+With LoRA, `merge` and FSDP2, the patch merges LoRA when the engine requests the first tensor, and restores the base
+model after the last tensor, as in 0.9.0, or when the iterator is closed early. It copies a tensor where that tensor
+still shares a parameter's memory when it is yielded, so that the copy stays merged afterwards. Upstream's code, which
+the patch calls, decides on parameters, offload and quantization. Runs without LoRA, with adapters that are sent
+separately, or with FSDP1, whose `state_dict()` makes copies, are not affected. Not repaired: DoRA, which verl does not
+merge on FSDP2 or on FSDP1.""",
     changes_numbers="""\
-Since verl 0.7.1 runs with FSDP2 and `lora.merge=True` were trained on samples of the base model. With the patch they
-are on-policy. A run that is resumed goes on with samples of what it has learned.""",
+Since verl 0.7.1, runs with FSDP2 and `lora.merge=True` were trained on samples of the base model. With the patch they
+are on-policy. A resumed run continues with samples of its trained policy.""",
     references=(
         "https://github.com/verl-project/verl/issues/6782",
         "https://github.com/verl-project/verl/pull/7014",

@@ -13,6 +13,6 @@ PATCH = patch(
     references=("https://github.com/THUDM/slime/issues/1779",),
     extra="""
 verl asserts and installs in a loop over the model chunks, so with virtual pipeline stages that share one config
-the *first* call dies, at its second chunk.
+the *first* call fails, at its second chunk.
 """,
 )

@@ -9,7 +9,7 @@ _OURS = f"{__package__}._distillation"
 
 
 def _extremes(function: str, values: str) -> tuple[Rewrite, ...]:
-    """The two metrics of these values, each the second argument of a ``Metric``."""
+    """The minimum and maximum of these values, each the second argument of a ``Metric``."""
     return tuple(
         Rewrite(
             target=f"{_MODULE}:{function}",
@@ -42,7 +42,7 @@ _METRICS = (
 
 PATCH = Patch(
     name="verl-padding-only-micro-batch",
-    summary="distillation goes on where no token of a micro-batch counts",
+    summary="distillation does not raise where no token of a micro-batch counts",
     harm="crash",
     bug="the loss raises where no token of a micro-batch counts",
     when="distillation.enabled, and small micro-batches",
@@ -50,29 +50,31 @@ PATCH = Patch(
     symptom="""\
 Distillation (`distillation.enabled=True`) on verl 0.8.0 to 0.9.1 ends in the loss, before backward, with `RuntimeError:
 min(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim'
-argument.` The likelier the smaller micro-batches are: in one of them `response_mask` is 0 everywhere, as it is in the
+argument.` Smaller micro-batches make the error likelier: in one of them `response_mask` is 0 everywhere, as in the
 samples with which verl fills up a batch, and in responses that were filtered out.""",
     cause="""\
-The least and the largest loss and probability mass of the tokens that count are logged for each micro-batch, and there
-is no least one of none. Leaving the metric out would stop the run later: `Metric.aggregate_dp` wants as many values of
-each rank.""",
+verl logs the minimum and the maximum of the loss and of the probability mass for each micro-batch, over the tokens that
+count. A minimum of no tokens does not exist. Leaving the metric out would stop the run later: `Metric.aggregate_dp`
+needs the same number of values from each rank.""",
     repair="""\
-Such a micro-batch has infinity as its least value and minus infinity as its largest, so that every rank has as many
-values and the step's own least and largest are those of the tokens that count. It adds nothing to the averages of the
-probability masses and of the overlap, which else were NaN for the whole step. Loss and gradient of the others are as
-they were; its own are 0.
+Such a micro-batch has a minimum of infinity and a maximum of minus infinity, so every rank has the same number of
+values, and the step's own minimum and maximum are those of the tokens that count. The micro-batch adds nothing to the
+averages of the probability masses and of the overlap, which otherwise would be NaN for the whole step. Its own loss and
+gradient are 0; loss and gradient of the other micro-batches are bitwise identical.
 
-0.8.0 averages the loss over the global mini-batch by numbers that the micro-batch before has left in the configuration:
-the first one of a process has none, and without a token its loss would be NaN. There each micro-batch gets its own
-mini-batch's numbers, as in 0.9.0, where the trainer sets all that `ppo_loss` reads.
+0.8.0 averages the loss over the global mini-batch by numbers that the previous micro-batch left in the configuration:
+the first micro-batch of a process has no such numbers, and without a token its loss would be NaN. With the patch each
+micro-batch of 0.8.0 gets the numbers of its own mini-batch, as in 0.9.0, where the trainer sets all that `ppo_loss`
+reads.
 
-Left alone: `distillation/abs_loss`, of the losses that estimate a KL divergence from one sample, is NaN in such a step.
-If no token of any micro-batch counts, infinities are logged.""",
+Not repaired: `distillation/abs_loss`, of the losses that estimate a KL divergence from one sample, is NaN in such a
+step. If no token of any micro-batch counts, the logged minimum and maximum are infinite.""",
     changes_numbers="""\
-verl 0.8.0 alone: of each process the first micro-batch's distillation loss was averaged over that micro-batch, and of
-each further mini-batch the first one's with the token count of the mini-batch before. With the patch all are averaged
-over their own mini-batch. Where mini-batches have much the same numbers of tokens, that is one too large step at the
-start; a run can be trained on. 0.9.0 and 0.9.1 change in their metrics only.""",
+verl 0.8.0 alone: the distillation loss of each process's first micro-batch was averaged over that micro-batch, and
+the loss of each further mini-batch's first micro-batch with the token count of the mini-batch before. With the
+patch all are averaged over their own mini-batch. Where mini-batches have similar numbers of tokens, the error is
+one step at the start that is too large; training can continue from existing checkpoints. In 0.9.0 and 0.9.1 only
+the metrics change.""",
     references=(
         "https://github.com/verl-project/verl/pull/7887",
         "https://github.com/verl-project/verl/issues/7200",

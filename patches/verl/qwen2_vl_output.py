@@ -1,4 +1,4 @@
-"""verl beside transformers 5.23 and later, which has no `Qwen2VLCausalLMOutputWithPast`: an advice."""
+"""verl with transformers 5.23 and later, which has no `Qwen2VLCausalLMOutputWithPast`: an advice."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _FROM = "transformers.models.qwen2_vl.modeling_qwen2_vl"
 
 ADVICE = Advice(
     name="verl-qwen2-vl-output",
-    summary="verl's SFT, and its models with vision, cannot be imported beside transformers 5.23 and later",
+    summary="verl's SFT and vision models cannot be imported with transformers 5.23 and later",
     harm="crash",
-    bug="verl's SFT, and its models with vision, cannot be imported beside transformers 5.23 and later",
-    when="verl 0.4.0 to 0.9.1 beside transformers from 5.23 on, which pip and uv choose for it up to verl 0.8",
+    bug="verl's SFT and vision models cannot be imported with transformers 5.23 and later",
+    when="verl 0.4.0 to 0.9.1 with transformers 5.23 and later, which pip and uv install with verl up to 0.8",
     symptom=f"""\
 `ImportError: cannot import name '{_NAME}' from
 '{_FROM}'`: with Qwen2-VL and Qwen2.5-VL; from 0.7.0 on also when
-`verl.utils.dataset.multiturn_sft_dataset` is imported, for `verl.trainer.sft_trainer` say, whatever the model.""",
+`verl.utils.dataset.multiturn_sft_dataset` is imported, for example by `verl.trainer.sft_trainer`, with any model.""",
     cause="""\
-`verl.models.transformers.qwen2_vl` imports the class at its top. transformers 5.23.0 no longer has it. verl 0.9 asks
-for `transformers<5.11`; the releases before have no bound.""",
+`verl.models.transformers.qwen2_vl` imports the class at module level. transformers 5.23.0 removed the class. verl 0.9
+requires `transformers<5.11`; the releases before have no upper bound.""",
     what_to_do="Pin `transformers<5.23`; for verl to 0.7.0 `transformers<5` (`verl-vision2seq`).",
     signatures=(
         Signature(
@@ -35,5 +35,5 @@ for `transformers<5.11`; the releases before have no bound.""",
             (Shape("verl.models.transformers.qwen2_vl:<module>", f"from {_FROM} import {_NAME}"),),
         ),
     ),
-    obsolete_when="when the oldest verl in use does without it",
+    obsolete_when="when the oldest verl in use does not import the class",
 )

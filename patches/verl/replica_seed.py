@@ -1,4 +1,4 @@
-"""verl's servers of vLLM that run beside the trainer: each replica draws with random numbers of its own."""
+"""verl's vLLM servers outside the trainer's ranks: seed each replica differently."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def seed_of(seed: Any, server: Any) -> Any:
-    """What vLLM begins with.
+    """The seed of a vLLM replica.
 
     Args:
-        seed: of the configuration; None is vLLM's 0.
-        server: with ``rollout_mode`` and ``replica_rank``.
+        seed: the configuration's seed; None means vLLM's default, 0.
+        server: has ``rollout_mode`` and ``replica_rank``.
     """
-    # Within the trainer's ranks vLLM seeds their generators, too, which have to agree.
+    # Within the trainer's ranks vLLM also seeds the ranks' own generators, which have to agree.
     if getattr(getattr(server, "rollout_mode", None), "name", None) not in ("STANDALONE", "COLOCATED"):
         return seed
     return int(seed or 0) + server.replica_rank
@@ -33,28 +33,28 @@ def _rewrite(server: str) -> Rewrite:
 
 PATCH = Patch(
     name="verl-replica-seed",
-    summary="vLLM's replicas beside the trainer draw samples with random numbers of their own",
+    summary="vLLM replicas outside the trainer's ranks sample with different seeds",
     harm="wrong data",
     affects_rollouts=True,
-    bug="replicas draw with the same random numbers: samples of one prompt on two of them can be the same",
-    when="more than one replica of vLLM beside the trainer's ranks (standalone or colocated), not within them",
+    bug="replicas use the same random numbers: samples of one prompt on two replicas can be equal",
+    when="more than one vLLM replica outside the trainer's ranks (standalone or colocated)",
     symptom="""\
-All replicas of vLLM begin with one seed, 0, and draw the same random numbers for as long as their batches have the same
-sizes. Two samples of a prompt that are sent to two replicas, at the same place of such batches, are the same, token by
-token: there are fewer different samples than were asked for. The more even the load, the more of them. No error.""",
+All vLLM replicas start with the same seed, 0, and draw the same random numbers as long as their batches have the same
+sizes. Two samples of a prompt on two replicas, at the same position of such batches, are equal, token by token: there
+are fewer different samples than requested. A more even load makes more of them equal. There is no error.""",
     cause="""\
-`launch_server` starts vLLM with `--seed` of the configuration, or 0, whatever the replica. vLLM seeds the device's
-generator with it, and draws what has no seed of its own from that one.""",
+`launch_server` starts each vLLM replica with the same `--seed`, the configuration's or 0. vLLM seeds the device's
+generator with it, and uses this generator for every request without a seed of its own.""",
     repair="""\
-The replica's rank is added to the seed, as in 0.7.1. The first replica keeps the one that it had. A seed in
-`engine_kwargs.vllm` is what the user has set for all of them, and stays. A run can be repeated as before.
+The patch adds the replica's rank to the seed, as in 0.7.1. The seed of the first replica does not change. A seed in
+`engine_kwargs.vllm` is the user's for all replicas, and stays. Runs are as reproducible as before.
 
-Where vLLM runs within the trainer's ranks (`init_hybrid`), nothing changes, and the replicas' numbers are the same as
-well if `free_cache_engine` is on: there vLLM's seed is that of the trainer's own generators, too, and ranks that train
-one model together must not differ in these. From 0.7.1 on vLLM has processes of its own.""",
+Where vLLM runs within the trainer's ranks (`init_hybrid`), nothing changes, and replicas draw the same numbers if
+`free_cache_engine` is on: there vLLM's seed also seeds the trainer's own generators, and the generators of ranks that
+train one model together must not differ. From 0.7.1 on vLLM has processes of its own.""",
     changes_numbers="""\
-From verl 0.6.0 to 0.7.0 samples on replicas other than the first are drawn anew with the patch: their distribution is
-the same, and they depend less on each other. Runs with one replica keep their numbers.""",
+From verl 0.6.0 to 0.7.0, replicas other than the first draw new samples with the patch: their distribution is the same,
+and they depend less on each other. Runs with one replica keep their numbers.""",
     references=(
         "https://github.com/verl-project/verl/pull/5179",
         "https://github.com/verl-project/verl/pull/5181",

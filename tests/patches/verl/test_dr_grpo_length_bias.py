@@ -25,8 +25,8 @@ RULE_COVERAGE = {
     "no side effects": ("test_the_users_configuration_is_untouched", "test_the_actors_configuration_is_copied"),
     "backward compatible": "test_a_configuration_that_says_nothing_of_it_is_left_alone",
     "no new blocking": "test_a_configuration_that_says_nothing_of_it_is_left_alone",
-    "as it was": "test_what_does_not_have_the_bug_keeps_every_bit",
-    "Left alone": "test_what_does_not_have_the_bug_keeps_every_bit",
+    "Results of the older trainer": "test_what_does_not_have_the_bug_keeps_every_bit",
+    "The patch does not change": "test_what_does_not_have_the_bug_keeps_every_bit",
 }
 # float32 against float64: seen up to 1e-6.
 TOLERANCE = 1e-5

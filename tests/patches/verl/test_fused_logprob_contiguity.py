@@ -12,7 +12,7 @@ RULE_COVERAGE = {
     "no side effects": "test_what_is_not_contiguous_had_no_gradient_and_has_it",
     "backward compatible": "test_what_is_contiguous_is_the_same_bit_for_bit",
     "no new blocking": "because it is one flag of one process's tensor; no lock, no collective",
-    "bit for bit": "test_what_is_contiguous_is_the_same_bit_for_bit",
+    "Results for contiguous hidden states": "test_what_is_contiguous_is_the_same_bit_for_bit",
 }
 # float32 against float64, sums of a hundred products; seen up to 2e-6.
 TOLERANCE = 1e-5

@@ -16,9 +16,9 @@ RULE_COVERAGE = {
     "no side effects": "because it reads two numbers and multiplies one",
     "backward compatible": "test_without_the_size_of_the_mini_batch_it_is_as_released",
     "no new blocking": "because it computes on one rank's tensors; no lock, no collective",
-    "does not change with the micro-batch size": "test_with_it_the_gradient_is_that_of_the_mini_batch",
-    "keeps every bit": "test_one_micro_batch_keeps_every_bit",
-    "Left alone": "test_without_the_size_of_the_mini_batch_it_is_as_released",
+    "no longer depends on the micro-batch size": "test_with_it_the_gradient_is_that_of_the_mini_batch",
+    "is the whole mini-batch is bitwise identical": "test_one_micro_batch_keeps_every_bit",
+    "The patch does not change": "test_without_the_size_of_the_mini_batch_it_is_as_released",
 }
 # float32 against float64: seen up to 4e-7. 0.7 computes in bfloat16 whatever it is told, with 2**-9 per operation.
 TOLERANCE = {"0.9": 1e-5, "0.8": 1e-5, "0.7": 0.1, "0.7.0": 0.1}

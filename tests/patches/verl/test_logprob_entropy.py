@@ -35,8 +35,9 @@ RULE_COVERAGE = {
     ),
     "known": "vocab_parallel/test_sharing.py::test_views_made_without_grad_are_cut_off",
     "no new blocking": "test_two_collectives_forward_and_none_backward",
-    "finds them untouched": "test_who_reads_the_logits_in_between",
-    "the logits stay as they are": "test_the_logits_are_untouched",
+    "reads the original values": "test_who_reads_the_logits_in_between",
+    "does not modify the logits": "test_the_logits_are_untouched",
+    "The patch does not change": "because no other function is changed",
 }
 
 

@@ -15,10 +15,9 @@ RULE_COVERAGE = {
     "no new blocking": (
         "because the collectives are upstream's, in their order, and each rank takes all tensors as before"
     ),
-    "it stays merged afterwards": "test_the_engine_gets_the_merged_weights",
-    "the base model is restored": "test_the_model_is_as_it_was",
-    "nothing changes": "test_where_it_was_right_upstreams_own_iterator_is_given",
-    "so that it stays merged": "test_the_engine_gets_the_merged_weights",
+    "so that the copy stays merged": "test_the_engine_gets_the_merged_weights",
+    "restores the base model": "test_the_model_is_as_it_was",
+    "are not affected": "test_where_it_was_right_upstreams_own_iterator_is_given",
 }
 WORKER = merged_lora_ranks.__name__
 BUG = ("merged", "in bfloat16", "with offload", "closed early")

@@ -13,9 +13,8 @@ RULE_COVERAGE = {
     "no side effects": "test_with_it_every_turn_has_it",
     "backward compatible": "test_where_the_bug_is_not_results_have_the_same_bits",
     "no new blocking": "because it computes on one process's tensors; no lock, no collective",
-    "as it was": "test_with_it_every_turn_has_it",
-    "as before": "test_where_the_bug_is_not_results_have_the_same_bits",
-    "Left alone": "because no other function is changed",
+    "The patch does not change": "test_with_it_every_turn_has_it",
+    "Trajectories of one turn are not affected": "test_where_the_bug_is_not_results_have_the_same_bits",
 }
 # float32 against float64, numbers up to 2 and sums of 12: seen up to 4e-7.
 TOLERANCE = 1e-5

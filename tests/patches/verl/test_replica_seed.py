@@ -15,9 +15,10 @@ RULE_COVERAGE = {
     "backward compatible": ("test_a_configuration_without_a_seed_starts", "test_a_seed_of_the_users_stays"),
     "no new blocking": "because it adds two numbers, both there before: no lock, no collective",
     "nothing changes": "test_within_the_trainer_nothing_changes",
-    "as before": "test_another_run_draws_the_same",
+    "as reproducible as before": "test_another_run_draws_the_same",
     "keep their numbers": "test_the_first_replica_keeps_its_seed",
-    "has set for all of them, and stays": "test_a_seed_of_the_users_stays",
+    "is the user's for all replicas, and stays": "test_a_seed_of_the_users_stays",
+    "The seed of the first replica does not change": "test_the_first_replica_keeps_its_seed",
 }
 WORKER, REPLICAS = replica_seed_ranks.__name__, replica_seed_ranks.REPLICAS
 RANKS = list(range(REPLICAS))
