@@ -1,4 +1,4 @@
-"""verl's vectorised RLOO: a response that is alone in its group is trained on."""
+"""verl's vectorised RLOO: train on a response that is alone in its group."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="verl-rloo-singletons",
-    summary="the vectorised RLOO trains on a response without others of its prompt, as the plain one does",
+    summary="the vectorised RLOO trains on the only response of a prompt, as the plain RLOO does",
     harm="wrong gradient",
-    bug="a response without others of its prompt has advantage 0, and nothing is learnt from it",
+    bug="the only response of a prompt has advantage 0, so the policy does not learn from it",
     when="adv_estimator=rloo_vectorized, and rollout.n=1 or filtered groups",
     excluded_by=(
         "algorithm.adv_estimator=gae|grpo|rloo|remax|opo|gpg|reinforce_plus_plus_baseline|reinforce_plus_plus",
     ),
     symptom="""\
-`algorithm.adv_estimator=rloo_vectorized`, verl 0.6.0 to 0.9.1: with `rollout.n=1` all advantages are 0, the policy's
-gradient as well, and nothing is learned; where filtering has left one response of a prompt, that one is not trained on.
-No error. `rloo`, which the documentation has as the same estimator, trains on both.""",
+`algorithm.adv_estimator=rloo_vectorized`, verl 0.6.0 to 0.9.1: with `rollout.n=1` all advantages and the policy's
+gradient are 0, and the policy learns nothing. Where filtering has left one response of a prompt, the policy is not
+trained on that response. There is no error. `rloo`, which is the same estimator according to verl's documentation,
+trains on both.""",
     cause="""\
-The average of the others' rewards does not exist where there are none. `rloo` then keeps the reward itself; the
-vectorised estimator multiplies by `c > 1`, the number of responses of the prompt, and so by 0.""",
+The average of the other responses' rewards does not exist for a single response. `rloo` then keeps the reward itself;
+the vectorised estimator multiplies by `c > 1`, where `c` is the number of responses of the prompt, and so by 0.""",
     repair="""\
-A response without others keeps its reward as its advantage: REINFORCE without a baseline, which is what is left of
-RLOO's R(y_i) - 1/(k - 1) sum over j != i of R(y_j) for k = 1 (Ahmadian et al., 2024, arXiv 2402.14740). All others are
-as they were, bit for bit.""",
+The advantage of a single response is its reward: REINFORCE without a baseline, to which RLOO's R(y_i) - 1/(k - 1) sum
+over j != i of R(y_j) reduces for k = 1 (Ahmadian et al., 2024, arXiv 2402.14740). The advantages of all other responses
+are bitwise identical.""",
     changes_numbers="""\
 with verl 0.6.0 to 0.9.1, `rloo_vectorized` gave the advantage 0 to every response that was alone in its group. With the
-patch these have their reward, as with `rloo`. A run with `rollout.n=1` was not trained by its rewards at all; one that
-filters responses gets larger gradients, by the responses that were left alone, and can be trained on.""",
+patch the advantage of such a response is its reward, as with `rloo`. A run with `rollout.n=1` was not trained by its
+rewards at all. A run that filters responses gets larger gradients, from its single responses, and can continue from
+existing checkpoints.""",
     references=(
         "https://github.com/verl-project/verl/issues/7793",
         "https://github.com/verl-project/verl/pull/7581",
@@ -50,5 +52,5 @@ filters responses gets larger gradients, by the responses that were left alone, 
             ),
         ),
     ),
-    obsolete_when="when verl's two RLOO agree; 0.9.1, the newest, does not have it",
+    obsolete_when="when verl's two RLOO estimators agree; in 0.9.1, the newest, they do not",
 )

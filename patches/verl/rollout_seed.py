@@ -1,4 +1,4 @@
-"""verl's reproducible rollouts: one seed for each sample, not one for each replica."""
+"""verl's reproducible rollouts: use one seed per sample, not one per replica."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _REPEATED = "det-"
-"""What request ids begin with that are the same in every run; another one names nothing."""
+"""The prefix of request ids that are the same in every run; other ids identify no sample."""
 
 
 def seed_of(replicas: int, server: Any, request: Any, prompt: Iterable[int]) -> int:
     """The seed of a request, below 2**31.
 
     Args:
-        replicas: what the replica has for all requests.
-        server: whose ``global_steps`` says how often its weights were updated.
-        request: what names the sample, ``det-17`` say, or what `named` makes of that.
-        prompt: its tokens; with another turn, or after an interruption, there are more.
+        replicas: the replica's seed for all requests.
+        server: its ``global_steps`` counts the updates of its weights.
+        request: the sample's id, for example ``det-17``, or the result of `named` for it.
+        prompt: its tokens; a further turn, or an interruption, adds tokens.
     """
     if not (isinstance(request, str) and request.startswith(_REPEATED)):
         return replicas
@@ -32,9 +32,9 @@ def named(request: str, sample: Mapping[str, Any]) -> str:
     """The id of a sample's requests.
 
     Args:
-        request: ``det-`` and the sample's place in its batch, which the trainer of V1 gives none: 0 of all of them.
-        sample: what the agent loop has of it. In V1 the ``session_id`` counts a prompt's samples, ``index`` is its row
-            of the data set, and ``global_steps`` the step that it is for.
+        request: ``det-`` and the sample's position in its batch; the V1 trainer sets no position, so it is always 0.
+        sample: the agent loop's data of the sample. In V1 ``session_id`` counts a prompt's samples, ``index`` is the
+            prompt's row in the data set, and ``global_steps`` is the step that the sample is for.
     """
     if not request.startswith(_REPEATED) or "session_id" not in sample:
         return request
@@ -66,32 +66,32 @@ _TOOLS = _names(
 
 PATCH = Patch(
     name="verl-rollout-seed",
-    summary="with rollout.full_determinism the samples of a prompt are drawn with seeds of their own",
+    summary="with rollout.full_determinism each sample of a prompt is drawn with its own seed",
     harm="wrong data",
     affects_rollouts=True,
-    bug="samples of one prompt are the same, token by token, so that GRPO's advantages are 0",
-    when="vLLM rollouts with rollout.full_determinism=True, and more than one sample of a prompt",
+    bug="samples of one prompt are equal, token by token, so GRPO's advantages are 0",
+    when="vLLM rollouts with rollout.full_determinism=True, and more than one sample per prompt",
     excluded_by=("actor_rollout_ref.rollout.full_determinism=false|absent",),
     symptom="""\
-With `rollout.full_determinism=True` the samples of a prompt that go to one replica are equal: with one replica all `n`
-of them, so GRPO's advantages and its gradient are 0 and the reward does not rise. With several replicas there are no
-more different samples than replicas. Samples of different prompts, and of one prompt in later steps, are drawn with the
-same random numbers. No error.""",
+With `rollout.full_determinism=True` the samples of a prompt on one replica are equal. With one replica all `n` samples
+are equal, so GRPO's advantages and its gradient are 0 and the reward does not rise. With several replicas there are at
+most as many different samples as replicas. Samples of different prompts, and of one prompt in later steps, use the same
+random numbers. There is no error.""",
     cause="""\
 `vLLMHttpServer.generate` gives each request the seed `replica_rank + rollout.seed`. vLLM draws the tokens of a request
-that has a seed from a generator of its own, so what has the same prompt and seed is the same.""",
+that has a seed from a separate generator, so requests with the same prompt and seed return the same tokens.""",
     repair="""\
-The seed of a request is a hash of that seed, the step of the weights, the request's id, and the prompt's tokens, which
-tell turns apart. verl makes the id of the sample's place in the batch. The trainer that it runs by default
-(`trainer.use_v1`) gives samples no place, and all of them are `det-0`: there the step, the row's `index` in the data
-set and the number of the sample among its prompt's come into the id, so that the router spreads them over the replicas,
-too. It is the same in every run, as before. A seed that a caller has set stays, as does that of a request whose id is
-not verl's own for such runs. Without `full_determinism` nothing changes. Not repaired: SGLang's deterministic
-inference, another setting; conversations with tools in 0.9.0, whose ids are random; rows that have the same prompt and
-no `index` draw the same.""",
+The seed of a request becomes a hash of that seed, the step of the weights, the request's id, and the prompt's tokens,
+which distinguish turns. verl builds the id from the sample's position in the batch. verl's default trainer
+(`trainer.use_v1`) sets no position, and all samples are `det-0`. For this trainer the patch adds the step, the row's
+`index` in the data set and the number of the sample within its prompt to the id, so that the router also spreads the
+samples over the replicas. The seed is the same in every run, as before. A seed that a caller has set stays, and so does
+the seed of a request whose id is not verl's own for such runs. Without `full_determinism` nothing changes. Not
+repaired: SGLang's deterministic inference, which is another setting; conversations with tools in 0.9.0, whose ids are
+random; rows with the same prompt and no `index`, which draw equal samples.""",
     changes_numbers="""\
-With `rollout.full_determinism=True` runs of verl 0.9.0 and 0.9.1 trained on samples that were the same. With the patch
-they are drawn anew, so a run can be repeated with the patch, and not with its numbers from before.""",
+With `rollout.full_determinism=True`, verl 0.9.0 and 0.9.1 trained on samples that were equal. With the patch samples
+are different, so a run is reproducible with the patch, but does not reproduce its results without the patch.""",
     references=(
         "https://github.com/verl-project/verl/pull/6572",
         "https://github.com/verl-project/verl-omni/pull/60",
@@ -100,5 +100,5 @@ they are drawn anew, so a run can be repeated with the patch, and not with its n
         Variant(Guard("verl", ">=0.9.0,<0.9.1"), (_SEED, _ONE_TURN), independent=True),
         Variant(Guard("verl", ">=0.9.1,<=0.9.1"), (_SEED, _ONE_TURN, _TOOLS), independent=True),
     ),
-    obsolete_when="when the oldest verl in use has it repaired",
+    obsolete_when="when the oldest verl in use contains the fix",
 )

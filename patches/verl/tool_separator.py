@@ -1,4 +1,4 @@
-"""verl's tool agent loop: between two turns there is what the chat template has there."""
+"""verl's tool agent loop: insert the chat template's separator between two turns."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from weakref import WeakKeyDictionary
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _BORDERS: WeakKeyDictionary[Any, tuple[Any, tuple[list[int], list[int]]]] = WeakKeyDictionary()
-"""By what renders: of what template, its border, and how a turn of it begins. It is the same for every sample."""
+"""By tokenizer or processor: the template, its border, and the start of a turn, which are equal for every sample."""
 
 
 def following(loop: Any, conversation: Sequence[int], turn: list[int]) -> list[int]:
-    """The tokens of the next turn, with those that the template has before it.
+    """The tokens of the next turn, with the template's separator before them.
 
     Args:
-        loop: verl's, with ``tokenizer``, ``processor`` and ``system_prompt``.
-        conversation: token ids up to those that were generated last.
+        loop: verl's loop, with ``tokenizer``, ``processor`` and ``system_prompt``.
+        conversation: token ids, up to the tokens that were generated last.
         turn: token ids of the next turn, rendered by itself.
 
     Returns:
-        ``turn`` itself where the template has nothing between turns, where the conversation does not end as the
-        template ends a turn, and where the turn has it already: code of the user's own has put it there.
+        ``turn`` itself where the template has no separator, where the conversation does not end as the template ends a
+        turn, and where the turn already has the separator because the user's own code has added it.
     """
     try:
         border, begins = _border(loop)
@@ -31,13 +31,13 @@ def following(loop: Any, conversation: Sequence[int], turn: list[int]) -> list[i
         if separator and conversation[-1] == border[0]:
             has_it = turn[: len(separator)] == separator != begins[: len(separator)]
             return turn if has_it else separator + turn
-    except Exception:  # a template that cannot be asked: the turn is as released
+    except Exception:  # a template that cannot be rendered: the turn is as released
         pass
     return turn
 
 
 def _border(loop: Any) -> tuple[list[int], list[int]]:
-    """The token that closes an assistant's turn, and what the template has after it, before the next turn; and that."""
+    """The border: the token that closes an assistant's turn and the separator after it; and the start of a turn."""
     processor = getattr(loop, "processor", None)
     renders = loop.tokenizer if processor is None else processor
     settings = dict(getattr(loop, "apply_chat_template_kwargs", {}))
@@ -54,13 +54,15 @@ def _rendered_border(loop: Any, renders: Any, settings: dict[str, Any]) -> tuple
         text = renders.apply_chat_template(given, tokenize=False, add_generation_prompt=False, **settings)
         return list(loop.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    # What both have in common at the end is after the content.
+    # Their common suffix comes after the content.
     one, other = (rendered(("user", "0"), ("assistant", said), ("user", "0")) for said in "01")
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))))
     after = one[len(one) - common :]
-    last = rendered(("user", "0"))[len(loop.system_prompt) :]  # by itself, as verl cuts it
+    last = rendered(("user", "0"))[len(loop.system_prompt) :]  # by itself, as verl slices it
     border, ends = after[: -len(last)], after[-len(last) :]
-    if not last or ends != last or common == len(one):  # not known where the next turn begins, or the content ends
+    if (
+        not last or ends != last or common == len(one)
+    ):  # the start of the next turn, or the end of the content, is unknown
         return [], last
     special = set(loop.tokenizer.all_special_ids)
     border = list(dropwhile(lambda token: token not in special, border))
@@ -68,7 +70,7 @@ def _rendered_border(loop: Any, renders: Any, settings: dict[str, Any]) -> tuple
         try:
             before_a_tool = rendered(("user", "0"), ("assistant", "0"), ("tool", "0"))
             tool = rendered(("tool", "0"))[len(loop.system_prompt) :]
-        except Exception:  # a template that wants more of a tool: what is before a user is all that can be known
+        except Exception:  # a template that needs more fields of a tool: the user's border is all that is known
             return border, last
         until = len(before_a_tool) - len(tool)
         if tool and before_a_tool[until:] == tool and before_a_tool[:until][-len(border) :] != border:
@@ -81,13 +83,13 @@ _USES = {"FOLLOWING": f"{__name__}:{following.__name__}"}
 
 
 def _cut(method: str, turn: str, conversation: str) -> Rewrite:
-    """Where the loop itself takes the system prompt off."""
+    """Where the loop itself removes the system prompt."""
     cut = f"{turn}[len(self.system_prompt) :]"
     return Rewrite(f"{_LOOP}.{method}", cut, f"$FOLLOWING(self, {conversation}, {cut})", uses=_USES)
 
 
 def _rendered(method: str) -> Rewrite:
-    """Where the base class renders the turn, and takes it off."""
+    """Where the base class renders the turn and removes the system prompt."""
     return Rewrite(
         f"{_LOOP}.{method}",
         "await $TURN",
@@ -102,32 +104,33 @@ _TOOLS, _USER = "_handle_processing_tools_state", "_handle_interacting_state"
 
 PATCH = Patch(
     name="verl-tool-separator",
-    summary="multi-turn rollouts have what the chat template has between an answer and the next turn",
+    summary="multi-turn rollouts contain the chat template's separator between an answer and the next turn",
     harm="wrong data",
     affects_rollouts=True,
     bug="the newline after an assistant's turn is missing wherever a tool or a user answers",
-    when="multi-turn rollouts (tool_agent) with a template that ends a turn with more than one token, as ChatML",
+    when="multi-turn rollouts (tool_agent) with a template that ends a turn with more than one token, such as ChatML",
     symptom="""\
-In multi-turn rollouts each answer is followed by the next turn without what the template has between: of Qwen's models
-it is `<|im_end|><|im_start|>user` in place of `<|im_end|>\\n<|im_start|>user`, one token less at each tool result. The
-policy is trained, and samples, on conversations that no template makes: when it is served with
-`apply_chat_template` (chat completions), and after supervised fine-tuning, it sees others. No error.""",
+In multi-turn rollouts the next turn follows each answer without the chat template's separator: with Qwen's models the
+text is `<|im_end|><|im_start|>user` instead of `<|im_end|>\\n<|im_start|>user`, one token less at each tool result. The
+policy samples, and is trained, on conversations that no template renders. When the policy is served with
+`apply_chat_template` (chat completions), and after supervised fine-tuning, conversations differ from these. There is no
+error.""",
     cause="""\
-Generation stops at the token that closes a turn, `<|im_end|>`. The next turn is rendered by itself, and its tokens
-begin with `<|im_start|>`. The newline between the two is neither's.""",
+Generation stops at the token that closes a turn, `<|im_end|>`. verl renders the next turn by itself, and its tokens
+begin with `<|im_start|>`. The newline between the two belongs to neither.""",
     repair="""\
-The separator is put before the tokens of a tool's or a user's turn, with mask 0 and log-probability 0, and counts for
-the length of the response, as in 0.9.0. It is found by rendering five short conversations, and only added after
-the token that the template closes a turn with: an answer that ended otherwise is followed by what it was before. With
-templates that have no separator, or none before a tool's turn, or have it at the beginning of a turn, with turns that
-code of yours has put it before already, with the formats `gpt-oss` and `gemma4`, and in conversations of one turn,
-nothing changes. Users' turns (`interaction_config_path`, 0.6.0 to 0.7.1) are repaired as
+The patch puts the separator before the tokens of a tool's or a user's turn, with mask 0 and log-probability 0, and
+counts it for the length of the response, as in 0.9.0. It renders five short conversations to detect the separator, and
+adds it only after the token with which the template closes a turn: after other answers the turn follows as before.
+Nothing changes with templates that have no separator, have none before a tool's turn, or have it at the beginning of a
+turn; with turns to which your own code has already added the separator; with the formats `gpt-oss` and `gemma4`; and in
+conversations of one turn. Users' turns (`interaction_config_path`, 0.6.0 to 0.7.1) are repaired as
 well. Not repaired: models with a processor in 0.6.1, where the system prompt is repeated at each tool result; and
-0.9.1, which knows the separator of a few types of models and drops it again with others.""",
+0.9.1, which knows the separator of a few model types and drops the separator again with others.""",
     changes_numbers="""\
-Since verl 0.5.0 multi-turn rollouts with tools missed one token at each border. With the patch conversations are those
-of the template, and rewards and losses change with them; of a policy that was trained without, the first steps are
-slightly off its distribution, as they are in 0.9.0.""",
+Since verl 0.5.0, multi-turn rollouts with tools missed one token at each turn border. With the patch conversations are
+those of the template, and rewards and losses change accordingly. The first steps of a policy that was trained without
+the patch are slightly off its distribution, as in 0.9.0.""",
     references=(
         "https://github.com/verl-project/verl/issues/6501",
         "https://github.com/verl-project/verl/pull/6921",

@@ -1,4 +1,4 @@
-"""verl beside TRL 0.29 and later, which has moved the class of a model with a value head, and then removed it."""
+"""verl with TRL 0.29 and later, which moved, and then removed, the class of a model with a value head."""
 
 from __future__ import annotations
 
@@ -38,24 +38,25 @@ def _only_where_there_is_one(*alongside: str, unless: tuple[str, ...] = ()) -> R
 
 PATCH = Patch(
     name="verl-trl-value-head",
-    summary="beside TRL 0.29 and later, verl finds TRL's class with a value head, and does without where it is gone",
+    summary="with TRL 0.29 and later, verl imports TRL's class with a value head if TRL has it, and works without it",
     harm="crash",
-    bug="FSDP workers cannot build a model: they import a class that TRL has moved, and then removed",
-    when="FSDP of verl with TRL from 0.29 on installed (verl before 0.8), or from 1.13 on (verl 0.8 to 0.9.1)",
+    bug="FSDP workers cannot build a model: they import a class that TRL moved, and then removed",
+    when="FSDP of verl with TRL 0.29 or later installed (verl before 0.8), or TRL 1.13 or later (verl 0.8 to 0.9.1)",
     symptom=f"""\
-With FSDP every worker, the actor's too, ends in `ImportError: cannot import name '{_NAME}'
-from 'trl'`, in `apply_monkey_patch`: verl 0.4.1 to 0.7.1 beside TRL 0.29 or later, verl 0.8.0 to 0.9.1 beside TRL 1.13
-or later. It is enough that TRL is installed. Before 0.9.1 `load_valuehead_model`, for a critic that was saved with a
-value head, ends in the same beside TRL 0.29 or later.""",
+With FSDP every worker, including the actor's, ends in `ImportError: cannot import name
+'{_NAME}' from 'trl'`, in `apply_monkey_patch`: verl 0.4.1 to 0.7.1 with TRL 0.29 or
+later, verl 0.8.0 to 0.9.1 with TRL 1.13 or later. The error occurs whenever TRL is installed. Before 0.9.1,
+`load_valuehead_model`, for a critic that was saved with a value head, raises the same error with TRL 0.29 or
+later.""",
     cause=f"""\
-`apply_monkey_patch` gives TRL's `{_NAME}` another `state_dict` wherever TRL is installed,
-whether the model is of that class or not. TRL 0.29.0 has the class in `trl.experimental.ppo` only, and 1.13.0 has it no
-longer. verl's own requirement, `trl<=0.9.6`, is an extra's, which other packages do not keep.""",
+`apply_monkey_patch` replaces the `state_dict` of TRL's `{_NAME}` wherever TRL is installed,
+even if the model is not of that class. TRL 0.29.0 moved the class to `trl.experimental.ppo`, and 1.13.0 removed it.
+verl's own requirement, `trl<=0.9.6`, is part of an extra, which other packages do not respect.""",
     repair="""\
-The class is imported from `trl.experimental.ppo`, where these releases of TRL have it, unless there is one in `trl`: a
-workaround of yours, which is used as before. Where TRL has it nowhere, `apply_monkey_patch` leaves out the part that is
-for it: no model can be of that class. A critic that was saved with a value head cannot be loaded then, with the error
-as before: pin `trl<1.13`. Nothing is put into TRL.""",
+The class is imported from `trl.experimental.ppo`, where these releases of TRL have it. If `trl` itself contains the
+class, because of a workaround of yours, the patch uses that class, as before. Where TRL has no such class,
+`apply_monkey_patch` skips the part for it: no model can be of that class. A critic that was saved with a value head
+cannot be loaded then, with the same error as before: pin `trl<1.13`. The patch adds nothing to TRL.""",
     signatures=(
         Signature("ImportError", f"cannot import name '{_NAME}' from 'trl'", frames=(_EVERY_MODEL, _LOAD, _PREPARE)),
     ),
@@ -86,5 +87,5 @@ as before: pin `trl<1.13`. Nothing is put into TRL.""",
             (_only_where_there_is_one(_NEW),),
         ),
     ),
-    obsolete_when="when the oldest verl in use has it repaired",
+    obsolete_when="when the oldest verl in use contains the fix",
 )

@@ -1,4 +1,4 @@
-"""verl to 0.7.0 beside transformers 5, which has no `AutoModelForVision2Seq`: an advice."""
+"""verl up to 0.7.0 with transformers 5, which has no `AutoModelForVision2Seq`: an advice."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _BUILDS = "verl.workers.fsdp_workers:ActorRolloutRefWorker._build_model_optimize
 
 ADVICE = Advice(
     name="verl-vision2seq",
-    summary="verl to 0.7.0 builds no model beside transformers 5",
+    summary="verl up to 0.7.0 cannot build a model with transformers 5",
     harm="crash",
-    bug="verl to 0.7.0 builds no model beside transformers 5",
-    when="verl 0.3.0.post0 to 0.7.0 beside transformers from 5 on, which pip and uv choose for it",
+    bug="verl up to 0.7.0 cannot build a model with transformers 5",
+    when="verl 0.3.0.post0 to 0.7.0 with transformers 5 and later, which pip and uv install with it",
     symptom="""\
 `ImportError: cannot import name 'AutoModelForVision2Seq' from 'transformers'`: from 0.6.0 on when `verl.utils.model` is
-imported, which every trainer does, and before that when an FSDP worker builds its model, one for text too.""",
+imported, which every trainer does; before 0.6.0 when an FSDP worker builds its model, including text models.""",
     cause="""\
-They import the class, which transformers 5.0.0 no longer has; `AutoModelForImageTextToText` has taken its place. It
-stands at the top of a module from 0.6.0 on, so no function could be repaired, and the older releases need more than
-this name: no function of theirs has been trained beside transformers 5.""",
+These releases import the class, which transformers 5.0.0 removed; `AutoModelForImageTextToText` has replaced it. From
+0.6.0 on the import is at the top of a module, so there is no function to repair. The older releases need more changes
+than this name: none of their functions has been trained with transformers 5.""",
     what_to_do="Use verl 0.7.1 or later, or pin `transformers<5`.",
     signatures=(
         Signature(

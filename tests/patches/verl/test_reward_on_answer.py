@@ -13,8 +13,8 @@ RULE_COVERAGE = {
     "no side effects": "test_with_it_the_reward_counts",
     "backward compatible": "test_where_the_bug_is_not_results_have_the_same_bits",
     "no new blocking": "because it computes on one process's tensors; no lock, no collective",
-    "same bits": "test_where_the_bug_is_not_results_have_the_same_bits",
-    "Left alone": "test_where_the_bug_is_not_results_have_the_same_bits",
+    "results are bitwise identical": "test_where_the_bug_is_not_results_have_the_same_bits",
+    "The patch does not change": "test_where_the_bug_is_not_results_have_the_same_bits",
     "nothing changes": "test_where_the_bug_is_not_results_have_the_same_bits",
 }
 # float32 against float64, numbers up to 4 and sums of 12: seen up to 3e-6.

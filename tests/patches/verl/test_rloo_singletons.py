@@ -13,7 +13,7 @@ RULE_COVERAGE = {
     "no side effects": "because it computes a new tensor of the rewards",
     "backward compatible": "test_responses_with_others_have_the_same_bits",
     "no new blocking": "because it computes on one process's tensors; no lock, no collective",
-    "bit for bit": "test_responses_with_others_have_the_same_bits",
+    "of all other responses are bitwise identical": "test_responses_with_others_have_the_same_bits",
 }
 # float32 against float64, numbers up to 3: seen up to 2e-7.
 TOLERANCE = 1e-6

@@ -12,8 +12,8 @@ RULE_COVERAGE = {
     "no side effects": "test_what_is_asked_is_untouched",
     "backward compatible": "test_the_rest_is_as_released",
     "no new blocking": "because it renders five short conversations; no lock, no collective",
-    "nothing changes": "test_the_rest_is_as_released",
-    "what it was before": "test_the_rest_is_as_released",
+    "Nothing changes": "test_the_rest_is_as_released",
+    "the turn follows as before": "test_the_rest_is_as_released",
 }
 WORKER = "tests.patches.verl.tool_separator_ranks"
 OLDER = ("0.5.0", "0.6.0", "0.6.1")

@@ -22,9 +22,9 @@ RULE_COVERAGE = {
         "test_a_class_that_somebody_has_put_into_trl_comes_first",
     ),
     "no new blocking": "because it imports what upstream imports; no lock, no collective",
-    "which is used as before": "test_a_class_that_somebody_has_put_into_trl_comes_first",
-    "with the error as before": "test_where_trl_has_removed_it_every_model_is_prepared",
-    "Nothing is put into TRL": "test_nothing_is_put_into_trl",
+    "the patch uses that class, as before": "test_a_class_that_somebody_has_put_into_trl_comes_first",
+    "with the same error as before": "test_where_trl_has_removed_it_every_model_is_prepared",
+    "The patch adds nothing to TRL": "test_nothing_is_put_into_trl",
 }
 WORKER, PATCH = trl_value_head_ranks.__name__, trl_value_head_ranks.PATCH
 #: Of values around 1, float64: TRL's head, and the formula's product.
