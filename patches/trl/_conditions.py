@@ -1,4 +1,4 @@
-"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+"""The calls in which the bugs of these patches occur, decided from attributes alone (`rlhf_patches.Condition`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from . import _window, dpo_liger_settings
 
 
 def part_of_a_generation(self: Any) -> float | bool | None:
-    """Of GRPOTrainer: how many times its size the gradient is, where a generation is no step's batch.
+    """GRPOTrainer: the factor on the gradient's size, if a generation is not one step's batch.
 
-    None where what makes the gradient is somebody else's.
+    None if a method that computes the gradient is not the release's own.
     """
     if self.loss_type not in _window.COUNTED:
         return False
@@ -23,9 +23,9 @@ def part_of_a_generation(self: Any) -> float | bool | None:
 
 
 def masks_truncated(self: Any) -> bool | None:
-    """Of GRPOTrainer: whether truncated completions are masked, and counted; not for Liger's loss.
+    """GRPOTrainer: whether truncated completions are masked, and counted; not with Liger's loss.
 
-    None where what makes the gradient is somebody else's.
+    None if a method that computes the gradient is not the release's own.
     """
     liger = self.use_liger_kernel if hasattr(self, "use_liger_kernel") else self.use_liger_loss
     if not self.mask_truncated_completions or self.loss_type not in _window.COUNTED or liger:
@@ -34,12 +34,12 @@ def masks_truncated(self: Any) -> bool | None:
 
 
 def has_tools(inputs: Any) -> bool:
-    """Of a batch: whether it says which tokens are of tools."""
+    """Whether a batch marks the tokens of tools."""
     return "tool_mask" in inputs
 
 
 def micro_batches(self: Any) -> float | bool | None:
-    """Of Online DPO: how many times its size the gradient is; None where the step is somebody else's."""
+    """Online DPO: the factor on the gradient's size; None if the step is not the release's own."""
     steps = _window.undivided(self)
     if steps == 1:
         return False
@@ -47,7 +47,7 @@ def micro_batches(self: Any) -> float | bool | None:
 
 
 def flattened(self: Any, examples: Any) -> bool | None:
-    """Of SFT's batch: whether it is one row; None without positions, or where masks or the user choose labels."""
+    """Whether SFT's batch is one row; None without positions, or if masks or the user choose the labels."""
     if not self.padding_free:
         return False
     chosen = {"completion_mask", "assistant_masks", "labels"} & {*examples[0]}
@@ -55,10 +55,10 @@ def flattened(self: Any, examples: Any) -> bool | None:
 
 
 def smooths_with_liger(self: Any, args: Any) -> bool | None:
-    """Of DPO's arguments: whether Liger has the loss that they want smoothed; None where what computes it is own."""
+    """Whether Liger computes the loss that DPO's arguments smooth; None if that code is not the release's own."""
     if args is None or not args.label_smoothing:
         return False
-    older = getattr(args, "use_liger_loss", None)  # None: an alias of the other since 0.25
+    older = getattr(args, "use_liger_loss", None)  # None: an alias of use_liger_kernel since 0.25
     if not (args.use_liger_kernel if older is None else older):
         return False
     kinds = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
@@ -69,9 +69,9 @@ def smooths_with_liger(self: Any, args: Any) -> bool | None:
 
 
 def settings_of_liger(args: Any) -> bool | None:
-    """Of DPO's arguments: whether Liger has a loss that takes settings, which are not its defaults.
+    """Whether Liger has a loss that reads DPO's settings, and they are not its defaults.
 
-    None where that loss is somebody else's.
+    None if that loss is not Liger's own.
     """
     if args is None or not args.use_liger_kernel:
         return False
@@ -89,7 +89,7 @@ def settings_of_liger(args: Any) -> bool | None:
 
 
 def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None:
-    """Of GKDTrainer: how many times its size the gradient is; None in evaluation, of Liger's or an own loss."""
+    """GKDTrainer: the factor on the gradient's size; None in evaluation, and with Liger's or a custom loss."""
     ranks = _window.averaged_over(self)
     if num_items_in_batch is None or ranks == 1:
         return False
@@ -99,15 +99,15 @@ def part_of_all_ranks(self: Any, num_items_in_batch: Any) -> float | bool | None
 
 
 def on_a_server(self: Any) -> bool:
-    """Of GRPOTrainer: whether a vLLM server generates."""
+    """GRPOTrainer: whether a vLLM server generates."""
     return bool(self.use_vllm and self.vllm_mode == "server")
 
 
 def sleeps(self: Any) -> bool | None:
-    """Of a trainer: False without vLLM's sleep mode; else it is for the steps between generations."""
+    """A trainer: False without vLLM's sleep mode; otherwise the steps between generations decide."""
     return None if self.args.use_vllm and self.args.vllm_enable_sleep_mode else False
 
 
 def engine_sleeps(self: Any) -> bool:
-    """Of VLLMGeneration: whether its engine sleeps between generations."""
+    """VLLMGeneration: whether its engine sleeps between generations."""
     return bool(self.mode == "colocate" and self.enable_sleep_mode)

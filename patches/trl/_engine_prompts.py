@@ -1,4 +1,4 @@
-"""Prompts and completions between Online DPO's trainer and vLLM. No framework is imported."""
+"""Prompts and completions between Online DPO's trainer and vLLM. This module imports no framework."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def in_blocks(rows: Sequence[Any]) -> list[Any]:
-    """Of two rows for each prompt, next to each other, the first ones and then the second ones."""
+    """Reorder two adjacent rows per prompt: the first rows of all prompts, then the second rows."""
     return [*rows[0::2], *rows[1::2]]
 
 
 def unpadded(encoded: Any) -> Any:
-    """The token ids of each prompt ``[T]``, without those that the tokenizer has filled it up with."""
+    """The token ids of each prompt ``[T]``, without the padding that the tokenizer has added."""
     ids = encoded["input_ids"]
     masks = encoded.get("attention_mask")
     if masks is None or bool(masks.all()):
@@ -21,7 +21,7 @@ def unpadded(encoded: Any) -> Any:
 
 
 def generated_together(trainer: Any, prompts: list[Any], gather: Any) -> Any:
-    """What vLLM makes of this rank's prompts, where several ranks are one engine, which needs the prompts of all.
+    """vLLM's completions of this rank's prompts, if several ranks form one engine, which needs the prompts of all.
 
     Args:
         trainer: Online DPO's.
@@ -32,7 +32,7 @@ def generated_together(trainer: Any, prompts: list[Any], gather: Any) -> Any:
     if size == 1:
         return trainer.llm.generate(prompts, trainer.generation_config, use_tqdm=False)
     rank = trainer.accelerator.process_index
-    first = rank - rank % size  # engines are made of neighbours
+    first = rank - rank % size  # an engine consists of adjacent ranks
     of_the_engine = gather([prompts])[first : first + size]
     outputs = trainer.llm.generate(
         [each for own in of_the_engine for each in own], trainer.generation_config, use_tqdm=False

@@ -1,6 +1,6 @@
 """Whether the weights of a colocated vLLM engine are those of the policy: for trl-vllm-sleep-weights.
 
-An engine that has slept at level 2 has memory for its weights and no values in it. No framework is imported.
+An engine that has slept at level 2 has memory for its weights and no values in it. This module imports no framework.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from .. import _released
 _LOADED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Owners of an engine (a `VLLMGeneration`, or a trainer before 0.28) that have loaded it since it last slept."""
 _ON_ITS_OWN: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Owners within a loop that each rank leaves when it has no more to do."""
+"""Owners within a loop that each rank leaves when it has finished."""
 _OF_GRPO = ("_generate_and_score_completions", "_generate", "_generate_single_turn")
 _OF_ONLINE_DPO = ("training_step", "_generate_vllm", "_generate_vllm_colocate")
-"""Methods by which a trainer generates, equally often on all ranks as long as they are the release's own."""
+"""Methods by which a trainer generates, equally often on all ranks if they are the release's own."""
 
 
 def loaded(owner: Any, returned: Any) -> Any:
-    """Note that the engine has the policy's weights; hands back ``returned``."""
+    """Note that the engine has the policy's weights; returns ``returned``."""
     _LOADED.add(owner)
     return returned
 
 
 def with_weights(generation: Any) -> None:
-    """In place of a reload: the policy's weights, for one generation, after which the engine sleeps.
+    """Replaces a reload: loads the policy's weights for one generation, after which the engine sleeps.
 
-    Where other ranks may not come, and weights are sharded, it is upstream's reload of the checkpoint.
+    If weights are sharded and other ranks may not take part, it calls upstream's reload of the checkpoint.
     """
     if generation in _LOADED:
         _LOADED.discard(generation)
@@ -58,7 +58,7 @@ def with_weights_elsewhere(trainer: Any) -> None:
 
 
 def dropped(trainer: Any) -> bool:
-    """Whether the engine of a trainer before 0.28, just woken, has to be loaded whatever the step."""
+    """Whether the engine of a trainer before 0.28, which has just woken, needs its weights whatever the step."""
     _LOADED.discard(trainer)
     return (
         trainer.vllm_mode == "colocate"
@@ -69,7 +69,7 @@ def dropped(trainer: Any) -> bool:
 
 
 def slept(trainer: Any) -> bool:
-    """The same for Online DPO's trainer, which generates once for each micro-batch."""
+    """The same for Online DPO's trainer, which generates once per micro-batch."""
     return bool(trainer.args.vllm_enable_sleep_mode) and _together(trainer, *_OF_ONLINE_DPO)
 
 
@@ -84,7 +84,7 @@ def on_its_own(trainer: Any, loop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def awake(generation: Any, empty_cache: Callable[[], None]) -> None:
-    """Memory for weights that are about to be loaded, as 0.29.0 has it."""
+    """Allocate memory for weights that are about to be loaded, as 0.29.0 does."""
     if generation.mode == "colocate" and generation.enable_sleep_mode:
         empty_cache()
         generation.llm.wake_up(tags=["weights"])
@@ -95,14 +95,14 @@ def _owner(trainer: Any) -> Any:
 
 
 def _may_gather(owner: Any, accelerator: Any) -> bool:
-    """Whether loading waits for no rank that may not come."""
+    """Whether loading waits for no rank that may not take part."""
     if owner not in _ON_ITS_OWN or accelerator.num_processes == 1:
         return True
     return not _sharded(accelerator)
 
 
 def _together(trainer: Any, *methods: str) -> bool:
-    """Whether loading waits for no rank, or all ranks come: what generates is the release's own, not a user's."""
+    """Whether loading waits for no rank, or all ranks take part: the release's own code generates, not a user's."""
     accelerator = trainer.accelerator
     return accelerator.num_processes == 1 or not _sharded(accelerator) or not _released.others(trainer, *methods)
 
@@ -114,7 +114,7 @@ def _sharded(accelerator: Any) -> bool:
 
 
 class _Alone:
-    """Within it the owner's rank is on its own; it nests."""
+    """Marks the owner's rank as being on its own; it nests."""
 
     def __init__(self, owner: Any) -> None:
         self.owner, self.outer = owner, owner in _ON_ITS_OWN

@@ -1,6 +1,6 @@
-"""The epochs that are over when a run is resumed, for the sampler that TRL's trainers train with.
+"""The finished epochs of a resumed run, for the sampler of TRL's trainers.
 
-A sampler is never told who it is for, so the trainer is noted when its ``_get_train_sampler`` makes one.
+A sampler does not know its trainer, so this module notes the trainer when its ``_get_train_sampler`` creates one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 _trainers: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
-"""By a sampler that has not been iterated over yet, the trainer whose training order it is."""
+"""The trainer of each sampler that has not been iterated over yet."""
 
 
 def noted(sampler: Any, generator: torch.Generator) -> torch.Generator:
-    """The generator that ``RepeatSampler.__init__`` has made, as it is."""
-    # known: transformers asks for the training order by this method alone, and what it is of is a trainer
+    """Return the generator that ``RepeatSampler.__init__`` has created, and note the sampler's trainer."""
+    # known: transformers requests the training order by this method alone, and its owner is a trainer
     caller = sys._getframe(2)
     if caller.f_code.co_name == "_get_train_sampler" and _is_released(type(sampler)):
         trainer = caller.f_locals.get("self")
@@ -33,7 +33,7 @@ def _is_released(kind: Any) -> bool:
 
 
 def advanced(sampler: Any) -> torch.Generator:
-    """The generator of a sampler that begins an epoch, behind the orders of those that a resumed run leaves out."""
+    """The generator of a sampler that begins an epoch, after the draws for the epochs that a resumed run skips."""
     generator: torch.Generator = sampler.generator
     trainer = _trainers.pop(sampler, None) if _trainers else None
     if trainer is not None:
@@ -43,18 +43,18 @@ def advanced(sampler: Any) -> torch.Generator:
 
 
 def _over(trainer: Any, sampler: Any) -> int:
-    """How many epochs ``Trainer`` leaves out: none of a run from the start, whose first step is still to come."""
+    """The number of epochs that ``Trainer`` skips: 0 for a run from the start, whose first step is still to come."""
     if trainer is None or not trainer.state.global_step or trainer.args.ignore_data_skip:
         return 0
     loader: Any = getattr(trainer.callback_handler, "train_dataloader", None)
     if not trainer.is_in_train or not _draws_from(loader, sampler):
-        return 0  # a loader that somebody has asked for, not the one of this run
+        return 0  # a loader that other code has requested, not that of this run
     steps = -(-len(loader) // trainer.args.gradient_accumulation_steps)
     return int(trainer.state.global_step // max(steps, 1))
 
 
 def _draws_from(loader: Any, sampler: Any) -> bool:
-    """Through accelerate's loaders, whose batch samplers lie in one another on several ranks."""
+    """Looks through accelerate's loaders, whose batch samplers are nested on several ranks."""
     while (inner := getattr(loader, "batch_sampler", None)) is not None:
         loader = inner
     return getattr(loader, "sampler", None) is sampler

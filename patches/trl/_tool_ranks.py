@@ -1,4 +1,4 @@
-"""The tool loop on several ranks that generate together: which of them has conversations left."""
+"""The tool loop on several ranks that generate together: which ranks have conversations left."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trl.generation.vllm_generation import VLLMGeneration
 from .. import _released
 
 _METHODS = ("_generate", "_tool_call_loop", "_generate_single_turn")
-"""By which all ranks come to the loop, and generate in it."""
+"""The methods by which all ranks reach the loop, and generate in it."""
 
 
 def together(trainer: Any) -> bool:
-    """Whether ranks generate by a collective, the same on all of them: a vLLM server, or one engine of several ranks.
+    """Whether all ranks generate by a collective: with a vLLM server, or one engine of several ranks.
 
-    Only where what generates is TRL's own, whose collectives are known: a user's may have none, and may
-    need a prompt, which a rank without conversations does not have.
+    True only with TRL's own generation code, whose collectives are known: a user's may have none, and may need a
+    prompt, which a rank without conversations does not have.
     """
     if not trainer.use_vllm or trainer.accelerator.num_processes == 1:
         return False
@@ -30,5 +30,5 @@ def together(trainer: Any) -> bool:
 
 
 def left(trainer: Any, indices: Sequence[int]) -> bool:
-    """Whether conversations go on, on any rank where they generate ``together``; a collective there, of one number."""
+    """Whether a conversation continues, on any rank if they generate ``together``, with a collective of one number."""
     return any(gather_object([bool(indices)])) if together(trainer) else bool(indices)

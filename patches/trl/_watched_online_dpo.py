@@ -1,4 +1,4 @@
-"""What `trl-online-dpo-watch-rollouts` looks at, in a process that trains."""
+"""The observations of `trl-online-dpo-watch-rollouts`, in a process that trains."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _short = figures.short_completions(NAME, WATCH.points_to)
 _long = figures.long_completions(NAME, ())
 FIGURES = (_short, _long)
 _context = watching.Runs[list[int]](lambda: [0])
-"""So many tokens the engine's context is known to hold."""
+"""The number of tokens that the engine's context is known to hold."""
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures so far in this process."""
     return watching.observed(*FIGURES)
 
 
@@ -43,6 +43,6 @@ def around_generate(wrapped: Callable[..., Any], instance: Any, args: tuple[Any,
 
 
 def _shaped(trainer: Any) -> bool:
-    """Whether completions have to have a form, in which one token may be all."""
+    """Whether completions are constrained: then a single token may be a whole completion."""
     names = ("structured_outputs", "guided_decoding")
     return any(getattr(trainer.generation_config, name, None) is not None for name in names)

@@ -1,4 +1,4 @@
-"""What `trl-watch-rollouts` looks at, in a process that trains."""
+"""The observations of `trl-watch-rollouts`, in a process that trains."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _long = figures.long_completions(NAME, ())
 _other = figures.other_prompts(NAME, OTHER_PROMPT)
 FIGURES = (_difference, _equal, _short, _long, _other)
 _context = watching.Runs[list[int]](lambda: [0])
-"""So many tokens the engine's context is known to hold."""
+"""The number of tokens that the engine's context is known to hold."""
 
 _SHAPES = ("structured_outputs", "guided_decoding")
 _SHAPED = watching.Known(
-    "Structured outputs are asked for: vLLM's log-probabilities may be those within what these allow, the trainer's "
-    "are those of all of the vocabulary, and nothing repairs it: set `vllm_importance_sampling_correction=False`."
+    "Structured outputs are on: vLLM may normalize its log-probabilities over the tokens that they allow, and the "
+    "trainer over the whole vocabulary. No patch repairs this: set `vllm_importance_sampling_correction=False`."
 )
 _OF_NO_COMPLETION = frozenset({"seed", "detokenize", "skip_special_tokens", *samples.SAMPLING})
-"""Of `generation_kwargs` what neither ends a completion nor gives it a form."""
+"""The `generation_kwargs` that neither end nor constrain a completion."""
 _ENDS = frozenset({"max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output"})
-"""Of `generation_kwargs` what ends a completion and leaves its tokens' chances alone."""
+"""The `generation_kwargs` that end a completion without changing the probabilities of its tokens."""
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures so far in this process."""
     return watching.observed(*FIGURES)
 
 
 def around_prepare_inputs(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`GRPOTrainer._prepare_inputs`, which samples a batch of rollouts where there is none left."""
+    """`GRPOTrainer._prepare_inputs`, which samples a batch of rollouts if none is left."""
     before = 0
     with watching.looking(NAME):
         before = len(_differences(instance))
@@ -61,7 +61,7 @@ def around_generate(wrapped: Callable[..., Any], instance: Any, args: tuple[Any,
 
 
 def around_engine(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`VLLMGeneration.generate`, of a turn of each conversation that goes on; also of a `rollout_func`."""
+    """`VLLMGeneration.generate`, for a turn of each conversation that continues; a `rollout_func` may call it too."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         prompts, images, *_ = args
@@ -70,7 +70,7 @@ def around_engine(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
 
 
 def _look_at_prompts(engine: Any, prompts: Any, images: Any, answered: Any) -> None:
-    if any(images or ()):  # an engine puts as many tokens in a prompt as an image has
+    if any(images or ()):  # an engine inserts an image's tokens into the prompt
         return
     if samples.of_rows(prompts, int) and (answered == [] or samples.of_rows(answered, int)):
         _other.note(samples.of_other_prompts(prompts, answered), run=engine)
@@ -103,7 +103,7 @@ def _look(trainer: Any, result: tuple[Any, ...]) -> None:
 
 
 def _known(trainer: Any) -> watching.Known | None:
-    """What makes log-probabilities differ with nothing wrong."""
+    """Harmless causes of different log-probabilities."""
     return _SHAPED if _is_shaped(trainer) else dropout.active(trainer.model)
 
 
@@ -112,7 +112,7 @@ def _own(trainer: Any) -> Mapping[str, Any]:
 
 
 def _is_shaped(trainer: Any) -> bool:
-    """Whether completions have to have a form, in which a token may be certain that the model thinks unlikely."""
+    """Whether completions are constrained: then a token may be certain that the model considers unlikely."""
     asked = (getattr(trainer.args, f"vllm_{name}_regex", None) for name in _SHAPES)
     return any(each is not None for each in (*asked, *map(_own(trainer).get, _SHAPES)))
 

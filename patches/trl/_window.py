@@ -1,9 +1,8 @@
-"""Losses as a Trainer has to be given them, which adds up micro-batches and averages over ranks: GKD's, GOLD's, and
-those of OnlineDPO's family and of GRPO.
+"""Losses of GKD, GOLD, Online DPO's family and GRPO, scaled for a Trainer that sums micro-batches and averages ranks.
 
-Only arithmetic: nothing is gathered, since transformers has gathered the number of tokens already. Where a loss is
-right, the trainer's own function, or the loss itself, is handed back; so it is where a method that makes, counts or
-hands on the loss is not TRL's or transformers', because it may be right already.
+This module adds no collective, since transformers has gathered the number of tokens already. If a loss is right, a
+function returns the trainer's own function, or the loss itself. It does so too if a method that computes, counts or
+passes on the loss is not TRL's or transformers', because that method may be right already.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import Any
 from .. import _released
 
 COUNTED = ("dapo", "cispo", "vespo")
-"""Of GRPO's losses those that are divided by the tokens of a generation."""
+"""GRPO's losses that are divided by the tokens of a generation."""
 _METHODS = ("compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch")
 _LOADING = ("get_train_dataloader", "_get_train_sampler")
-"""By which a step's batch comes as often as the step has micro-batches."""
+"""The methods that yield a step's batch once per micro-batch of the step."""
 _OF_GRPO = ("training_step", "compute_loss", "_compute_loss", "_generate_and_score_completions")
 
 
@@ -26,10 +25,10 @@ def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int =
 
     Args:
         trainer: GKD's or GOLD's.
-        loss_of: what computes the quotient.
-        items: the number of tokens of a window, on all ranks with ``average_tokens_across_devices``; or None, with
-            which the loss is a mean over its own tokens.
-        counted: how often each token of the window is in that number.
+        loss_of: the function that computes the quotient.
+        items: the number of tokens of a window, on all ranks with ``average_tokens_across_devices``; None if the
+            loss is a mean over its own tokens.
+        counted: how often that number counts each token of the window.
     """
     if items is None or not trainer.model.training:
         return loss_of
@@ -40,7 +39,7 @@ def summed(trainer: Any, loss_of: Callable[..., Any], items: Any, counted: int =
 
 
 def averaged(trainer: Any, loss_of: Callable[..., Any], items: Any) -> Callable[..., Any]:
-    """A function for a mean over a micro-batch, which `Trainer.training_step` takes to be divided by ``items``."""
+    """A function for a mean over a micro-batch; `Trainer.training_step` assumes that it is divided by ``items``."""
     if items is None or not trainer.model.training or _is_divided_later(trainer):
         return loss_of
     steps = _steps(trainer)
@@ -50,7 +49,7 @@ def averaged(trainer: Any, loss_of: Callable[..., Any], items: Any) -> Callable[
 
 
 def divided(trainer: Any, loss: Any) -> Any:
-    """A micro-batch's mean, which a `training_step` of the trainer's own hands to `accelerator.backward` as it is."""
+    """A micro-batch's mean, which the trainer's own `training_step` passes undivided to `accelerator.backward`."""
     steps = undivided(trainer)
     if steps == 1:
         return loss
@@ -61,9 +60,9 @@ def divided(trainer: Any, loss: Any) -> Any:
 
 
 def part_of_a_generation(trainer: Any) -> float:
-    """What part of a generation's micro-batches GRPO's optimizer step has; 1 where it may be accounted for already."""
+    """The share of a generation's micro-batches in GRPO's optimizer step; 1 if other code may handle it already."""
     of_a_generation = trainer.args.steps_per_generation
-    # Outside train() it is not there, and upstream does not ask for it.
+    # Outside train() the attribute is missing, and upstream does not read it.
     part = getattr(trainer, "current_gradient_accumulation_steps", of_a_generation) / of_a_generation
     if part != 1 and (other := replaced_in_grpo(trainer)):
         _released.left("trl-grpo-dapo-scale", other)
@@ -72,9 +71,9 @@ def part_of_a_generation(trainer: Any) -> float:
 
 
 def trained_tokens(trainer: Any, generated: Any, kept: Any) -> Any:
-    """By how many tokens GRPO divides: ``kept``, or as released ``generated`` where that may be accounted for already.
+    """The number of tokens that divides GRPO's loss: ``kept``, or ``generated`` if other code may be right already.
 
-    Both are made on every rank, so that all of them gather.
+    Every rank computes both numbers, so that all ranks take part in the gathers.
     """
     if trainer.loss_type in COUNTED and (other := replaced_in_grpo(trainer)):
         _released.left("trl-grpo-truncated-count", other)
@@ -83,25 +82,25 @@ def trained_tokens(trainer: Any, generated: Any, kept: Any) -> Any:
 
 
 def replaced_in_grpo(trainer: Any) -> str:
-    """What of a step of GRPO's is somebody else's, and may be right; empty where all is the releases'."""
+    """The part of GRPO's step that is not the releases' own, and may be right; empty if none."""
     return _released.others(trainer, *_OF_GRPO) or _backward(trainer)
 
 
 def undivided(trainer: Any) -> int:
-    """By how many micro-batches nobody divides what Online DPO's family hands to `accelerator.backward`."""
+    """The number of micro-batches by which nothing divides the loss that Online DPO's family passes to `backward`."""
     accelerator = trainer.accelerator
     if accelerator.distributed_type == "DEEPSPEED" or accelerator.gradient_accumulation_steps > 1:
-        return 1  # DeepSpeed's engine divides, or accelerate
+        return 1  # DeepSpeed's engine or accelerate divides
     return _steps(trainer)
 
 
 def replaced_step(trainer: Any) -> str:
-    """What of a step of Online DPO's family is somebody else's, and may divide; empty where all is the release's."""
+    """The part of a step of Online DPO's family that is not the release's own, and may divide; empty if none."""
     return _released.others(trainer, "training_step", "_compute_losses") or _backward(trainer)
 
 
 def replaced(trainer: Any, loss_of: Callable[..., Any], *more: str) -> str:
-    """What of a step of GKD's or GOLD's is somebody else's, and may be right; empty where all is the releases'."""
+    """The part of GKD's or GOLD's step that is not the releases' own, and may be right; empty if none."""
     own = "" if _released.is_released(loss_of) else getattr(loss_of, "__qualname__", type(loss_of).__qualname__)
     return _released.others(trainer, *_METHODS, *more) or own or _backward(trainer)
 
@@ -117,15 +116,18 @@ def _is_left(trainer: Any, loss_of: Callable[..., Any], *more: str) -> bool:
 
 
 def _steps(trainer: Any) -> int:
-    """Of this window: the last of an epoch may have fewer. Outside train(), and in older transformers, the setting."""
+    """The micro-batches of this window: the last of an epoch may have fewer.
+
+    Outside train(), and in older transformers, the setting.
+    """
     window = getattr(trainer, "current_gradient_accumulation_steps", None)
     return int(window or trainer.args.gradient_accumulation_steps)
 
 
 def averaged_over(trainer: Any) -> int:
-    """The ranks that have different tokens, all of which the number counts: their gradients are averaged.
+    """The ranks with different tokens, which `num_items_in_batch` counts and whose gradients are averaged.
 
-    As in `Trainer.compute_loss`.
+    The same as in `Trainer.compute_loss`.
     """
     if not trainer.args.average_tokens_across_devices:
         return 1

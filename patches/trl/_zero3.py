@@ -1,7 +1,7 @@
-"""Parameters that DeepSpeed ZeRO-3 has partitioned: gathering them for a direct read, and letting go of them again.
+"""Parameters that DeepSpeed ZeRO-3 has partitioned: gathering them for a direct read, and partitioning them again.
 
-DeepSpeed is not imported: a parameter of ZeRO-3 carries everything that is needed, and other parameters have
-none of it. ``gathered_here`` are the parameters that this module has gathered, and so has to partition again.
+This module does not import DeepSpeed: a parameter of ZeRO-3 carries all required attributes, and other parameters have
+none of them. ``gathered_here`` are the parameters that this module has gathered, and so has to partition again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def is_zero3(parameter: Any) -> bool:
 
 
 def gather(*heads: Iterable[Any]) -> list[Any]:
-    """Gather what is partitioned of each head (weight and bias), with one collective per head, and return it.
+    """Gather the partitioned parameters of each head (weight and bias), with one collective per head, and return them.
 
     Every rank must call this at the same point: what is partitioned on one rank is partitioned on all.
 
     Raises:
-        RuntimeError: DeepSpeed is fetching one just now, and only the module that it fetches for can wait for it.
+        RuntimeError: DeepSpeed is fetching a parameter, and only the module that it fetches for can wait for it.
     """
     heads = tuple([parameter for parameter in head if is_zero3(parameter)] for head in heads)
     in_flight = [parameter.ds_id for head in heads for parameter in head if parameter.ds_status.name == "INFLIGHT"]
@@ -49,8 +49,8 @@ def _gather_one(head: Iterable[Any]) -> list[Any]:
     if len(gathered_here) > 1 and not any(
         hasattr(parameter.ds_tensor, "ds_quant_scale") for parameter in gathered_here
     ):
-        # all_gather() launches one collective for each, and before DeepSpeed 0.19 waits for the last one only, which
-        # on gloo is not enough.
+        # all_gather() launches one collective for each parameter. Before DeepSpeed 0.19 it waits only for the last
+        # one, which on gloo is not enough.
         # waits: for the collective, as every use of a partitioned parameter does, within the process group's timeout
         gathered_here[0].all_gather_coalesced(gathered_here).wait()
     elif gathered_here:
@@ -59,7 +59,7 @@ def _gather_one(head: Iterable[Any]) -> list[Any]:
 
 
 def release(gathered_here: Iterable[Any]) -> None:
-    """Partition what `gather` returned, but for what a module of DeepSpeed's has taken over meanwhile."""
+    """Partition the parameters that `gather` returned, except those that a DeepSpeed module has since taken over."""
     for parameter in gathered_here:
         if parameter.ds_status.name == "AVAILABLE" and not parameter.ds_active_sub_modules:
             parameter.partition()
@@ -67,7 +67,7 @@ def release(gathered_here: Iterable[Any]) -> None:
 
 @contextmanager
 def gathered(*heads: Iterable[Any]) -> Iterator[None]:
-    """`gather` on entry, `release` on exit, whatever happens in between."""
+    """`gather` on entry, `release` on exit, even if the body raises."""
     gathered_here = gather(*heads)
     try:
         yield
@@ -78,7 +78,7 @@ def gathered(*heads: Iterable[Any]) -> Iterator[None]:
 def release_after_accumulation(parameter: Any) -> None:
     """Within a backward pass: `release` as soon as autograd has accumulated the parameter's gradient.
 
-    Not earlier: autograd lays a gradient out as the parameter is at that moment, and a partitioned one is empty.
+    Not earlier: autograd lays a gradient out like the parameter at that moment, and a partitioned one is empty.
     DeepSpeed's own hook, which reduces the gradient, was registered first and so has run as well.
     """
     undone = [parameter]
@@ -90,8 +90,8 @@ def release_after_accumulation(parameter: Any) -> None:
 
     # writes: a hook of ours, gone when the backward pass is
     handle = parameter.register_post_accumulate_grad_hook(let_go)
-    # The hook does not run if something raises before it, nor if the gradient is asked for with torch.autograd.grad.
-    # Autograd drops its callbacks with the backward pass, however that ends, and so the last reference to `end`.
+    # The hook does not run if an exception comes before it, nor with torch.autograd.grad. Autograd drops its callbacks
+    # with the backward pass, however that ends, and so the last reference to `end`.
     end = _End()
     weakref.finalize(end, let_go).atexit = False
     torch.autograd.Variable._execution_engine.queue_callback(end)
@@ -101,4 +101,4 @@ class _End:
     """Called by autograd at the end of a backward pass that succeeded; dropped at the end of any."""
 
     def __call__(self) -> None:
-        """Nothing to do: being dropped is what counts."""
+        """Do nothing: the finalizer runs when autograd drops this object."""

@@ -10,24 +10,25 @@ PATCH = Patch(
     name="trl-chunked-divergence-zero3",
     summary="DistillationTrainer runs under DeepSpeed ZeRO-3 with partitioned output heads",
     harm="hang",
-    bug="ranks wait for each other for ever, or backward raises",
+    bug="ranks wait for each other forever, or backward raises",
     when="DistillationTrainer under ZeRO-3",
     excluded_by=("zero_optimization.stage=absent|0|1|2",),
     symptom="""\
-`DistillationTrainer` of trl 1.10.0 to 1.14.2 under DeepSpeed ZeRO-3: a step never ends (until the process group's
-timeout) as soon as ranks have different numbers of chunks, because their completions differ in length; or
-`RuntimeError: The size of tensor a (0) must match the size of tensor b` in backward, when the student's head is
-trained and DeepSpeed has not discovered that it is read.""",
+`DistillationTrainer` of trl 1.10.0 to 1.14.2 under DeepSpeed ZeRO-3: a step hangs (until the process group's timeout)
+as soon as ranks have different numbers of chunks, because their completions differ in length. Or backward raises
+`RuntimeError: The size of tensor a (0) must match the size of tensor b` if the student's head is trained and DeepSpeed
+has not discovered that it is read.""",
     cause="""\
-`_chunked_divergence_loss` gathers the student's head and the teacher's within each chunk, forward and again in
-backward: four times as many collectives as this rank has chunks, and ranks that have fewer leave the others waiting.
-The teacher's head is read after the teacher's forward pass, where DeepSpeed does not discover it.""",
+`_chunked_divergence_loss` gathers the student's head and the teacher's within each chunk, in forward and again in
+backward. A rank runs four times as many collectives as it has chunks, and ranks with fewer chunks leave the others
+waiting. The trainer reads the teacher's head after the teacher's forward pass, where DeepSpeed does not discover the
+read.""",
     repair="""\
-As `trl-chunked-nll-zero3` does it: if ZeRO-3 manages one of the heads, the loop over the chunks becomes one autograd
-function, which gathers either head once in forward and once in backward, on every rank; and not at all what is gathered
-already. What a chunk computes is the release's own `_chunk`, so results are the same bit for bit, but for one case: on
-a rank without any valid token, hidden states that are NaN or infinite give 0, where TRL's loss, entropy and gradient
-are NaN (1.14.2). Without ZeRO-3 the original function runs.""",
+The repair is that of `trl-chunked-nll-zero3`: if ZeRO-3 manages one of the heads, the patch replaces the loop over the
+chunks by one autograd function. It gathers each head once in forward and once in backward, on every rank; it does not
+gather a head that is gathered already. The patch calls the release's own `_chunk`, so results are the same bit for
+bit, with one exception: on a rank without any valid token, NaN or infinite hidden states give 0, where TRL's loss,
+entropy and gradient are NaN (1.14.2). Without ZeRO-3 the original function runs.""",
     references=(
         "https://github.com/huggingface/trl/pull/6698",
         "https://github.com/huggingface/trl/issues/6696",

@@ -1,4 +1,4 @@
-"""``SFTTrainer(loss_type="chunked_nll")`` under DeepSpeed ZeRO-3: one gather of the head per pass, not one per chunk."""
+"""``SFTTrainer(loss_type="chunked_nll")`` under DeepSpeed ZeRO-3: one gather of the head per pass, not per chunk."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PATCH = Patch(
 - trl 1.4.0 to 1.5.1: `RuntimeError: size mismatch, got input (99), mat (99x16), vec (0)` from `_chunk`;
 - trl 1.6.0 to 1.14.2: the first step hangs (until the process group's timeout) as soon as ranks have different numbers
   of chunks, because completion-only or assistant-only masks leave them different numbers of tokens. Or, if the head
-  is trained, backward raises `RuntimeError: The size of tensor a (0) must match the size of tensor b (16)`, or `returned
-  an invalid gradient at index 0 - got [64, 16] but expected shape compatible with [0]`.
+  is trained, backward raises `RuntimeError: The size of tensor a (0) must match the size of tensor b (16)`, or
+  `returned an invalid gradient at index 0 - got [64, 16] but expected shape compatible with [0]`.
 
 In a run of `SFTTrainer` the bug occurs only if DeepSpeed does not gather the head by itself: with `torch_compile`, for
 example, DeepSpeed does not notice that the weight is read.""",

@@ -17,13 +17,13 @@ ADVICE = Advice(
 `DPOTrainer` with `use_liger_loss=True`, in 0.25.0 and later `use_liger_kernel=True`, `loss_type="sigmoid"` and
 `label_smoothing` above 0: loss and gradient are those of `label_smoothing=0`. No error. Without Liger it is cDPO.""",
     cause="""\
-The trainer does not pass it on, and Liger's `sigmoid` has none to pass it to: its losses before 0.8.1 take no such
-argument, and those since then, 0.8.5 among them, read it for `robust` and `exo_pair` only, which the trainer refuses to
-use Liger for.""",
+The trainer does not pass the setting on, and Liger's `sigmoid` cannot use it: its losses before 0.8.1 accept no such
+argument, and later ones, including 0.8.5, read it only for `robust` and `exo_pair`, with which the trainer does not
+allow Liger.""",
     what_to_do="""\
 With `label_smoothing`, set `use_liger_loss=False` (0.25.0 and later: `use_liger_kernel=False`). TRL 0.29.0 and later
-have no smoothing for `sigmoid`, with Liger or without; there `loss_type="robust"` has, with Liger since 1.13.0 or by
-`trl-dpo-liger-settings`.""",
+have no smoothing for `sigmoid`, with Liger or without; in these releases `loss_type="robust"` has smoothing, with
+Liger since 1.13.0 or by `trl-dpo-liger-settings`.""",
     references=(
         "https://github.com/huggingface/trl/pull/7062",
         "https://ericmitchell.ai/cdpo.pdf",

@@ -1,4 +1,4 @@
-"""DPO with Liger's fused loss: `label_smoothing` and `discopop_tau` are the user's."""
+"""DPO with Liger's fused loss: the user's `label_smoothing` and `discopop_tau` take effect."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rlhf_patches import CoInstalled, Condition, Guard, Patch, Rewrite, Signatur
 
 
 def settings(loss: Any, args: Any) -> dict[str, float]:
-    """What Liger's own class takes besides, and nobody has bound already; another class gets what TRL gives it.
+    """The extra arguments of Liger's own class that are not bound yet; another class gets what TRL passes.
 
-    Liger refuses robust with a smoothing of half or more, of which TRL only warns: that trains on without.
+    Liger rejects robust with a smoothing of half or more, about which TRL only warns: training then goes without it.
     """
     found = {"label_smoothing": args.label_smoothing, "discopop_tau": args.discopop_tau}
     if "robust" in args.loss_type and not 0 <= args.label_smoothing < 0.5:
@@ -30,27 +30,28 @@ def _is_of_liger(module: object) -> bool:
 
 PATCH = Patch(
     name="trl-dpo-liger-settings",
-    summary="DPO with Liger's loss has the user's label_smoothing and discopop_tau",
+    summary="DPO with Liger's loss uses the user's label_smoothing and discopop_tau",
     harm="wrong gradient",
-    bug="robust is plain DPO whatever label_smoothing says, and discopop has its default discopop_tau",
+    bug="robust is plain DPO whatever label_smoothing is, and discopop uses its default discopop_tau",
     when="DPOTrainer with use_liger_kernel and loss_type robust, discopop or exo_pair",
     excluded_by=("use_liger_kernel=false|absent",),
     symptom="""\
 `DPOTrainer` with `use_liger_kernel=True` and `loss_type="robust"`: loss and gradient are those of `"sigmoid"`,
-whatever `label_smoothing` is. With `"discopop"` they are those of `discopop_tau=0.05`. No error. `"exo_pair"` ends in
-`ValueError: label_smoothing must be > 0 for loss_type='exo_pair'`, whatever it is. Without Liger nothing is wrong.""",
+whatever `label_smoothing` is. With `"discopop"` they are those of `discopop_tau=0.05`. No error. `"exo_pair"` raises
+`ValueError: label_smoothing must be > 0 for loss_type='exo_pair'`, whatever `label_smoothing` is. Without Liger the
+bug does not occur.""",
     cause="""\
-Since 0.8.1 Liger's loss has these types, and takes both settings. The trainer gives it `beta` and `loss_type` alone, so
+Since 0.8.1 Liger's loss has these types, and accepts both settings. The trainer passes only `beta` and `loss_type`, so
 `label_smoothing` is 0 and `discopop_tau` 0.05.""",
     repair="""\
-The loss is made with `label_smoothing` and `discopop_tau` too, as in 1.13.0. Types that read neither stay bit for bit
-what they are; Liger's `"sigmoid"` does not, nor does that of TRL without Liger since 0.29.0. A class of somebody else's
-in the place of Liger's, or one whose `__init__` is, gets what TRL gives it, and a `label_smoothing` that Liger refuses
-for `"robust"`, half or more, is left out as before; TRL warns of it, and 1.13.0 raises.""",
+The patch passes `label_smoothing` and `discopop_tau` to the loss too, as in 1.13.0. Types that read neither setting
+stay bit for bit identical; Liger's `"sigmoid"` reads none, nor does TRL's without Liger since 0.29.0. A class that
+replaces Liger's, or one whose `__init__` is replaced, gets what TRL gives it. A `label_smoothing` that Liger rejects
+for `"robust"`, half or more, is left out as before; TRL warns about it, and 1.13.0 raises.""",
     changes_numbers="""\
 Since TRL 0.29.0 with Liger 0.8.1 and later, DPO with Liger trained `robust` as if no preference were flipped, which is
-`sigmoid`, and `discopop` with its default temperature. With the patch it is what was asked for, and hardly anything of
-such a run carries over: of `robust` gradients are larger, the more so the more pairs disagree with their labels.""",
+`sigmoid`, and `discopop` with its default temperature. With the patch the configured loss is used, and hardly anything
+of such a run carries over: with `robust` gradients are larger, the more pairs disagree with their labels.""",
     signatures=(
         Signature(
             "ValueError",

@@ -1,4 +1,4 @@
-"""DPO on conversations: an answer ends as its chat template ends it, without a second end of sequence."""
+"""DPO on conversations: an answer ends as its chat template ends it, without a second end-of-sequence token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EOS = "[tokenizer.eos_token_id]"
 
 
 def conversational(rows: Any) -> bool:
-    """Whether the first row of a dataset is a conversation, to which a chat template will be applied."""
+    """Whether the first row of a dataset is a conversation, to which the trainer applies a chat template."""
     from trl.data_utils import is_conversational
 
     first = next(iter(rows), None)
@@ -25,11 +25,12 @@ _rendered = ContextVar("rendered", default=False)
 
 
 def of_chats(tokenize: Callable[..., dict[str, Any]], is_chat: bool) -> Callable[..., dict[str, Any]]:
-    """The function that is mapped over the rows; the trainer's own is told that they are chats.
+    """The function that maps the rows; the trainer's own receives whether they are chats.
 
     Args:
-        tokenize: the trainer's ``tokenize_row`` or ``process_row``, or a subclass's, which ends answers as it likes.
-        is_chat: whether a chat template has been applied.
+        tokenize: the trainer's ``tokenize_row`` or ``process_row``, or a subclass's, which ends answers as it
+            likes.
+        is_chat: whether the trainer has applied a chat template.
     """
     from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -46,7 +47,7 @@ def _of_a_chat(tokenize: Callable[..., dict[str, Any]], *row: Any, **options: An
 
 
 def rendered() -> bool:
-    """Whether the answers at hand have been rendered with a chat template."""
+    """Whether the current answers have been rendered with a chat template."""
     return _rendered.get()
 
 
@@ -70,21 +71,21 @@ PATCH = Patch(
     bug="every chosen and rejected answer ends twice",
     when="DPOTrainer on conversations",
     symptom="""\
-`DPOTrainer` on a conversational dataset: every chosen and rejected answer ends with the chat template's own end and one
-more `eos_token`, `<|im_end|>\\n<|im_end|>` with Qwen's. No error; `trainer.train_dataset[0]["chosen_input_ids"]` shows
-it. Both answers get the log-probability of a token that the model never has to write.""",
+`DPOTrainer` on a conversational dataset: every chosen and rejected answer ends with the chat template's own end and
+one more `eos_token`, `<|im_end|>\\n<|im_end|>` with Qwen's. No error; `trainer.train_dataset[0]["chosen_input_ids"]`
+shows it. The log-probabilities of both answers include a token that the model never has to write.""",
     cause="""\
-The trainer renders conversations with the chat template, which has the end in it, and then appends the end of sequence
-to every answer, rendered or not.""",
+The trainer renders conversations with the chat template, which includes the end, and then appends the end-of-sequence
+token to every answer, rendered or not.""",
     repair="""\
-Where the first row of the dataset is a conversation nothing is appended, as in 0.27.2; answers in plain text end as
-before, and so do those of a subclass with a `tokenize_row` or `process_row` of its own. A template that writes no end
+If the first row of the dataset is a conversation the patch appends nothing, as 0.27.2 does. Answers in plain text end
+as before, and so do those of a subclass with its own `tokenize_row` or `process_row`. A template that writes no end
 leaves an answer without one, as in 0.27.2. Not repaired: releases before 0.14.0.""",
     changes_numbers="""\
-Since TRL 0.14.0 at the latest, DPO on conversations had one token more in each answer. With the patch log-probabilities
-and rewards of answers in the log are without it. A model that was trained with it may be trained on. A chat template
-that writes no end after the assistant's answer had its one end from the trainer, and has none with the patch, as with
-TRL 0.27.2: let the template write it, or switch this patch off.""",
+Since TRL 0.14.0 at the latest, DPO on conversations trained on one extra token in each answer. With the patch the
+logged log-probabilities and rewards of answers exclude this token. You can continue to train a model that was trained
+with it. If a chat template writes no end after the assistant's answer, the trainer added its only end, and with the
+patch the answer has none, as with TRL 0.27.2: let the template write it, or switch this patch off.""",
     references=(
         "https://github.com/huggingface/trl/pull/4908",
         "https://github.com/huggingface/trl/issues/4481",

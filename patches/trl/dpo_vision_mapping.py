@@ -1,4 +1,4 @@
-"""TRL's DPO before 0.23 beside transformers 5, which has another list of models with vision: an advice."""
+"""TRL's DPO before 0.23 with transformers 5, which has a different list of vision models: an advice."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _MODULE = "trl.trainer.dpo_trainer:<module>"
 
 ADVICE = Advice(
     name="trl-dpo-vision-mapping",
-    summary="DPO of TRL before 0.23 cannot be imported beside transformers 5",
+    summary="DPO of TRL before 0.23 cannot be imported with transformers 5",
     harm="crash",
-    bug="DPO of TRL before 0.23 cannot be imported beside transformers 5",
-    when="DPO of trl 0.9.6 to 0.22.2 beside transformers from 5 on, which pip and uv choose for it",
+    bug="DPO of TRL before 0.23 cannot be imported with transformers 5",
+    when="DPO of trl 0.9.6 to 0.22.2 with transformers from 5 on, which pip and uv choose for it",
     symptom=f"""\
-`from trl import DPOTrainer` (and whatever imports it: `trl dpo`, ms-swift, LlamaFactory) ends in `ImportError: cannot
+`from trl import DPOTrainer` (and code that imports it: `trl dpo`, ms-swift, LlamaFactory) raises `ImportError: cannot
 import name '{_NAME}' from '{_FROM}'`.""",
     cause="""\
-`trl.trainer.dpo_trainer` imports the mapping at its top, and asks it whether a model has vision. transformers 5.0.0 no
-longer has it. Another mapping in its place would decide otherwise for some models (Gemma 3, say), so nothing here puts
-one.""",
+`trl.trainer.dpo_trainer` imports the mapping at its top, and looks up in it whether a model is a vision model.
+transformers 5.0.0 no longer has it. Another mapping in its place would decide differently for some models (Gemma 3,
+for example), so no patch inserts one.""",
     what_to_do="Pin `transformers<5`, or use trl 0.23.0 or later (before 0.29 with `trl-optional-packages` on).",
     signatures=(Signature("ImportError", f"cannot import name '{_NAME}' from '{_FROM}'", (_MODULE,)),),
     references=(

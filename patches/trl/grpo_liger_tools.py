@@ -1,4 +1,4 @@
-"""GRPO with Liger's loss and tools: what the tools returned is not trained on."""
+"""GRPO with Liger's loss and tools: tool results are not trained on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def of_the_model(loss: Callable[..., Any], inputs: Mapping[str, Any]) -> Callable[..., Any]:
-    """Liger's ``loss``, of the completions' tokens ``[B, T]`` that the model has written; without tools the very one.
+    """Liger's ``loss`` over the completion tokens ``[B, T]`` that the model wrote; without tools ``loss`` itself.
 
     Args:
-        loss: takes what it is to be over as ``attention_mask``, by name.
-        inputs: the batch. ``tool_mask`` has 0 where a tool, or an environment, has written.
+        loss: takes the mask of its tokens as ``attention_mask``, by name.
+        inputs: the batch. ``tool_mask`` is 0 for tokens of a tool or an environment.
     """
     tool_mask = inputs.get("tool_mask")
     if tool_mask is None:
@@ -27,7 +27,7 @@ def of_the_model(loss: Callable[..., Any], inputs: Mapping[str, Any]) -> Callabl
 
 PATCH = Patch(
     name="trl-grpo-liger-tools",
-    summary="GRPO with Liger's loss does not train on what tools return",
+    summary="GRPO with Liger's loss does not train on tool results",
     harm="wrong gradient",
     affects_rollouts=True,
     bug="with Liger's loss the tokens of tool results are trained on as the model's own",
@@ -38,15 +38,15 @@ PATCH = Patch(
 `env_mask`): the policy is trained to write tool results, or not to, by the conversation's advantage, and the loss is a
 mean over their tokens too. `kl` and `clip_ratio` count them. No error.""",
     cause="""\
-`compute_liger_loss` hands Liger the mask of the completions, tool results included; without Liger the loss is masked
-with `tool_mask` as well.""",
+`compute_liger_loss` passes the mask of the completions to Liger, tool results included; without Liger the loss is
+masked with `tool_mask` as well.""",
     repair="""\
-Liger gets the product of both masks, as in 0.29.0. The model attends to tool results as before. Without tools it gets
-the very arguments that it got.""",
+The patch passes the product of both masks to Liger, as in 0.29.0. The model attends to tool results as before. Without
+tools Liger gets the very arguments that TRL passes.""",
     changes_numbers="""\
-Since TRL 0.26.0, GRPO with Liger and tools trained on what the tools returned, and divided by the number of these
-tokens too. With the patch loss, gradient norm and KL divergence are of the model's own tokens, and not to be compared
-with those before.""",
+Since TRL 0.26.0, GRPO with Liger and tools trained on tool results, and divided by the number of their tokens too.
+With the patch loss, gradient norm and KL divergence cover only the model's own tokens, and are not comparable with
+earlier values.""",
     references=("https://github.com/huggingface/trl/pull/4975",),
     variants=(
         Variant(

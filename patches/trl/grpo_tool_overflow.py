@@ -10,21 +10,21 @@ PATCH = Patch(
     harm="wrong gradient",
     affects_rollouts=True,
     bug="the tokens of a tool result that overflows the context are trained on as the model's own",
-    when="GRPOTrainer with tools, and a conversation that a tool result takes to the model's maximum length",
+    when="GRPOTrainer with tools, and a conversation that a tool result extends to the model's maximum length",
     symptom="""\
-`GRPOTrainer` with `tools`: where a tool result takes a conversation to the model's maximum length (of vLLM,
-`vllm_max_model_length`), as much of it as `max_completion_length` leaves room for counts as written by the model. The
-policy is trained to write such results, or not to, by the conversation's advantage; with vLLM their tokens have a
-log-probability of 0, so that the importance ratio makes little of them, or with `sequence` ratios of all the
-conversation. `completions/mean_length` counts them. No error.""",
+`GRPOTrainer` with `tools`: if a tool result extends a conversation to the model's maximum length (with vLLM,
+`vllm_max_model_length`), the trainer counts as much of the result as `max_completion_length` leaves room for as
+written by the model. The policy is trained to write such results, or not to, by the conversation's advantage. With
+vLLM their tokens have a log-probability of 0, so the importance ratio makes their weight small, or with `sequence`
+ratios that of the whole conversation. `completions/mean_length` counts them. No error.""",
     cause="""\
-`_tool_call_loop` leaves such a conversation where it is, and adds the tool result's tokens with 1 in `tool_mask`, which
-has 0 for all other tool results.""",
+`_tool_call_loop` keeps such a conversation, and adds the tool result's tokens with 1 in `tool_mask`, which is 0 for
+all other tool results.""",
     repair="""\
-They have 0 there too: loss, its divisor and metrics leave them out, as they do with any tool result. TRL 1.2.0 removes
-the tool result altogether, and trains on the same tokens. Where nothing overflows it stays bit for bit what it was. Not
-repaired: DPPO in `trl.experimental` of 1.0 and 1.1, which has a loop of its own; and Liger's loss before 0.29.0, which
-leaves out no tool result without `trl-grpo-liger-tools`.""",
+The patch sets `tool_mask` to 0 for these tokens too: loss, its divisor and metrics exclude them like those of any
+other tool result. TRL 1.2.0 removes the tool result altogether, and trains on the same tokens. If nothing overflows,
+results stay bit for bit identical. Not repaired: DPPO in `trl.experimental` of 1.0 and 1.1, which has its own loop;
+and Liger's loss before 0.29.0, which excludes no tool result without `trl-grpo-liger-tools`.""",
     references=("https://github.com/huggingface/trl/pull/5521",),
     variants=(
         Variant(

@@ -1,4 +1,4 @@
-"""GRPO's tool loop on a vLLM server: after a tool call each conversation is continued, not every G-th."""
+"""GRPO's tool loop on a vLLM server: after a tool call each conversation continues, not every G-th."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _AFTER_A_TOOL: ContextVar[bool] = ContextVar("after_a_tool", default=False)
 
 
 def each_once(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """``generate`` for prompts each of which has a history of its own.
+    """``generate`` for prompts that each have their own history.
 
-    Said by the context and not by an argument, which a subclass that overrides the method does not take.
+    A context variable carries this, not an argument: a subclass that overrides the method may not accept an argument.
     """
 
     def generated(*args: Any, **kwargs: Any) -> Any:
@@ -29,7 +29,7 @@ def each_once(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def generations(of_a_prompt: int) -> int:
-    """How many completions of each prompt; after a tool call one."""
+    """The number of completions of each prompt; 1 after a tool call."""
     return 1 if _AFTER_A_TOOL.get() else of_a_prompt
 
 
@@ -58,29 +58,31 @@ PATCH = Patch(
     summary="GRPO with tools on a vLLM server continues each conversation with its own tool result",
     harm="wrong data",
     affects_rollouts=True,
-    bug="after a tool call most conversations are continued with what was generated for another one",
+    bug="after a tool call most conversations continue with a completion that was generated for another one",
     when="GRPOTrainer with tools or environments, and vllm_mode=server",
     excluded_by=("use_vllm=false|absent", "vllm_mode=colocate|absent"),
     symptom="""\
-`GRPOTrainer` with `tools` (or environments) and `vllm_mode="server"`: what follows a tool call does not fit it. Of the
-conversations that have called a tool, only every `num_generations`-th is continued, as often as there are
-generations, and the others are handed these continuations, with their log-probabilities: the answer to another prompt,
-or to another tool result. Rewards, importance ratios and gradients are of such texts. No error, on one GPU too.""",
+`GRPOTrainer` with `tools` (or environments) and `vllm_mode="server"`: the text after a tool call does not fit the
+conversation. Of the conversations that have called a tool, the trainer continues only every `num_generations`-th, as
+often as there are generations. The others receive these continuations, with their log-probabilities: the answer to
+another prompt, or to another tool result. Rewards, importance ratios and gradients are computed from such texts. No
+error, on one GPU too.""",
     cause="""\
-The loop generates with the method that generates first, where prompts come in groups of `num_generations` that are
-alike: the client sends every `num_generations`-th with `n=num_generations`. After a tool call each has a history of its
-own, and only those that called a tool are left.""",
+The loop reuses the method of the first generation, where prompts come in groups of `num_generations` equal prompts:
+the client sends every `num_generations`-th prompt with `n=num_generations`. After a tool call each conversation has
+its own history, and only those that called a tool are left.""",
     repair="""\
-After a tool call one completion is asked for each of the prompts, as in 1.14.1. The first turn is as it was, and so are
-vLLM within the trainer's process, which was right, and runs without vLLM. On several ranks `trl-grpo-tool-lockstep`
-hands each rank its own. Not repaired: DPPO in `trl.experimental` of these releases, which has a loop of its own.""",
+After a tool call the trainer requests one completion for each prompt, as in 1.14.1. The first turn is unchanged. vLLM
+within the trainer's process, which was right, and runs without vLLM are unchanged too. On several ranks
+`trl-grpo-tool-lockstep` gives each rank its own completions. Not repaired: DPPO in `trl.experimental` of these
+releases, which has its own loop.""",
     changes_numbers="""\
-Since TRL 1.0.0, GRPO with tools on a vLLM server trained on conversations whose turns after the first tool call were
-mostly those of others. Runs with the patch are not to be compared with those before; a policy that was trained so may
-have learned to answer without its tools.""",
+Since TRL 1.0.0, GRPO with tools on a vLLM server trained on conversations whose turns after the first tool call mostly
+came from other conversations. Runs with the patch are not comparable with earlier ones; a policy trained without the
+patch may have learned to answer without its tools.""",
     references=("https://github.com/huggingface/trl/pull/6673",),
     variants=(
-        # Before 1.0.0 the loop refuses a server.
+        # Before 1.0.0 the loop rejects a server.
         Variant(Guard("trl", ">=1.0.0,<1.2.0"), _changes(alongside=('self.use_vllm and self.vllm_mode == "server"',))),
         Variant(Guard("trl", ">=1.2.0,<1.14.1"), _changes(unless=("raise NotImplementedError($$$)",))),
     ),

@@ -1,4 +1,4 @@
-"""TRL to 0.26 beside vLLM from 0.12 on, which has no `GuidedDecodingParams`: an advice."""
+"""TRL to 0.26 with vLLM from 0.12 on, which has no `GuidedDecodingParams`: an advice."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _OTHERS = ("trl.trainer.rloo_trainer:<module>", "trl.trainer.online_dpo_trainer:
 
 ADVICE = Advice(
     name="trl-guided-decoding",
-    summary="GRPO and RLOO of TRL to 0.26 cannot be imported beside vLLM from 0.12 on",
+    summary="GRPO and RLOO of TRL to 0.26 cannot be imported with vLLM from 0.12 on",
     harm="crash",
-    bug="GRPO and RLOO of TRL to 0.26 cannot be imported beside vLLM from 0.12 on",
-    when="trl 0.16.0 to 0.26.2 beside vllm from 0.12 on, used or not",
+    bug="GRPO and RLOO of TRL to 0.26 cannot be imported with vLLM from 0.12 on",
+    when="trl 0.16.0 to 0.26.2 with vllm from 0.12 on, used or not",
     symptom="""\
-`from trl import GRPOTrainer` (RLOO, OnlineDPO and others too; of 0.16 and 0.17 `trl vllm-serve` alone) ends in
+`from trl import GRPOTrainer` (RLOO, OnlineDPO and others too; in 0.16 and 0.17 only `trl vllm-serve`) raises
 `ImportError: cannot import name 'GuidedDecodingParams' from 'vllm.sampling_params'`. It is enough that vLLM is
 installed.""",
     cause="""\
-They import the class at their top wherever vLLM is installed. vLLM 0.12.0 no longer has it; `StructuredOutputsParams`
-has taken its place, with other names.""",
+These modules import the class at their top if vLLM is installed. vLLM 0.12.0 no longer has it;
+`StructuredOutputsParams` replaces it, with other names.""",
     what_to_do="Pin `vllm<0.12`, or use trl 0.27.0 or later.",
     signatures=(
         Signature(

@@ -1,4 +1,4 @@
-"""KTO with Liger's fused loss and PEFT: held against the reference model, as without Liger."""
+"""KTO with Liger's fused loss and PEFT: compared with the reference model, as without Liger."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="trl-kto-liger-reference",
-    summary="KTO with Liger's loss and PEFT is held against the reference model",
+    summary="KTO with Liger's loss and PEFT uses the reference model",
     harm="wrong gradient",
-    bug="the reference model does not count, so that hardly anything is learned, and what is pulls away from it",
+    bug="the loss ignores the reference model, so the policy learns little, and drifts away from the reference",
     when="KTOTrainer with use_liger_kernel and a PEFT model",
     excluded_by=("use_liger_kernel=false|absent",),
     symptom="""\
@@ -16,16 +16,17 @@ PATCH = Patch(
 negative from the first step, `kl` is right, the loss is near 0 or 1 for every example, and gradients are tiny. No
 error. Without PEFT, or without Liger, nothing is wrong.""",
     cause="""\
-The loss is made with `use_ref_model=(self.ref_model is not None)`. With PEFT there is no second model: the reference
-is the same one with its adapter off, which is run for every batch, and what it says is then left out of the loss.""",
+The trainer creates the loss with `use_ref_model=(self.ref_model is not None)`. With PEFT there is no second model: the
+reference is the same model with its adapter off. The trainer runs it for every batch, and the loss then ignores its
+output.""",
     repair="""\
-The loss is made with `use_ref_model=True`, as in 1.13.0: each batch has a reference in all configurations, and those
-that have none with Liger (precomputed ones) are refused by `__init__`. With a reference model of its own nothing
+The patch creates the loss with `use_ref_model=True`, as in 1.13.0: each batch has a reference in all configurations,
+and `__init__` rejects those without one with Liger (precomputed ones). With a reference model of its own nothing
 changes.""",
     changes_numbers="""\
-Since TRL 1.8.0, KTO with Liger and PEFT trained against no reference at all. Gradients are larger with the patch, by
-the saturation of a sigmoid: some thousand times for answers of some hundred tokens. A learning rate that was raised to
-make up for it should be put back, and such a run begun again.""",
+Since TRL 1.8.0, KTO with Liger and PEFT trained without a reference. Gradients are larger with the patch, by the
+saturation of a sigmoid: some thousand times for answers of some hundred tokens. Reset a learning rate that was raised
+to compensate, and restart such a run.""",
     references=(
         "https://github.com/huggingface/trl/pull/7062",
         "https://github.com/huggingface/trl/pull/5876",

@@ -1,4 +1,4 @@
-"""What reward functions log on some ranks only: what each rank has logged is gathered with its names, at once."""
+"""Metrics that reward functions log on some ranks only: one gather collects each rank's metrics with their names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def columns(pending: Mapping[str, list[Any]], samples: int) -> Iterator[tuple[str, list[Any]]]:
-    """Each column that a rank has logged, by name, with the values of all ranks in their order.
+    """Each column that a rank has logged, by name, with the values of all ranks in rank order.
 
     Args:
         pending: this rank's values by column.
-        samples: this rank's number of samples. So often it has None in a column of other ranks.
+        samples: this rank's number of samples, which is its number of None values in a column of other ranks.
     """
     ranks = _gathered((dict(pending), samples))
     for name in _names([mine for mine, _ in ranks]):
@@ -21,13 +21,14 @@ def columns(pending: Mapping[str, list[Any]], samples: int) -> Iterator[tuple[st
 
 
 def means(pending: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, float]]:
-    """Each metric that a rank has logged, by name, with the mean of all that was logged.
+    """Each metric that a rank has logged, by name, with the mean of all logged values.
 
     Args:
-        pending: this rank's values by metric: numbers, or arrays and tensors of any shape, which count as their mean.
+        pending: this rank's values by metric: numbers, or arrays and tensors of any shape, which count as their
+            mean.
 
     Raises:
-        TypeError: a rank has logged what is no number. On every rank, and once all have said what they have.
+        TypeError: a rank has logged a value that is not a number. Every rank raises, after the gather.
     """
     ranks = _gathered({name: _mean(values) for name, values in pending.items()})
     for name in _names(ranks):
@@ -39,26 +40,26 @@ def means(pending: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, float]]:
 
 
 def _mean(values: Sequence[Any]) -> tuple[float, int] | str:
-    """Of one rank's values, and how many these are; or what is wrong: the other ranks are waiting for this one."""
+    """The mean of one rank's values and their number, or an error text, since other ranks wait for this one."""
     try:
         return sum(map(_number, values)) / len(values), len(values)
-    except Exception as error:  # whatever a user's object raises
+    except Exception as error:  # a user's object may raise anything
         return f"{type(error).__name__}: {error}"
 
 
 def _number(value: Any) -> float:
-    """In float64."""
+    """The value in float64."""
     import numpy
     import torch
 
-    value = 0 + value  # as TRL begins: no text, and no None
+    value = 0 + value  # as TRL does first: rejects text and None
     if not isinstance(value, torch.Tensor):
         value = torch.from_numpy(numpy.array(value, dtype=numpy.float64))
     return float(value.detach().cpu().double().mean())
 
 
 def _gathered(mine: Any) -> list[Any]:
-    """One collective; on a single process none."""
+    """One collective; none on a single process."""
     from accelerate.utils import gather_object
 
     ranks: list[Any] = gather_object([mine])
@@ -104,22 +105,23 @@ PATCH = Patch(
     name="trl-metrics-deadlock",
     summary="reward functions of GRPO and RLOO may log on some ranks only",
     harm="hang",
-    bug="ranks wait for ever, or report each other's metrics under the wrong names",
-    when="GRPOTrainer or RLOOTrainer on several ranks, and a reward function that logs on some only",
+    bug="ranks hang, or report each other's metrics under the wrong names",
+    when="GRPOTrainer or RLOOTrainer on several ranks, and a reward function that logs on some ranks only",
     symptom="""\
-`GRPOTrainer` or `RLOOTrainer` on several ranks stands still, until the process group's timeout, after a reward function
-has called `log_metric` or `log_extra` on some ranks and not on others: for one kind of prompt, or when parsing failed.
-Where ranks have logged as many names, but others, nothing stops: the mean of rank 0's metric and rank 1's is reported
-under each one's name.""",
+`GRPOTrainer` or `RLOOTrainer` on several ranks hangs, until the process group's timeout, after a reward function has
+called `log_metric` or `log_extra` on some ranks and not on others: for one kind of prompt, or when parsing failed. If
+ranks have logged equal numbers of names, but different names, the run continues: the trainer reports the mean of rank
+0's metric and rank 1's under each one's name.""",
     cause="""\
 After each generation, every rank gathers once for each name that it has logged itself. A rank that has logged fewer
-names enters fewer collectives than the others, and with other names the collectives are those of other names.""",
+names enters fewer collectives than the others. If ranks have logged different names, their collectives mix these
+names.""",
     repair="""\
-Names and values are gathered together, once for columns and once for metrics, whatever was logged. A metric is the mean
-of all that was logged on any rank; TRL's is the mean of the ranks' means, which differs where ranks have logged
-different numbers of values. A vector counts as its mean, and what is no number is a `TypeError` on every rank. In a
-column, ranks that have not logged it have None for each of their samples. So does TRL 1.14.0, which takes no
-vectors.""",
+The patch gathers names and values together, once for columns and once for metrics, whatever was logged. A metric is
+the mean of all values that any rank has logged; TRL's is the mean of the ranks' means, which differs if ranks have
+logged different numbers of values. A vector counts as its mean, and a value that is not a number raises `TypeError` on
+every rank. In a column, a rank that has not logged it has None for each of its samples. TRL 1.14.0 does the same, but
+accepts no vectors.""",
     references=(
         "https://github.com/huggingface/trl/issues/7310",
         "https://github.com/huggingface/trl/pull/7311",

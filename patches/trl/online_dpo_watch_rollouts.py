@@ -1,4 +1,4 @@
-"""TRL's Online DPO with vLLM: signs that completions are not what was asked for."""
+"""TRL's Online DPO with vLLM: signs that completions are not those that were requested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _wraps(trainer: str) -> tuple[Wrap, ...]:
             target=f"{trainer}._generate_vllm_{mode}",
             implementation=f"{__package__}._watched_online_dpo:around_generate",
             signature="(self, prompts, images=None)",
-            signature_suffices="what it returns is looked at only where it is lists of token ids",
+            signature_suffices="the watch reads the result only if it is lists of token ids",
         )
         for mode in ("server", "colocate")
     )
@@ -23,12 +23,12 @@ def _wraps(trainer: str) -> tuple[Wrap, ...]:
 
 WATCH = Watch(
     name=NAME,
-    summary="completions of Online DPO with vLLM are looked at for their lengths",
+    summary="logs once if completions of Online DPO with vLLM have implausible lengths",
     symptom="""\
-One line of each figure, at level warning:
+One line per figure, at level warning:
 
     trl-online-dpo-watch-rollouts: completions end after one token, which is no end of a text: a share of 1 ...""",
-    cause="Lists of tokens were taken apart, or the engine was asked for more than the limit.",
+    cause="Lists of tokens were split, or the request to the engine exceeded the limit.",
     looks_at="The lists of token ids that `_generate_vllm_server` and `_generate_vllm_colocate` return.",
     limits=figures.LENGTHS,
     points_to=("trl-online-dpo-server",),
@@ -37,7 +37,7 @@ One line of each figure, at level warning:
         Variant(Guard("trl", ">=0.23.0,<0.26.0"), _wraps("trl.trainer.online_dpo_trainer:OnlineDPOTrainer")),
         Variant(Guard("trl", ">=0.26.0"), _wraps("trl.experimental.online_dpo.online_dpo_trainer:OnlineDPOTrainer")),
     ),
-    obsolete_when="when TRL itself says it",
+    obsolete_when="when TRL itself logs it",
     affects_rollouts=True,
     observations=f"{__package__}._watched_online_dpo:observed",
 )

@@ -1,4 +1,4 @@
-"""Packages that are optional to TRL beside transformers 5.3 and later: what is not installed does not count as it."""
+"""TRL's optional packages with transformers 5.3 and later: a missing package does not count as installed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _first(name: str, found: str) -> Rewrite:
     return Rewrite(
         target=f"trl.import_utils:is_{name}_available",
         pattern=f"return {found}",
-        # Of what it was called with nothing is asked twice.
+        # Evaluates the expression only once.
         replacement=f"return found[0] if isinstance(found := {found}, tuple) else found",
     )
 
 
 def _kept(versions: str, names: str) -> Variant:
-    """Releases that ask once, when the module is imported, and keep what they were told."""
+    """Releases that check once, when the module is imported, and keep the answer."""
     found = {name: f"_{'is_' * (name == 'jmespath')}{name}_available" for name in names.split()}
     return Variant(
         Guard("trl", versions, co_installed=_TUPLES), tuple(_first(name, flag) for name, flag in found.items())
@@ -29,24 +29,24 @@ def _kept(versions: str, names: str) -> Variant:
 
 PATCH = Patch(
     name="trl-optional-packages",
-    summary="beside transformers 5.3 and later, TRL takes no package for installed that is not",
+    summary="with transformers 5.3 and later, TRL does not report a missing package as installed",
     harm="crash",
-    bug="vllm, mergekit, weave and others count as installed, so that GRPO and DPO cannot be imported without them",
-    when="trl before 0.29 beside transformers from 5.3 on, which pip and uv choose for it",
+    bug="vllm, mergekit, weave and others count as installed, so GRPO and DPO cannot be imported without them",
+    when="trl before 0.29 with transformers from 5.3 on, which pip and uv choose for it",
     symptom="""\
-Beside transformers 5.3 or later `from trl import GRPOTrainer` (DPO, OnlineDPO, KTO and others too) ends in
-`ModuleNotFoundError: No module named 'vllm'`, or `'mergekit'`, `'weave'`, `'vllm_ascend'`, `'llm_blender'`: whichever
-of these is not installed and comes first. Where all of them are, nothing is wrong.""",
+With transformers 5.3 or later `from trl import GRPOTrainer` (DPO, OnlineDPO, KTO and others too) raises
+`ModuleNotFoundError: No module named 'vllm'`, or `'mergekit'`, `'weave'`, `'vllm_ascend'`, `'llm_blender'`: the first
+of these that is not installed. If all of them are installed, nothing is wrong.""",
     cause="""\
-`trl.import_utils` asks transformers' private `_is_package_available("vllm")` and passes the answer on as a boolean.
+`trl.import_utils` calls transformers' private `_is_package_available("vllm")` and returns the answer as a boolean.
 Since transformers 5.3.0 the answer is a tuple, `(False, None)`, which is true.""",
     repair="""\
-Each `is_..._available` of `trl.import_utils` that passes on such an answer gives its first item where it is a tuple,
-and what it is where it is not; TRL 0.29.0 has a function of its own instead. transformers is left as it is: its own
-code, and others', relies on the tuple. That GRPO, DPO and the others train then beside transformers 5 takes
-`trl-warnings-issued` too. Not repaired: DPO before 0.23.0 imports `MODEL_FOR_VISION_2_SEQ_MAPPING_NAMES`, which
-transformers 5 does not have, and the samplers of GRPO before 0.17.0, KTO and BCO before 0.18.0 take no data set, which
-transformers gives them since 4.52: pin it below.""",
+Each `is_..._available` of `trl.import_utils` that returns such an answer returns its first item if it is a tuple, and
+any other answer as before; TRL 0.29.0 has its own function instead. transformers is left as it is: its own code, and
+other code, relies on the tuple. To train GRPO, DPO and the others with transformers 5, `trl-warnings-issued` is needed
+too. Not repaired: DPO before 0.23.0 imports `MODEL_FOR_VISION_2_SEQ_MAPPING_NAMES`, which transformers 5 does not
+have, and the samplers of GRPO before 0.17.0, KTO and BCO before 0.18.0 accept no data set, which transformers passes
+to them since 4.52: pin transformers below that version.""",
     signatures=tuple(
         Signature(
             "ModuleNotFoundError", f"No module named '{name}'", frames=("trl.import_utils:_LazyModule._get_module",)
@@ -68,7 +68,7 @@ transformers gives them since 4.52: pin it below.""",
         Variant(
             Guard("trl", ">=0.27.0,<0.29.0", co_installed=_TUPLES),
             tuple(_first(name, f'_is_package_available("{name}")') for name in f"{_NEW} jmespath".split()),
-            # 0.29.0 has the same text, and a function of its own under transformers' name.
+            # 0.29.0 has the same text, and its own function under transformers' name.
             unless_defined=("trl.import_utils:_is_package_available",),
         ),
     ),

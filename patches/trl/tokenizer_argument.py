@@ -1,4 +1,4 @@
-"""TRL's trainers before 0.12 beside transformers 5, whose Trainer takes no `tokenizer`: an advice."""
+"""TRL's trainers before 0.12 with transformers 5, whose Trainer accepts no `tokenizer`: an advice."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _ALL = (*_MADE.values(), "trl.trainer.dpo_trainer:DPOTrainer.__init__")
 
 ADVICE = Advice(
     name="trl-tokenizer-argument",
-    summary="no trainer of TRL before 0.12 can be made beside transformers 5",
+    summary="no trainer of TRL before 0.12 can be constructed with transformers 5",
     harm="crash",
-    bug="no trainer of TRL before 0.12 can be made beside transformers 5",
-    when="trl before 0.12 beside transformers from 5 on, which pip and uv choose for it",
+    bug="no trainer of TRL before 0.12 can be constructed with transformers 5",
+    when="trl before 0.12 with transformers from 5 on, which pip and uv choose for it",
     symptom="""\
-`SFTTrainer(...)` ends in `TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'`, within TRL,
-whatever your script gives it; so do Reward, KTO, ORPO and CPO. (Where the last frame is your script's instead, it gives
-`tokenizer` itself to a newer TRL: call it `processing_class`.)""",
+`SFTTrainer(...)` raises `TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'`, within TRL,
+whatever your script passes; so do Reward, KTO, ORPO and CPO. (If the last frame is your script's instead, the script
+passes `tokenizer` itself to a newer TRL: call it `processing_class`.)""",
     cause="""\
-They give transformers' Trainer their `tokenizer` under that name, which 4.46.0 has renamed to `processing_class`, and
-5.0.0 does not take any more.""",
+These trainers pass their `tokenizer` to transformers' Trainer under that name. 4.46.0 renamed it to
+`processing_class`, and 5.0.0 no longer accepts the old name.""",
     what_to_do="Pin `transformers<4.46` (`trl-trainer-overrides`), or use trl 0.13.0 or later.",
     signatures=(
         Signature(

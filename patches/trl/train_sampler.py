@@ -1,4 +1,4 @@
-"""TRL's own samplers beside transformers from 4.52 on, which gives them the data set: two advices."""
+"""TRL's own samplers with transformers from 4.52 on, which passes the data set to them: two advices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 _GIVES = CoInstalled("transformers", ">=4.52.0,<=5.24.0")
 _CAUSE = """\
-Since 4.52.0 transformers' Trainer calls `_get_train_sampler(dataset)`, and these override it without the parameter.
-What is changed here keeps its parameters, so nothing repairs it."""
+Since 4.52.0 transformers' Trainer calls `_get_train_sampler(dataset)`, and these trainers override the method without
+the parameter. A patch keeps a function's parameters, so no patch repairs this."""
 _REFERENCES = (
     "https://github.com/gensyn-ai/rl-swarm/issues/304",
     "https://github.com/shangshang-wang/Tina/issues/4",
@@ -30,12 +30,12 @@ _KTO, _BCO = (Shape(_target(kind), "return SequentialSampler(self.train_dataset)
 
 ADVICE_GRPO = Advice(
     name="trl-grpo-train-sampler",
-    summary="GRPO of TRL before 0.17 does not train beside transformers from 4.52 on",
+    summary="GRPO of TRL before 0.17 does not train with transformers from 4.52 on",
     harm="crash",
-    bug="GRPO of TRL before 0.17 does not train beside transformers from 4.52 on",
-    when="GRPO of trl 0.15 and 0.16 beside transformers from 4.52 on, which pip and uv choose for it",
+    bug="GRPO of TRL before 0.17 does not train with transformers from 4.52 on",
+    when="GRPO of trl 0.15 and 0.16 with transformers from 4.52 on, which pip and uv choose for it",
     symptom="""\
-`trainer.train()` ends at once in `TypeError: GRPOTrainer._get_train_sampler() takes 1 positional argument but 2 were
+`trainer.train()` raises at once `TypeError: GRPOTrainer._get_train_sampler() takes 1 positional argument but 2 were
 given`; so do trainers that were copied from it.""",
     cause=_CAUSE,
     what_to_do="""\
@@ -53,12 +53,12 @@ dataset=None)`.""",
 
 ADVICE_KTO = Advice(
     name="trl-kto-train-sampler",
-    summary="KTO and BCO of TRL before 0.18 do not train beside transformers from 4.52 on",
+    summary="KTO and BCO of TRL before 0.18 do not train with transformers from 4.52 on",
     harm="crash",
-    bug="KTO and BCO of TRL before 0.18 do not train beside transformers from 4.52 on",
-    when="KTO of trl 0.8 to 0.17, BCO of 0.10 to 0.17, beside transformers from 4.52 on, which pip chooses for it",
+    bug="KTO and BCO of TRL before 0.18 do not train with transformers from 4.52 on",
+    when="KTO of trl 0.8 to 0.17, BCO of 0.10 to 0.17, with transformers from 4.52 on, which pip chooses for it",
     symptom="""\
-`trainer.train()` ends at once in `TypeError: KTOTrainer._get_train_sampler() takes 1 positional argument but 2 were
+`trainer.train()` raises at once `TypeError: KTOTrainer._get_train_sampler() takes 1 positional argument but 2 were
 given`; BCOTrainer does the same.""",
     cause=_CAUSE,
     what_to_do="Pin `transformers<4.52`, or use trl 0.18.0 or later.",

@@ -1,4 +1,4 @@
-"""Methods of TRL's trainers to 0.12 that transformers from 4.46 on calls with an argument more: an advice."""
+"""Methods of TRL's trainers to 0.12 that transformers from 4.46 on calls with an additional argument: an advice."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _SAMPLES = (*_methods("get_batch_samples").values(), "trl.trainer.bco_trainer:BC
 
 ADVICE = Advice(
     name="trl-trainer-overrides",
-    summary="DPO, KTO, ORPO, CPO and others of TRL to 0.12 do not train beside a later transformers",
+    summary="DPO, KTO, ORPO, CPO and others of TRL to 0.12 do not train with a later transformers",
     harm="crash",
-    bug="DPO, KTO, ORPO, CPO and others of TRL to 0.12 do not train beside a later transformers",
-    when="trl before 0.12 beside transformers 4.46 to 4.57, trl 0.12 beside 4.47 to 4.57",
+    bug="DPO, KTO, ORPO, CPO and others of TRL to 0.12 do not train with a later transformers",
+    when="trl before 0.12 with transformers 4.46 to 4.57, trl 0.12 with 4.47 to 4.57",
     symptom="""\
-Of TRL before 0.12 the first step ends, for DPO, KTO, BCO, ORPO and CPO in `AttributeError: 'generator' object has no
-attribute 'generate'` or, from transformers 4.50 on, in `TypeError: DPOTrainer.get_batch_samples() takes 3 positional
-arguments but 4 were given`, and for Reward in `TypeError: RewardTrainer.compute_loss() got an unexpected keyword
-argument 'num_items_in_batch'`. Of TRL 0.12 the first line of the log ends in `TypeError: DPOTrainer.log() takes 2
-positional arguments but 3 were given`; so do KTO, BCO, ORPO and CPO. Trainers of your own that override these methods
-so do the same.""",
+With TRL before 0.12 the first step of DPO, KTO, BCO, ORPO and CPO raises `AttributeError: 'generator' object has no
+attribute 'generate'` or, from transformers 4.50 on, `TypeError: DPOTrainer.get_batch_samples() takes 3 positional
+arguments but 4 were given`. Reward raises `TypeError: RewardTrainer.compute_loss() got an unexpected keyword argument
+'num_items_in_batch'`. With TRL 0.12 the first log line raises `TypeError: DPOTrainer.log() takes 2 positional
+arguments but 3 were given`, for KTO, BCO, ORPO and CPO too. Trainers of your own that override these methods in the
+same way do the same.""",
     cause="""\
-transformers 4.46.0 has a method `get_batch_samples`, which means something else to TRL, and gives `compute_loss` the
-number of tokens of the step; 4.47.0 gives `log` the time of its start. These override all three as they were. To
-swallow the number would hide a loss that is normalised otherwise than the Trainer believes.""",
+transformers 4.46.0 has a method `get_batch_samples`, which has another meaning in TRL, and passes the number of tokens
+of the step to `compute_loss`; 4.47.0 passes the start time to `log`. These trainers override all three methods with
+the old parameters. Accepting and ignoring the number would hide a loss that is normalized differently from what the
+Trainer assumes.""",
     what_to_do="Pin `transformers<4.46` for trl before 0.12, `transformers<4.47` for 0.12, or use trl 0.13.0 or later.",
     signatures=(
         Signature("AttributeError", "'generator' object has no attribute 'generate'", _SAMPLES, specific=False),

@@ -1,4 +1,4 @@
-"""Tokens for which vLLM has no log-probability: the trainer's own stands in, so their importance ratio is 1."""
+"""Tokens for which vLLM has no log-probability: the trainer's own replaces it, so their importance ratio is 1."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NAN = float("nan")
 
 
 def with_nan(completions: Sequence[Sequence[float | None]] | None) -> list[list[float]] | None:
-    """Each completion's log-probabilities, with NaN for None; what vLLM has returned where there is no None in it."""
+    """Each completion's log-probabilities, with NaN for None; if there is no None, the list that vLLM returned."""
     if completions is None or not any(one is None for completion in completions for one in completion):
         return completions  # type: ignore[return-value]
     return [[_NAN if one is None else one for one in completion] for completion in completions]
 
 
 def filled(sampled: Any, recomputed: Any) -> Any:
-    """The sampler's log-probabilities ``[B, T]``, with the trainer's where they are NaN."""
+    """The sampler's log-probabilities ``[B, T]``, with the trainer's where the sampler's are NaN."""
     return sampled.where(~sampled.isnan(), recomputed)
 
 
@@ -27,28 +27,29 @@ _FILLED = {"FILLED": f"{__name__}:{filled.__name__}"}
 
 PATCH = Patch(
     name="trl-vllm-nan-logprob",
-    summary="GRPO trains on where vLLM returns NaN for a token's log-probability",
+    summary="GRPO continues if vLLM returns NaN for a token's log-probability",
     harm="crash",
     affects_rollouts=True,
-    bug="the run ends with a RuntimeError where vLLM returns NaN for a token's log-probability",
+    bug="the run raises a RuntimeError if vLLM returns NaN for a token's log-probability",
     when="GRPOTrainer with vLLM, and a policy that has become sharp",
     symptom="""\
-`GRPOTrainer` with vLLM ends with `RuntimeError: Could not infer dtype of NoneType`, often late, when the policy has
+`GRPOTrainer` with vLLM raises `RuntimeError: Could not infer dtype of NoneType`, often late, when the policy has
 become so sharp that tokens have a probability close to 1: vLLM returns NaN as the log-probability of one of them.""",
     cause="""\
-What takes the log-probabilities out of vLLM's answer writes None for NaN (until 0.27.2 only that of a vLLM server), and
-the trainer makes a tensor of the list. As NaN it would do no better: the importance ratio, and with it the loss, would
-be NaN.""",
+The code that reads the log-probabilities from vLLM's answer writes None for NaN (until 0.27.2 only with a vLLM
+server), and the trainer makes a tensor of the list. NaN would be no better: the importance ratio, and with it the
+loss, would be NaN.""",
     repair="""\
-Such a token gets the log-probability that the trainer computes for it before the first update, from the weights that
-vLLM has sampled with. Its importance ratio is 1, as of a token on which both agree, alone and in the product over a
-sequence; its part of the KL divergence that masks off-policy sequences is that of the updates. In the metric
-`sampling/sampling_logp_difference` it counts as 0. Tokens that vLLM has scored keep the very numbers.
+The patch gives such a token the log-probability that the trainer computes for it before the first update, from the
+weights that vLLM has sampled with. Its importance ratio is 1, as for a token on which both agree, alone and in the
+product over a sequence. Its part of the KL divergence that masks off-policy sequences is that of
+the updates. In
+the metric `sampling/sampling_logp_difference` it counts as 0. Tokens that vLLM has scored stay bit for bit identical.
 
-TRL 1.11.0 has the ratio of 1, too, and leaves such tokens out of the divergence and of the metric.
+TRL 1.11.0 also uses a ratio of 1, and excludes such tokens from the divergence and from the metric.
 
-Left alone: copies of this code in `trl.experimental` (GFPO, GRPO with a replay buffer, DPPO), and TRL 0.23.0 to 0.27.0,
-where a vLLM server's answer has the None, and vLLM in the trainer's own process a NaN.""",
+Not repaired: copies of this code in `trl.experimental` (GFPO, GRPO with a replay buffer, DPPO), and TRL 0.23.0 to
+0.27.0, where a vLLM server returns None, and vLLM in the trainer's own process NaN.""",
     references=(
         "https://github.com/huggingface/trl/issues/6166",
         "https://github.com/huggingface/trl/pull/6693",
@@ -70,14 +71,14 @@ where a vLLM server's answer has the None, and vLLM in the trainer's own process
                     target=f"{_TRAINER}._generate_and_score_completions",
                     pattern="per_token_logps_diff = (old_per_token_logps - sampling_per_token_logps) * mask",
                     unless=("torch.nan_to_num(per_token_logps_diff, nan=0.0)",),
-                    # Under the name that the metrics and the trainer's batch take it from.
+                    # The metrics and the trainer's batch read it by this name.
                     replacement=(
                         "per_token_logps_diff = (old_per_token_logps - (sampling_per_token_logps := "
                         "$FILLED(sampling_per_token_logps, old_per_token_logps))) * mask"
                     ),
                     uses=_FILLED,
                 ),
-                Rewrite(  # where the ratio is not corrected, and sequences are masked all the same
+                Rewrite(  # masks sequences even if the ratio is not corrected
                     target=f"{_TRAINER}._compute_loss",
                     pattern='inputs.get("sampling_per_token_logps", old_per_token_logps)',
                     replacement=(

@@ -1,4 +1,4 @@
-"""TRL's vLLM gives log-probabilities of the distribution that it samples from."""
+"""TRL's vLLM returns log-probabilities of the distribution that it samples from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _GIVEN = ("LLM($$$BEFORE, logprobs_mode=$MODE, $$$AFTER)",)
 
 
 def _processed(target: str, last: str) -> Rewrite:
-    """One argument more for `LLM`, after the value ``last`` of another one."""
+    """An additional argument of `LLM`, after the value ``last`` of another argument."""
     return Rewrite(
         target=target,
         pattern=last,
@@ -21,39 +21,39 @@ def _processed(target: str, last: str) -> Rewrite:
 _SERVER = _processed("trl.scripts.vllm_serve:llm_worker", "script_args.vllm_model_impl")
 _COLOCATE = _processed("trl.trainer.grpo_trainer:GRPOTrainer.__init__", "self.args.vllm_model_impl")
 
-# The server of 0.21 and 0.22 is started by the same text, and answers without log-probabilities.
+# The same text starts the server of 0.21 and 0.22, which returns no log-probabilities.
 _GIVES_LOGPROBS = ("trl.scripts.vllm_serve:sanitize_logprob",)
 
 PATCH = Patch(
     name="trl-vllm-raw-logprobs",
-    summary="GRPO's importance sampling correction holds at temperatures other than 1",
+    summary="GRPO's importance sampling correction is right at temperatures other than 1",
     harm="wrong gradient",
     affects_rollouts=True,
-    bug="vLLM's log-probabilities leave the temperature out, the trainer's do not",
+    bug="vLLM's log-probabilities ignore the temperature, the trainer's do not",
     when="GRPOTrainer on a vLLM server (in 0.23 colocate too) with a temperature other than 1",
     excluded_by=("temperature=1.0",),
     symptom="""\
 `GRPOTrainer` with `vllm_mode="server"` (in 0.23.0 and 0.23.1 with `"colocate"` as well) and a `temperature` other than
-1, or a `repetition_penalty`: `sampling/sampling_logp_difference/mean` does not come near 0, and
-`sampling/importance_sampling_ratio` not near 1, with weights that are the same on both sides. Each token's loss is
-multiplied by that ratio, up to the cap. No error.""",
+1, or a `repetition_penalty`: `sampling/sampling_logp_difference/mean` does not approach 0, and
+`sampling/importance_sampling_ratio` does not approach 1, even if both sides have the same weights. TRL multiplies each
+token's loss by that ratio, up to the cap. No error.""",
     cause="""\
-The trainer divides its logits by the temperature. vLLM returns log-probabilities of the raw logits unless it is started
-with `logprobs_mode="processed_logprobs"`, which `trl vllm-serve` does not do.""",
+The trainer divides its logits by the temperature. vLLM returns log-probabilities of the raw logits unless it is
+started with `logprobs_mode="processed_logprobs"`, which `trl vllm-serve` does not set.""",
     repair="""\
-vLLM is started in that mode, as in 0.27.1 (colocate in 0.24.0). The patch has to be on where vLLM runs: in the process
-of `trl vllm-serve`.
+The patch starts vLLM in that mode, as in 0.27.1 (colocate in 0.24.0). Apply the patch in the process in which vLLM
+runs: that of `trl vllm-serve`.
 
-Off unless asked for by name: ask for it where `top_p`, `top_k` and `min_p` are off. In this mode vLLM's
-log-probabilities are those within the nucleus, and the trainer's are not. A run with `top_p=0.5` at temperature 1
-agrees as released, and does not in this mode (0.27.1 and later use it); at another temperature neither agrees. The mode
-is the engine's, which starts before a request says what it samples with. Not repaired: vLLM 0.10.0 and 0.10.1, which
-leave the temperature out in this mode too.""",
+The patch is off unless asked for by name. Enable it if `top_p`, `top_k` and `min_p` are off. In this mode vLLM
+normalizes its log-probabilities within the nucleus, and the trainer does not. A run with `top_p=0.5` at temperature 1
+agrees as released, and does not agree in this mode (0.27.1 and later use it); at another temperature neither agrees.
+The mode belongs to the engine, which starts before a request names its sampling settings. Not repaired: vLLM 0.10.0
+and 0.10.1, which ignore the temperature in this mode too.""",
     contested="with top_p, top_k or min_p vLLM's processed log-probabilities are within the nucleus, and TRL's are not",
     changes_numbers="""\
-Since TRL 0.23.0 GRPO on a vLLM server has weighted tokens by a ratio that holds the temperature once, not by that of
-two policies. With the patch ratios are about 1 where trainer and vLLM have the same weights, so the gradient is that of
-GRPO; runs at another temperature than 1 are not to be compared with those before.""",
+Since TRL 0.23.0, GRPO on a vLLM server has weighted tokens by a ratio that contains the temperature once, not by the
+ratio of two policies. With the patch ratios are about 1 if trainer and vLLM have the same weights, so the gradient is
+that of GRPO; runs at a temperature other than 1 are not comparable with earlier ones.""",
     references=(
         "https://github.com/huggingface/trl/pull/4873",
         "https://github.com/huggingface/trl/issues/4159",

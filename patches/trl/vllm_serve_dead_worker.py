@@ -1,4 +1,4 @@
-"""`trl vllm-serve` notices that a worker has died, in place of waiting for its answer."""
+"""`trl vllm-serve` notices that a worker has died, instead of waiting for its answer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="trl-vllm-serve-dead-worker",
-    summary="`trl vllm-serve` answers with an error when a worker has died",
+    summary="`trl vllm-serve` answers with an error if a worker has died",
     harm="hang",
     affects_rollouts=True,
-    bug="the server waits for ever for the answer of a worker that has died",
+    bug="the server waits forever for the answer of a worker that has died",
     when="trl vllm-serve, if vLLM raises or is killed in a worker: out of memory, a prompt too long, a failed update",
     symptom="""\
-A rank of the trainer waits in `VLLMClient.generate` or an update of weights for ever, the others in a collective until
-NCCL's timeout. The server's log ends with a traceback of `Process-1` (or, if it was killed, with nothing), and its
-process goes on.""",
+A rank of the trainer waits forever in `VLLMClient.generate` or in a weight update, and the other ranks wait in a
+collective until NCCL's timeout. The server's log ends with a traceback of `Process-1` (or with none, if the worker was
+killed), and the server process keeps running.""",
     cause="""\
-`llm_worker` has no `except`, so its process ends. The server reads its answers from a pipe, of which it holds the
-worker's end as well: `recv()` never comes to the end of the file.""",
+`llm_worker` has no `except`, so its process ends. The server reads the worker's answers from a pipe, and also holds
+the worker's end of it: `recv()` never reaches the end of the file.""",
     repair="""\
 The server closes its copy of the worker's end once the worker has started. `recv()` then raises `EOFError` when the
-worker is gone: the server's log says so, requests are answered with status 500, which `VLLMClient` raises in the
-trainer, and a server whose worker dies while it loads does not start. The worker is not started anew: with weights that
-nobody has updated it would sample from the checkpoint.""",
+worker is gone: the server logs it and answers requests with status 500, which `VLLMClient` raises in the trainer. A
+server whose worker dies while it loads does not start. The worker is not restarted: with weights that nobody has
+updated it would sample from the checkpoint.""",
     references=(
         "https://github.com/huggingface/trl/issues/3433",
         "https://github.com/huggingface/trl/pull/6628",

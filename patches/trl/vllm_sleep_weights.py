@@ -1,4 +1,4 @@
-"""Colocated vLLM with sleep mode: completions come from the policy's present weights."""
+"""Colocated vLLM with sleep mode: completions come from the policy's current weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _loaded_by(method: str) -> Rewrite:
 
 
 def _tools_of(trainer: str) -> Rewrite:
-    """Ranks leave the loop of tools one by one."""
+    """Ranks leave the tool loop one by one."""
     return Rewrite(
         target=f"{trainer}._generate",
         pattern="self._tool_call_loop",
@@ -28,7 +28,7 @@ def _tools_of(trainer: str) -> Rewrite:
 
 
 def _rollouts_of(trainer: str) -> Rewrite:
-    """A user's function generates as often as it likes, on each rank another number of times."""
+    """A user's function generates as often as it likes, a different number of times on each rank."""
     return Rewrite(
         target=f"{trainer}._generate",
         pattern="self.rollout_func(prompts, self)",
@@ -38,7 +38,7 @@ def _rollouts_of(trainer: str) -> Rewrite:
 
 
 def _of_a_trainer(name: str, *, reloads: bool) -> tuple[Rewrite, ...]:
-    """Until 0.27.2 a trainer has its engine itself."""
+    """Up to 0.27.2 the trainer owns its engine."""
     trainer = f"trl.trainer.{name.lower()}_trainer:{name}Trainer"
     reload = 'self.llm.collective_rpc("reload_weights")'
     return (
@@ -54,7 +54,7 @@ def _of_a_trainer(name: str, *, reloads: bool) -> tuple[Rewrite, ...]:
 
 
 def _of_rollouts(engine: str) -> Rewrite:
-    """What a `rollout_func` may call."""
+    """A function that a `rollout_func` may call."""
     function = "_generate_rollout_completions_colocate" if "generation" in engine else "generate_rollout_completions"
     return Rewrite(
         target=f"trl.experimental.openenv.utils:{function}",
@@ -93,7 +93,7 @@ def _of_the_generation(versions: str, *more: Rewrite) -> Variant:
 
 PATCH = Patch(
     name="trl-vllm-sleep-weights",
-    summary="completions of a colocated vLLM with sleep mode come from the policy's present weights",
+    summary="completions of a colocated vLLM with sleep mode come from the policy's current weights",
     harm="wrong data",
     affects_rollouts=True,
     bug="vLLM generates with the checkpoint's weights, or with none, not with the policy's",
@@ -101,31 +101,32 @@ PATCH = Patch(
     excluded_by=("vllm_enable_sleep_mode=false|absent", "use_vllm=false|absent"),
     symptom="""\
 `GRPOTrainer`, `RLOOTrainer` and other trainers with `vllm_mode="colocate"` and `vllm_enable_sleep_mode=True`. From TRL
-0.28.0 every completion is one of the model that training started from, however long it trains:
-`sampling/sampling_logp_difference` grows, and the reward stays where it is. In 0.26.0 to 0.27.2 it is so for each
+0.28.0 on, every completion comes from the model that training started from, however long training runs:
+`sampling/sampling_logp_difference` grows, and the reward does not improve. In 0.26.0 to 0.27.2 this affects each
 generation that does not follow an optimizer step: with `steps_per_generation` below `gradient_accumulation_steps`,
-after a call of a tool, in all batches of an evaluation but the first, and in the step after it. In 0.25.0 and 0.25.1
-these come from memory that nothing was written to. No error.""",
+after a tool call, in all batches of an evaluation but the first, and in the step after it. In 0.25.0 and 0.25.1 these
+completions come from uninitialized memory. No error.""",
     cause="""\
-Sleep at level 2 drops vLLM's weights. `reload_weights`, which is called after waking since 0.26.0, reads them from the
-checkpoint; since 0.28.0 it comes after the policy's have been loaded, over which it writes. Where the step is the one
-of the last load the policy's are not loaded at all.""",
+Sleep at level 2 drops vLLM's weights. Since 0.26.0 the trainer calls `reload_weights` after waking, which reads the
+weights from the checkpoint. Since 0.28.0 it does so after it has loaded the policy's weights, and overwrites them. If
+the step equals that of the last load, the trainer does not load the policy's weights at all.""",
     repair="""\
-Whenever vLLM has slept, the policy's weights are loaded before it generates, as in 1.10.0; where the trainer has just
-done so they are left as they are, and since 0.28.0 the checkpoint is not read any more. So it is in
-`generate_rollout_completions` of `trl.experimental.openenv`. In 0.28.0 there is memory before they are loaded, as in
-0.29.0. Without sleep mode nothing changes.
+Whenever vLLM has slept, the patch loads the policy's weights before vLLM generates, as in 1.10.0. If the trainer has
+just loaded the weights, they are left as they are; since 0.28.0 the patch also skips the read of the checkpoint. The
+same applies to `generate_rollout_completions` of `trl.experimental.openenv`. In 0.28.0 the patch allocates the memory
+before the load, as in 0.29.0. Without sleep mode nothing changes.
 
-Left alone: on several ranks with weights sharded by ZeRO-3 or FSDP, what is generated after a call of a tool, and by a
-`rollout_func` unless the trainer has just loaded the weights, comes from the checkpoint as before: ranks leave these
-loops one by one, and to gather the weights would wait for all of them (1.10.0 does). So is a trainer until 0.27.2 with
-a `_generate` or `_generate_single_turn` of your own there; from 0.28.0 on one that generates more often on one rank
-than on another waits for the others. So are the trainers of GOLD until 1.0.0rc1 and of Online DPO, which have engines
-of their own, and a `rollout_func` that sends the engine to sleep by itself.""",
+Not repaired: on several ranks with weights sharded by ZeRO-3 or FSDP, completions after a tool call, and those of a
+`rollout_func` unless the trainer has just loaded the weights, come from the checkpoint as before. Ranks leave these
+loops one by one, and a gather of the weights would wait for all ranks (1.10.0 gathers). A trainer up to 0.27.2 with
+its own `_generate` or `_generate_single_turn` is not repaired there either. From 0.28.0 on, such a trainer waits for
+the other ranks if it generates more often on one rank than on another. Also not repaired: the trainers of GOLD until
+1.0.0rc1 and of Online DPO, which have their own engines, and a `rollout_func` that puts the engine to sleep by
+itself.""",
     changes_numbers="""\
 Since TRL 0.25.0 with sleep mode at level 2, and for every completion since 0.28.0, GRPO and RLOO trained on samples
-from the initial model, so with an importance ratio that grows and is clipped or truncated. With the patch training is
-on-policy. Of a run that was tuned without it hardly anything carries over.""",
+from the initial model, with an importance ratio that grows and is clipped or truncated. With the patch training is
+on-policy. The tuning of a run without the patch hardly carries over.""",
     references=(
         "https://github.com/huggingface/trl/issues/5312",
         "https://github.com/huggingface/trl/pull/5313",

@@ -1,4 +1,4 @@
-"""TRL's trainers beside transformers 5.1 and later, whose models have no dictionary of warnings any more."""
+"""TRL's trainers with transformers 5.1 and later, whose models no longer have a dictionary of warnings."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def _written(versions: str, trainers: str, experimental: str = "") -> Variant:
 
 PATCH = Patch(
     name="trl-warnings-issued",
-    summary="beside transformers 5.1 and later, TRL's trainers do without a model's dictionary of warnings",
+    summary="with transformers 5.1 and later, TRL's trainers work without a model's dictionary of warnings",
     harm="crash",
-    bug="trainers cannot be made: they write to a dictionary that models no longer have",
-    when="GRPO, RLOO, DPO, KTO, Reward and others of trl before 0.27.2 beside transformers from 5.1 on",
+    bug="trainers cannot be constructed: they write to a dictionary that models no longer have",
+    when="GRPO, RLOO, DPO, KTO, Reward and others of trl before 0.27.2 with transformers from 5.1 on",
     symptom="""\
-Beside transformers 5.1 or later `GRPOTrainer(...)` ends in `AttributeError: 'Qwen2ForCausalLM' object has no attribute
+With transformers 5.1 or later `GRPOTrainer(...)` raises `AttributeError: 'Qwen2ForCausalLM' object has no attribute
 'warnings_issued'`; so do RLOO, DPO, KTO, BCO, CPO, ORPO, OnlineDPO and, until TRL 0.23, Reward. SFT does not.""",
     cause="""\
 Their `__init__` sets `model.warnings_issued["estimate_tokens"]`, so that transformers' `estimate_tokens` does not warn
-of inputs that it cannot count. transformers 5.1.0 has taken the dictionary and the warning away.""",
+about inputs that it cannot count. transformers 5.1.0 removed the dictionary and the warning.""",
     repair="""\
-It is set where the model has the dictionary, and left where it has not: there is no warning to prevent. Nothing is
-given to the model. TRL 0.27.2 does without it. To import these trainers beside transformers 5.3 and later
-takes `trl-optional-packages` too.""",
+The patch sets the entry if the model has the dictionary, and skips it otherwise: there is no warning to prevent. The
+patch adds nothing to the model. TRL 0.27.2 does not set the entry. To import these trainers with transformers 5.3 and
+later, `trl-optional-packages` is needed too.""",
     signatures=(Signature("AttributeError", "object has no attribute 'warnings_issued'", specific=False),),
     references=(
         "https://github.com/huggingface/trl/issues/3257",

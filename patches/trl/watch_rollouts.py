@@ -1,4 +1,4 @@
-"""TRL's GRPO with vLLM: signs that rollouts are not those of the policy that is trained."""
+"""TRL's GRPO with vLLM: signs that rollouts do not come from the policy that is trained."""
 
 from __future__ import annotations
 
@@ -15,43 +15,47 @@ _WRAPS = (
         target=f"{_TRAINER}._prepare_inputs",
         implementation=f"{__package__}._watched_rollouts:around_prepare_inputs",
         signature="(self, generation_batch)",
-        signature_suffices="what is read is the trainer's metrics; where they are others nothing is said",
+        signature_suffices="it reads only the trainer's metrics; if they are different ones it logs nothing",
     ),
     Wrap(
         target=f"{_TRAINER}._generate",
         implementation=f"{__package__}._watched_rollouts:around_generate",
         signature="(self, prompts)",
-        signature_suffices="what it returns is looked at only where it is lists of token ids",
+        signature_suffices="the watch reads the result only if it is lists of token ids",
     ),
 )
 
 WATCH = Watch(
     name=NAME,
-    summary="GRPO with vLLM is looked at for rollouts that do not come from the policy, and says so once",
+    summary="logs once if rollouts of GRPO with vLLM do not come from the policy",
     symptom="""\
-One line of each figure, at level warning:
+One line per figure, at level warning:
 
     trl-watch-rollouts: trainer and engine differ by 0.21 nats per sampled token at step 3 (limit 0.1). ...""",
     cause="""\
 Log-probabilities that differ: vLLM samples with other weights than the trainer's, from another distribution
-(temperature, a part of the vocabulary), or for another row's prompt. One kind of these nothing repairs, to 1.16.0: with
-`top_p`, `top_k` or `min_p` vLLM's log-probabilities are those within what they leave of the vocabulary, the trainer's
-those of all of it (TRL #6789), so that the ratio of the two is too small for every token; do without these settings, or
-set `vllm_importance_sampling_correction=False`. Structured outputs (`vllm_structured_outputs_regex`, or
-`generation_kwargs`) do the same and more, 4.8 nats in one run, and nothing repairs them either: vLLM chooses among what
-they allow. The line names them first.
+(temperature, a part of the vocabulary), or for another row's prompt. No patch repairs one cause, up to 1.16.0: with
+`top_p`, `top_k` or `min_p`, vLLM normalizes its log-probabilities over the tokens that these settings keep, and the
+trainer normalizes over the whole vocabulary (TRL #6789), so the ratio of the two is too small for every token. Avoid
+these settings, or set `vllm_importance_sampling_correction=False`. Structured outputs
+(`vllm_structured_outputs_regex`, or `generation_kwargs`) have the same effect and a larger one, 4.8 nats in one run,
+and no patch repairs them either: vLLM chooses among the tokens that they allow. The warning names structured outputs
+first.
 
-Completions that are all alike: engines share a seed, or each request has the same one (`generation_kwargs={"seed": 1}`
-on a colocated engine). Completions of one token, or too many: lists of tokens were taken apart, or a limit was applied
-twice. A prompt that is not the row's: completions were handed to other rows, or ranks.""",
+Completions that are all alike: engines share a seed, or each request has the same seed (`generation_kwargs={"seed":
+1}` on a colocated engine). Completions of one token, or too many tokens: lists of tokens were split, or a limit was
+applied twice. A prompt that is not the row's: completions were assigned to other rows, or ranks.""",
     looks_at="""\
-`sampling/sampling_logp_difference/mean`, which the trainer computes, gathers and logs where
-`vllm_importance_sampling_correction` is on (the default), once per batch of rollouts; the lists of token ids that
-`_generate` returns; and from 0.29.1 on those of prompts that vLLM was asked with and says it answered, without images,
-at each turn of a conversation. Not of a run with a `rollout_func`, or a `_generate` or `_generate_single_turn` of its
-own, whose samples are its own too, nor in evaluation; how likely equal completions are is known at temperature 1 only,
-without top-p, top-k, min-p or a penalty. With structured outputs, or with `generation_kwargs` that give completions a
-form, neither that nor single tokens mean anything.""",
+- `sampling/sampling_logp_difference/mean`, which the trainer computes, gathers and logs if
+  `vllm_importance_sampling_correction` is on (the default), once per batch of rollouts;
+- the lists of token ids that `_generate` returns;
+- from 0.29.1 on, without images, the prompts that the trainer sends to vLLM and those that vLLM returns, at each turn
+  of a conversation.
+
+The watch does not look at a run with a `rollout_func`, or with its own `_generate` or `_generate_single_turn`, whose
+samples are its own too, nor at evaluation. The probability of equal completions is known only at temperature 1,
+without top-p, top-k, min-p or a penalty. With structured outputs, or with `generation_kwargs` that constrain
+completions, neither equal completions nor single tokens are a sign.""",
     limits="\n\n".join((figures.LOG_PROBABILITIES, figures.DROPOUT, figures.SAMPLES, figures.PROMPTS)),
     points_to=(*OTHER_POLICY, "trl-grpo-tool-overflow", "trl-vllm-nan-logprob"),
     references=(
@@ -69,12 +73,12 @@ form, neither that nor single tokens mean anything.""",
                     target="trl.generation.vllm_generation:VLLMGeneration.generate",
                     implementation=f"{__package__}._watched_rollouts:around_engine",
                     signature="(self, prompts, images, num_generations, profiler=None)",
-                    signature_suffices="what it returns first is looked at only where it is lists of token ids",
+                    signature_suffices="the watch reads the first result only if it is lists of token ids",
                 ),
             ),
         ),
     ),
-    obsolete_when="when TRL itself says that rollouts are not the policy's",
+    obsolete_when="when TRL itself logs that rollouts are not the policy's",
     affects_rollouts=True,
     observations=f"{__package__}._watched_rollouts:observed",
 )

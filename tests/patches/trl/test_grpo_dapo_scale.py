@@ -16,7 +16,7 @@ RULE_COVERAGE = {
         "test_what_is_one_s_own_is_left_alone",
     ),
     "no new blocking": "because it computes on one rank's numbers; no lock, no collective",
-    "Left as released": "test_what_is_one_s_own_is_left_alone",
+    "The patch does not change": "test_what_is_one_s_own_is_left_alone",
     "bit for bit": ("test_what_was_right_is_the_same_bit_for_bit", "test_evaluation_is_the_same"),
 }
 WORKER = "rlhf_patches.patches.trl.proofs.grpo_dapo_scale_ranks"

@@ -22,8 +22,8 @@ RULE_COVERAGE = {
     "backward compatible": ("test_what_was_right_is_the_same", "test_a_subclass_that_overrides_the_method_works"),
     "no new blocking": "because it is a number on one rank: no lock, no collective",
     "was right": "test_what_was_right_is_the_same",
-    "first turn is as it was": "test_each_conversation_is_continued_with_its_own_turn",
-    "hands each rank its own": "test_grpo_tool_lockstep.py::test_together_with_the_patch_of_one_rank",
+    "first turn is unchanged": "test_each_conversation_is_continued_with_its_own_turn",
+    "gives each rank its own": "test_grpo_tool_lockstep.py::test_together_with_the_patch_of_one_rank",
 }
 WORKER = "tests.patches.trl.tool_loop_ranks"
 ASKED = ("server", "evaluated", "one turn")

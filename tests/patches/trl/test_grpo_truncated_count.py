@@ -24,12 +24,12 @@ RULE_COVERAGE = {
         "test_what_is_one_s_own_is_left_alone",
     ),
     "no new blocking": "test_on_two_ranks",
-    "Without it nothing changes": "test_what_was_right_is_the_same_bit_for_bit",
+    "Without `mask_truncated_completions` nothing changes": "test_what_was_right_is_the_same_bit_for_bit",
     "bit for bit": "test_what_was_right_is_the_same_bit_for_bit",
     "the loss stays 0": "test_where_all_are_truncated_the_loss_stays_0",
     "both factors are right": "test_with_the_other_factor_of_the_loss",
-    "Left as released": "test_what_is_one_s_own_is_left_alone",
-    "were right, and stay out": "test_what_was_right_is_the_same_bit_for_bit",
+    "The patch does not change": "test_what_is_one_s_own_is_left_alone",
+    "stay excluded, as before": "test_what_was_right_is_the_same_bit_for_bit",
 }
 WORKER = "rlhf_patches.patches.trl.proofs.grpo_truncated_count_ranks"
 HALF = "masked, half a generation"

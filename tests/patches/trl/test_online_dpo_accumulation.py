@@ -21,8 +21,8 @@ RULE_COVERAGE = {
     "no side effects": "because it divides a number of upstream's, by numbers read from the trainer",
     "backward compatible": ("test_outside_train_the_setting_counts", "test_in_deepspeed_s_engine_it_is_the_same"),
     "no new blocking": "because it computes on one rank's numbers; no lock, no collective",
-    "Left as released": "test_what_was_right_is_the_same_bit_for_bit",
-    "Bit for bit": (
+    "The patch does not change": "test_what_was_right_is_the_same_bit_for_bit",
+    "bit for bit": (
         "test_what_was_right_is_the_same_bit_for_bit",
         "test_the_logged_loss_is_as_it_was",
         "test_in_deepspeed_s_engine_it_is_the_same",

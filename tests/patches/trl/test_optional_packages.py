@@ -22,7 +22,7 @@ RULE_COVERAGE = {
     "no side effects": "test_nothing_is_given_to_the_model",
     "backward compatible": ("test_what_is_no_tuple_is_passed_on", "test_beside_transformers_4_nothing_is_changed"),
     "no new blocking": "because it looks at one value; no lock, no collective",
-    "what it is where it is not": "test_what_is_no_tuple_is_passed_on",
+    "any other answer as before": "test_what_is_no_tuple_is_passed_on",
     "transformers is left as it is": "test_transformers_is_left_as_it_is",
 }
 WORKER = "tests.patches.trl.old_trl_ranks"

@@ -30,8 +30,8 @@ RULE_COVERAGE = {
         "test_where_all_tokens_have_one_nothing_changes",
     ),
     "no new blocking": "because it computes on one rank's tensors; no lock, no collective",
-    "Left alone": "because no function of these is a target",
-    "keep the very numbers": "test_where_all_tokens_have_one_nothing_changes",
+    "Not repaired": "because no function of these is a target",
+    "bit for bit identical": "test_where_all_tokens_have_one_nothing_changes",
 }
 NAME = "trl-vllm-nan-logprob"
 WORKER = "tests.patches.trl.vllm_nan_logprob_ranks"

@@ -28,7 +28,7 @@ RULE_COVERAGE = {
     "no new blocking": "test_where_ranks_may_not_come_nothing_is_gathered",
     "Without sleep mode nothing changes": "test_without_sleep_mode_nothing_changes",
     "they are left as they are": "test_what_the_trainer_has_just_loaded_is_left",
-    "Left alone": "test_where_ranks_may_not_come_nothing_is_gathered",
+    "Not repaired": "test_where_ranks_may_not_come_nothing_is_gathered",
     "as before": "test_where_ranks_may_not_come_nothing_is_gathered",
 }
 WORKER = "tests.patches.trl.vllm_sleep_weights_ranks"

@@ -83,6 +83,6 @@ def test_a_template_without_an_end_leaves_none(report):
 def test_a_rehearsal_finds_it(run_ranks):
     worker = "tests.patches.transformers.rehearsal_catalogue_ranks"
     (found,) = run_ranks(worker, "a chat", levels=beside("trl-0.27", "trl_dpo"), ranks=1)
-    released, repaired = (found["a chat"][patches]["what is trained on"] for patches in ("off", "on"))
+    released, repaired = (found["a chat"][patches]["trained tokens"] for patches in ("off", "on"))
     assert (released["verdict"], repaired["verdict"]) == ("deviates", "holds")
-    assert "4 of 4 rows end twice" in released["text"]
+    assert "4 of 4 rows end with two end tokens" in released["text"]

@@ -13,7 +13,7 @@ RULE_COVERAGE = {
     "no side effects": "because it closes the server's own copy of a pipe's end",
     "backward compatible": "test_it_answers_with_an_error",  # the first request
     "no new blocking": "because closing a handle does not wait; a wait becomes an error",
-    "not started anew": "test_it_answers_with_an_error",
+    "not restarted": "test_it_answers_with_an_error",
 }
 WORKER = "tests.patches.trl_on_vllm.vllm_serve_dead_worker_ranks"
 
