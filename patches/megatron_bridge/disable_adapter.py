@@ -1,4 +1,4 @@
-"""Megatron-Bridge: leaving ``disable_adapter`` enables every adapter, also those that were off."""
+"""Megatron-Bridge: leaving ``disable_adapter`` enables every adapter, including those that were off."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from rlhf_patches import Guard, Patch, Variant, Wrap
 
 
-# writes: what the context has switched on is off again, which is the repair
+# writes: switches off what the context has switched on, which is the repair
 def leaving_them_off(wrapped: Callable[..., Any], peft: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
-    """Around ``PEFT.disable_adapter``: layers whose adapter was off before are off afterwards."""
+    """Wrap ``PEFT.disable_adapter``: layers whose adapter was off before are off afterwards."""
     (model,) = args
     off = [
         layer.disable_adapter_layers
@@ -28,7 +28,7 @@ def leaving_them_off(wrapped: Callable[..., Any], peft: Any, args: Any, kwargs: 
 
 
 def _layers(model: Any) -> Iterator[Any]:
-    """Every module of a model; or of several, in lists or dictionaries, which the release walks through too."""
+    """Every module of a model, or of several models in lists or dictionaries, which the release also accepts."""
     if hasattr(model, "modules"):
         yield from model.modules()
     elif isinstance(model, Iterable):
@@ -40,17 +40,17 @@ PATCH = Patch(
     name="megatron-bridge-disable-adapter",
     summary="adapters that were off before disable_adapter() are off after it",
     harm="wrong gradient",
-    bug="disable_adapter() switches adapters on that were off before it, so the reference has them",
+    bug="disable_adapter() enables adapters that were off before it, so the reference model has them",
     when="a second disable_adapter() within the first, or while adapters are off",
     symptom="""\
-The model without its adapter is the reference: `with peft.disable_adapter(model):`. A second context within the first
-(a helper that opens its own), or one that is opened while adapters are off already, leaves all of them on: what follows
-in the outer context, the reference's log-probabilities or an evaluation of the base model, has the adapter in it. No
-error is shown.""",
-    cause="Leaving the context calls `enable_adapter_layers`, whatever was before.",
+The model without its adapter is the reference model: `with peft.disable_adapter(model):`. A second context inside the
+first (a helper that opens its own), or one that is opened while adapters are off already, leaves all adapters on.
+Everything after it in the outer context, such as the reference log-probabilities or an evaluation of the base model,
+uses the adapter. No error is raised.""",
+    cause="Leaving the context calls `enable_adapter_layers`, whatever the state before it was.",
     repair="""\
 When the context is left, normally or by an exception, the layers whose adapters were off when it was entered are off
-again; the others are on, as released. Contexts have to be left in the reverse order, as `with` does.""",
+again. All other layers are on, as released. Contexts have to be left in the reverse order, as `with` does.""",
     references=("https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/5945",),
     variants=(
         Variant(
@@ -64,8 +64,9 @@ again; the others are on, as released. Contexts have to be left in the reverse o
             ),
         ),
     ),
-    obsolete_when="when the oldest Megatron-Bridge in use restores what was; none released so far does",
+    obsolete_when="when the oldest Megatron-Bridge in use restores the previous state; none released so far does",
     changes_numbers="""\
-Since 0.3.0 what was computed in a context of `disable_adapter` after an inner one was left had the adapter in it. A run
-whose reference pass did that was held to itself in place of its reference: its KL divergence was too small.""",
+Since 0.3.0, a computation in a context of `disable_adapter` used the adapter after an inner context was left. If a
+run's reference pass did that, the policy was compared with itself instead of the reference model: its KL divergence was
+too small.""",
 )

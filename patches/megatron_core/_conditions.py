@@ -1,4 +1,4 @@
-"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+"""In which calls the bugs of these patches occur, decided from attributes alone (`rlhf_patches.Condition`)."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 
 def _has_gradients() -> bool:
-    """Whether what is computed now has gradients: what is not, is not wrong either."""
+    """Whether gradients are enabled: a computation without gradients is not wrong."""
     torch: Any = sys.modules.get("torch")
     return torch is None or torch.is_grad_enabled()
 
 
 def is_own(layer: Any) -> bool:
-    """Whether a layer's class is megatron-core's own, and none that derives from it elsewhere."""
-    # known: only a class that is defined there has such a name; what derives from it elsewhere is a user's.
+    """Whether a layer's class is megatron-core's own, not a subclass defined elsewhere."""
+    # known: only a class defined there has such a module name; a subclass defined elsewhere is a user's.
     return type(layer).__module__.startswith("megatron.core.")
 
 
 def is_known_delta_net(layer: Any) -> bool:
-    """Whether a Gated DeltaNet's class is megatron-core's or mcore-bridge's, which leave its norm's gradient alone."""
+    """Whether a Gated DeltaNet's class is megatron-core's or mcore-bridge's: neither sums its norm's gradient."""
     # known: as above.
     return is_own(layer) or type(layer).__module__.startswith("mcore_bridge.")
 
 
 def divided_sinks(self: Any, config: Any) -> bool | None:
-    """Of an attention: whether ranks have some of the learnable sinks each; None where a user's class may mark them."""
+    """Whether each rank has some of an attention's learnable sinks; None if a user's class may mark them."""
     if getattr(config, "softmax_type", None) != "learnable" or config.tensor_model_parallel_size == 1:
         return False
     return True if is_own(self) else None
@@ -38,20 +38,20 @@ _OF_LINEAR_LAYERS = (
 
 
 def is_whole(layer: Any, parallel_mode: str | None, is_expert: bool) -> bool:
-    """Whether a linear layer of a known class is whole on each tensor-parallel rank; each may have other experts."""
-    # known: as above; all others stay as they are.
+    """Whether each tensor-parallel rank has all of a linear layer of a known class; experts may differ per rank."""
+    # known: as above; other classes are not changed.
     return parallel_mode == "duplicated" and not is_expert and type(layer).__module__ in _OF_LINEAR_LAYERS
 
 
 def whole_on_each_rank(self: Any, parallel_mode: str | None, is_expert: bool, config: Any) -> bool:
-    """Of a linear layer: whether each of several ranks has all of it."""
+    """Whether each of several ranks has all of a linear layer."""
     return is_whole(self, parallel_mode, is_expert) and bool(config.tensor_model_parallel_size > 1)
 
 
 def heads_of_a_rank(self: Any, config: Any) -> bool | None:
-    """Of a Gated DeltaNet: whether ranks have some heads each, and Megatron does not add up the gradient of its norm.
+    """Whether each rank has some heads of a Gated DeltaNet, and Megatron does not sum the gradient of its norm.
 
-    None of a user's class, which may do so.
+    None for a user's class, which may sum it.
     """
     if config.tensor_model_parallel_size == 1 or config.sequence_parallel:
         return False
@@ -59,9 +59,9 @@ def heads_of_a_rank(self: Any, config: Any) -> bool | None:
 
 
 def experts_of_a_rank(self: Any, is_expert: bool, config: Any) -> bool | None:
-    """Of a grouped layer: whether tensor-parallel ranks have other experts, or parts of them.
+    """Whether tensor-parallel ranks have different experts of a grouped layer, or parts of them.
 
-    None before 0.11, and where a user's class may mark them.
+    None before 0.11, and if a user's class may mark them.
     """
     if not is_expert or config.tensor_model_parallel_size == 1:
         return False
@@ -74,9 +74,9 @@ def experts_of_a_rank(self: Any, is_expert: bool, config: Any) -> bool | None:
 
 
 def parts_of_a_sequence(config: Any) -> float | bool | None:
-    """Of a step: how many times the weight that was set auxiliary losses have.
+    """The factor by which auxiliary losses of a step differ from the configured weight.
 
-    None without gradients, and where Megatron's own router computes none: a user's may.
+    None without gradients, and if Megatron's own router computes no such loss: a user's router may.
     """
     ranks = config.context_parallel_size
     if ranks == 1 or not getattr(config, "num_moe_experts", None) or config.calculate_per_token_loss:
@@ -85,7 +85,7 @@ def parts_of_a_sequence(config: Any) -> float | bool | None:
 
 
 def _has_auxiliary_losses(config: Any) -> bool:
-    """Whether a coefficient is set of a loss that the router computes. Since 0.15 there may be several kinds of it."""
+    """Whether a loss of the router has a coefficient. Since 0.15 there may be several kinds of load balancing."""
     kinds, weights = (
         each if isinstance(each, (list, tuple)) else [each]
         for each in (
@@ -98,9 +98,9 @@ def _has_auxiliary_losses(config: Any) -> bool:
 
 
 def tokens_of_a_rank(self: Any) -> bool | None:
-    """Of a router: whether its losses are multiplied by the tokens of one rank of several that share a sequence.
+    """Whether a router multiplies its losses by the tokens of one of several ranks that share a sequence.
 
-    None where it computes none: in evaluation, and without gradients.
+    None if the router computes no loss: in evaluation, and without gradients.
     """
     config = self.config
     ranks = config.tensor_model_parallel_size * config.context_parallel_size
@@ -110,24 +110,24 @@ def tokens_of_a_rank(self: Any) -> bool | None:
 
 
 def z_loss_of_a_rank(self: Any) -> bool | None:
-    """The same of a router's z-loss; None where it has another loss: its batch, or a padding mask, would tell."""
+    """The same for a router's z-loss; None for other losses, which depend on the batch or a padding mask."""
     config = self.config
     found = tokens_of_a_rank(self)
     if found is not False:
         return found if config.moe_z_loss_coeff else None
-    of_sequences = "seq_aux_loss" in config.moe_router_load_balancing_type  # a text, or a list
+    of_sequences = "seq_aux_loss" in config.moe_router_load_balancing_type  # a string, or a list
     return None if config.calculate_per_token_loss and of_sequences else False
 
 
 def counts_in_half(self: Any) -> bool | None:
-    """Of a router: whether tokens per expert are about to be counted in the model's 16 bits.
+    """Whether a router is about to count tokens per expert in the model's 16 bits.
 
-    None where they are not counted, and where they are no longer in 16 bits: by the repair, or by a user.
+    None if it counts nothing, and if its counters are no longer in 16 bits: through the repair, or a user's code.
     """
     if not self.config.moe_router_enable_expert_bias or not (self.config.bf16 or self.config.fp16):
         return False
     counts = getattr(self, "local_tokens_per_expert", None)
     if counts is not None and str(counts.dtype) not in ("torch.bfloat16", "torch.float16"):
         return None
-    # mcore-bridge has a mark for a router that counts nothing: LoRA's.
+    # mcore-bridge marks a router that counts nothing: LoRA's.
     return True if _has_gradients() and not getattr(self, "frozen_expert_bias", False) else None

@@ -1,4 +1,4 @@
-"""Around Megatron's cross entropies: what they are called with, and the shared pass over the logits."""
+"""Wrappers of Megatron's cross entropies: their arguments, and the shared pass over the logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._vocab_parallel.shared import can_take
 def around_cross_entropy(
     wrapped: Callable[..., torch.Tensor], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """Around ``vocab_parallel_cross_entropy``. With label smoothing, Megatron's own goes on."""
+    """Wrap ``vocab_parallel_cross_entropy``. Label smoothing uses Megatron's own function."""
     logits, target, smoothing, group = _cross_entropy_of(*args, **kwargs)
     if smoothing > 0:
         return wrapped(*args, **kwargs)
@@ -25,21 +25,21 @@ def around_cross_entropy(
 def around_fused(
     wrapped: Callable[..., torch.Tensor], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """Around ``fused_vocab_parallel_cross_entropy``."""
+    """Wrap ``fused_vocab_parallel_cross_entropy``."""
     return _loss(wrapped, *_fused_of(*args, **kwargs), args, kwargs)
 
 
 def _cross_entropy_of(
     vocab_parallel_logits: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0, tp_group: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor, float, Any]:
-    """The arguments by their order; the last came with 0.19.0."""
+    """The arguments in their order; 0.19.0 added the last one."""
     return vocab_parallel_logits, target, label_smoothing, tp_group
 
 
 def _fused_of(
     vocab_parallel_logits: torch.Tensor, target: torch.Tensor, tp_group: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """The same; the last came with 0.12.0rc2."""
+    """The same; 0.12.0rc2 added the last one."""
     return vocab_parallel_logits, target, tp_group
 
 
@@ -52,8 +52,8 @@ def _loss(
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
     if not can_take(logits, target):
-        return wrapped(*args, **kwargs)  # Megatron's broadcasts, for one
+        return wrapped(*args, **kwargs)  # for example, Megatron's function broadcasts
     if group is None:
         group = parallel_state.get_tensor_model_parallel_group()
     log_probs, _ = minus_cross_entropy(logits, target, group)
-    return 0.0 - log_probs  # of a token that is certain 0.0, as Megatron's, and not -0.0
+    return 0.0 - log_probs  # for a token with probability 1 this is 0.0, as Megatron's, not -0.0

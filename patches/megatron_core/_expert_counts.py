@@ -1,4 +1,4 @@
-"""For megatron-core-expert-bias-counts: a router's counters of tokens, in the precision that it made them in."""
+"""For megatron-core-expert-bias-counts: keeps a router's token counters in float32."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def in_float32(counts: Any) -> Any:
-    """Counters that may be in a model's precision, in float32; all else as it is."""
+    """Counters in float32 if they are in 16 bits; any other object unchanged."""
     return counts.float() if isinstance(counts, torch.Tensor) and counts.dtype in _HALF else counts
 
 
 def keep_counts(router: Any) -> bool:
-    """Put a router's counters back into float32 before they are added to, which it does with gradients only.
+    """Put a router's counters back into float32 before the router adds to them, which it does only with gradients.
 
     Args:
         router: megatron-core's TopKRouter, at the beginning of its forward.

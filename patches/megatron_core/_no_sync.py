@@ -1,14 +1,13 @@
-"""The one repair behind every ``*-no-sync-reentry`` patch.
+"""The repair behind every ``*-no-sync-reentry`` patch.
 
-Megatron's trainers assert that ``config.no_sync_func`` is None before they install their own: a custom one
-cannot work together with overlapped gradient reduction. But the config outlives the training call, so the
-second entry meets what the first one installed, and takes it for custom.
+Megatron's trainers assert that ``config.no_sync_func`` is None before they install their own: a custom one does not
+work together with overlapped gradient reduction. But the config outlives the training call, so the second entry sees
+the functions that the first entry installed, and takes them for custom ones.
 
-The repaired assertion tells the two apart. What comes after it, the installation, always runs: an actor and
-a critic may share a config, and each must get its own model's functions. Skipping the installation when the
-config has functions already, as upstream pull requests do, leaves the other model's: seen on megatron-core 0.16.1
-with a real actor and critic, gradients that are wrong by 83 % and no error
-(tests/patches/megatron_core/test_no_sync.py shows it).
+The repaired assertion distinguishes the two. The installation after it always runs: an actor and a critic may share a
+config, and each must get its own model's functions. Upstream pull requests skip the installation if the config has
+functions already, which leaves the other model's functions: on megatron-core 0.16.1 with a real actor and critic, this
+gives gradients that are wrong by 83 % without an error (tests/patches/megatron_core/test_no_sync.py shows it).
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _BASES = (
 def is_none_or_megatrons(no_sync_func: Any) -> bool:
     """Whether a trainer may install its own ``no_sync`` functions over this value of ``config.no_sync_func``.
 
-    True for None, and for what an earlier entry into training has installed: the bound ``no_sync`` of a
-    Megatron data-parallel model chunk, or a list of them. False for anything else, which a user has set.
+    True for None, and for what an earlier entry into training installed: the bound ``no_sync`` of a Megatron
+    data-parallel model chunk, or a list of them. False for anything else, which a user has set.
     """
     if no_sync_func is None:
         return True
@@ -44,7 +43,7 @@ def is_none_or_megatrons(no_sync_func: Any) -> bool:
 def _is_chunks_own(function: Any) -> bool:
     if not isinstance(function, MethodType):
         return False
-    # Not imported here: without the class's module there is no chunk of that class.
+    # Not imported here: if the class's module is not loaded, no chunk of that class exists.
     bases = tuple(getattr(sys.modules[module], name) for module, name in _BASES if module in sys.modules)
     chunk = function.__self__
     return isinstance(chunk, bases) and function == getattr(chunk, "no_sync", None)
@@ -58,7 +57,7 @@ def patch(name: str, title: str, places: dict[Guard, str], references: tuple[str
         title: the framework's name in texts.
         places: for the releases that were read, the function that asserts and installs, as ``module:qualified.name``.
         references: upstream reports.
-        extra: what is particular to this framework, added to the symptom.
+        extra: a framework-specific addition to the symptom.
     """
     return Patch(
         name=name,
@@ -68,18 +67,19 @@ def patch(name: str, title: str, places: dict[Guard, str], references: tuple[str
         when="--overlap-grad-reduce, and training that is entered once per rollout",
         signatures=(Signature("AssertionError", MESSAGE.partition(": ")[2]),),
         symptom=f"""\
-With `--overlap-grad-reduce`, the first rollout trains and the second dies as soon as training is entered:
+With `--overlap-grad-reduce`, the first rollout trains. The second entry into training raises:
 
     {MESSAGE}
 {extra}""",
         cause=f"""\
 {", or ".join(f"`{target}`" for target in places.values())},
 asserts `config.no_sync_func is None` and then installs the `no_sync` methods of the model's chunks on that config. The
-config object outlives the call, so the next entry finds its own functions from last time.""",
+config object outlives the call, so the next entry sees its own functions from the previous one.""",
         repair="""\
-The assertion holds for None and for bound `no_sync` methods of Megatron data-parallel chunks (one, or a list of
-them), which an earlier entry installed. The lines after it then install this model's own again, which matters when
-an actor and a critic share one config. A custom `no_sync_func` fails as before, with the original message.""",
+The assertion passes for None and for bound `no_sync` methods of Megatron data-parallel chunks (one, or a list of them),
+which an earlier entry installed. The lines after the assertion then install this model's own methods again, which is
+required if an actor and a critic share one config. A custom `no_sync_func` fails as before, with the original
+message.""",
         references=references,
         variants=tuple(Variant(guard, (_rewrite(target),)) for guard, target in places.items()),
         obsolete_when=f"when the oldest {title} in use accepts its own functions; none released so far does",

@@ -1,4 +1,4 @@
-"""Attention sinks of all tensor-parallel ranks count in the norm of the gradient."""
+"""Attention sinks of all tensor-parallel ranks count in the gradient norm."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ._conditions import is_own
 
 
 def mark(attention: Any) -> None:
-    """Mark an attention's learnable sinks as divided over tensor-parallel ranks, where they are."""
-    if not is_own(attention):  # it may mark them itself, which requires that nothing has
+    """Mark an attention's learnable sinks as divided over tensor-parallel ranks, if they are."""
+    if not is_own(attention):  # it may mark them itself, which requires that they are unmarked
         return
     sinks: Any = dict(attention.named_parameters(recurse=False)).get("softmax_offset")
     divided = sinks is not None and sinks.numel() < attention.config.num_attention_heads
     if divided and not hasattr(sinks, "tensor_model_parallel"):
-        sinks.tensor_model_parallel = True  # writes: while the layer is made
-        # Asked for wherever a parameter is so marked.
-        sinks.partition_dim = 0  # writes: the same
-        sinks.partition_stride = 1  # writes: the same
+        sinks.tensor_model_parallel = True  # writes: while the layer is built
+        # Read wherever a parameter has this mark.
+        sinks.partition_dim = 0  # writes: as above
+        sinks.partition_stride = 1  # writes: as above
 
 
 def marking(attention: Any, init: Callable[..., None]) -> Callable[..., None]:
-    """``__init__`` of TransformerEngine's attention, which makes the sinks; they are marked after it."""
+    """Wrap ``__init__`` of TransformerEngine's attention, which creates the sinks; mark them after it."""
 
     def made(*args: Any, **kwargs: Any) -> None:
         init(*args, **kwargs)
@@ -33,44 +33,45 @@ def marking(attention: Any, init: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-#: As PR #7530 does it, which requires that nothing is marked.
+#: The marking of PR #7530, which requires that the sinks are unmarked.
 _MARKED = ("tensor_parallel.set_tensor_model_parallel_attributes($$$)", "set_tensor_model_parallel_attributes($$$)")
 
 PATCH = Patch(
     name="megatron-core-attention-sink-norm",
-    summary="attention sinks of all tensor-parallel ranks count in the norm of the gradient",
+    summary="attention sinks of all tensor-parallel ranks count in the gradient norm",
     harm="wrong gradient",
-    bug="attention sinks of all tensor-parallel ranks but the first are missing from the norm of the gradient",
+    bug="the gradient norm omits the attention sinks of all tensor-parallel ranks but the first",
     when='softmax_type="learnable" (gpt-oss) and tensor_model_parallel_size above 1',
     excluded_by=("tensor_model_parallel_size=1",),
     symptom="""\
 A model with learnable attention sinks (gpt-oss, `softmax_type="learnable"`) and `tensor_model_parallel_size` above 1
-logs a norm of the gradient that is smaller than that of the same model on one rank: `--clip-grad` lets steps pass that
-are too long. Nothing fails.""",
+logs a gradient norm that is smaller than that of the same model on one rank. `--clip-grad` does not clip steps that are
+too large. No error is raised.""",
     cause="""\
-`DotProductAttention` and `TEDotProductAttention` make `softmax_offset` with a number for each head that the rank has.
-In the norm a tensor-parallel rank other than the first counts only parameters that are marked `tensor_model_parallel`,
-and neither class marks this one: it is taken for a copy of the first rank's.""",
+`DotProductAttention` and `TEDotProductAttention` create `softmax_offset` with one number for each head of the rank. A
+tensor-parallel rank other than the first counts only parameters that are marked `tensor_model_parallel` in the norm.
+Neither class marks `softmax_offset`, so Megatron takes it for a copy of the first rank's.""",
     repair="""\
-Both classes mark the sinks of a layer that is divided while it is made, with the dimension in which they are divided,
-as Megatron's linear layers mark their weights. A layer whose heads all are on one rank stays as it is, and so does one
-with another `softmax_type`, and so does a class that derives from these elsewhere: it may mark the sinks itself, which
-Megatron refuses for what is marked. Code that marks them when a layer is made, with
-`set_tensor_model_parallel_attributes`, raises that AssertionError with the patch: remove that code.
+Both classes mark the sinks of a divided layer while it is built, with the dimension in which they are divided, as
+Megatron's linear layers mark their weights. The patch does not change a layer whose heads are all on one rank, or a
+layer with another `softmax_type`. It does not change a subclass that is defined outside Megatron: the subclass may mark
+the sinks itself, and Megatron raises for a parameter that is already marked. Code that marks the sinks while a layer is
+built, with `set_tensor_model_parallel_attributes`, raises this AssertionError with the patch: remove that code.
 
-A model that was built before the patch was applied keeps its norm, and so does one where TransformerEngine is not
-installed, without which megatron-core has only one of the two classes.
+The norm does not change for a model that was built before the patch was applied, or if TransformerEngine is not
+installed, because megatron-core then has only one of the two classes.
 
-What else reads the mark takes the sinks for what they are: the norm of the parameters, the count of zeros, and
-megatron-core's resharding, for which they were a copy on each rank. Of checkpoints those of Megatron-FSDP do.
-Without the patch these have the sinks of one tensor-parallel rank alone, and a resumed run has those on all ranks. With
-it they have all, and one that was saved without it does not load (`Size mismatch between saved ... and current ...
-softmax_offset`), nor the reverse. Go on from weights that have all sinks, those that the training started from; or
-finish such a run with `RLHF_PATCHES_DISABLE=megatron-core-attention-sink-norm`.""",
+Other readers of the mark now also treat the sinks as divided: the norm of the parameters, the count of zeros, and
+megatron-core's resharding took them for a copy on each rank. Of all checkpoints, only those of Megatron-FSDP depend on
+the mark. Without the patch, they contain the sinks of one tensor-parallel rank, and a resumed run has these on all
+ranks. With the patch, they contain all sinks. A checkpoint that was saved without the patch does not load with it
+(`Size mismatch between saved ... and current ... softmax_offset`), nor the reverse. Continue from weights that have all
+sinks, such as those that the training started from, or finish such a run with
+`RLHF_PATCHES_DISABLE=megatron-core-attention-sink-norm`.""",
     changes_numbers="""\
-Since megatron-core 0.15.0 `grad_norm` lacked (TP - 1)/TP of the sinks' squares. A run whose norms are above `clip_grad`
-takes smaller steps now: to go on as before, multiply its `clip_grad` by the factor by which `grad_norm` grows at the
-first step. Where the norm stays below, nothing changes but what is logged.""",
+Since megatron-core 0.15.0, `grad_norm` lacked (TP - 1)/TP of the sinks' squares. A run whose norms are above
+`clip_grad` takes smaller steps with the patch. To keep the step size, multiply its `clip_grad` by the factor by which
+`grad_norm` grows at the first step. If the norm stays below `clip_grad`, only the logged value changes.""",
     references=(
         "https://github.com/NVIDIA/Megatron-LM/issues/7452",
         "https://github.com/NVIDIA/Megatron-LM/pull/7530",

@@ -1,4 +1,4 @@
-"""Megatron's two cross entropies leave the caller's logits alone, and keep no softmax for backward."""
+"""Megatron's two cross entropies do not change the caller's logits, and keep no softmax for backward."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ _CALLS = f"{__package__}._cross_entropy_calls"
 
 PATCH = Patch(
     name="megatron-core-cross-entropy-in-place",
-    summary="the cross entropy over a split vocabulary leaves the logits as they are, and keeps no softmax of them",
+    summary="the cross entropy over a split vocabulary does not change the logits, and keeps no softmax of them",
     harm="wrong data",
-    bug="the cross entropy over a split vocabulary destroys float32 logits, and keeps a float32 softmax of others",
+    bug="the cross entropy over a split vocabulary overwrites float32 logits, and keeps a float32 softmax of others",
     when="logits that are read after vocab_parallel_cross_entropy, or long sequences",
     symptom="""\
-Float32 logits are destroyed by `vocab_parallel_cross_entropy` and `fused_vocab_parallel_cross_entropy`: entropies,
-top-k, or anything else that is computed from them afterwards is wrong, without an error. Code that knows of it clones
-the logits, the largest tensor of a training step. With bfloat16 logits, both keep a float32 softmax until backward: out
-of CUDA memory with long sequences. The fused one (`--cross-entropy-loss-fusion`) rounds gradients to bfloat16, whatever
-the logits are.""",
+`vocab_parallel_cross_entropy` and `fused_vocab_parallel_cross_entropy` overwrite float32 logits. Entropies, top-k, or
+anything else that is computed from the logits afterwards is wrong, without an error. Code that accounts for it clones
+the logits, the largest tensor of a training step. With bfloat16 logits, both functions keep a float32 softmax until
+backward, which runs out of CUDA memory with long sequences. The fused function (`--cross-entropy-loss-fusion`) rounds
+gradients to bfloat16 for logits of any dtype.""",
     cause="""\
-`VocabParallelCrossEntropy.calculate_logits_max` calls `.float()`, which copies nothing where the logits are float32
-already, and what follows subtracts, exponentiates and divides in place. The result, a softmax of the whole logits in
-float32, is saved for backward. `calculate_gradients` of the fused one ends with a cast to bfloat16.""",
+`VocabParallelCrossEntropy.calculate_logits_max` calls `.float()`, which copies nothing if the logits are float32
+already. The code after it subtracts, exponentiates and divides in place. The result, a float32 softmax of all logits,
+is saved for backward. `calculate_gradients` of the fused function ends with a cast to bfloat16.""",
     repair="""\
-Both compute losses a block of tokens at a time, with two all-reduces, and save a few numbers per token. Backward needs
-no collective and writes into the logits only if it can prove that nothing else reads them
-([why, and when it does not](../logprob-in-place.md)); gradients are computed in float32 and rounded once, to the
-logits' dtype. Losses are upstream's bit for bit on one and two ranks, and within the rounding of float32 elsewhere.
+Both functions compute losses for one block of tokens at a time, with two all-reduces, and save a few numbers per token.
+Backward needs no collective. It writes into the logits only if it can prove that nothing else reads them ([why, and
+when it does not](../logprob-in-place.md)). Gradients are computed in float32 and rounded once, to the logits' dtype.
+Losses are bitwise identical to upstream's on one and two ranks, and equal up to float32 rounding elsewhere.
 
-Until backward it is the logits that are saved: code that changes them in between gets autograd's error, where
-Megatron's own softmax of bfloat16 logits would not have noticed; and a wrong gradient where it changes them behind
-autograd's back (`logits.data.add_(1)`).
+The logits are saved until backward. Code that changes them before backward gets autograd's error, while Megatron's own
+softmax of bfloat16 logits would not detect the change. Code that changes them without autograd (`logits.data.add_(1)`)
+gets a wrong gradient.
 
-Label smoothing stays Megatron's computation, on a copy: `.float()` becomes a call that always copies, for whoever calls
-`VocabParallelCrossEntropy` directly, too. So do a target that has another shape than the losses, and logits that are
-integers. Within a region of torch.compile Megatron's own code is traced, with that copy.""",
+Label smoothing uses Megatron's computation, on a copy: `.float()` becomes a call that always copies, also for direct
+callers of `VocabParallelCrossEntropy`. The same applies to a target with another shape than the losses, and to integer
+logits. In a region of torch.compile, Megatron's own code is traced, with that copy.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/1594",),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
     variants=(

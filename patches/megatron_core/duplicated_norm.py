@@ -1,4 +1,4 @@
-"""A weight that each tensor-parallel rank has whole counts once in the norm of the gradient."""
+"""A weight that is replicated on each tensor-parallel rank counts once in the gradient norm."""
 
 from __future__ import annotations
 
@@ -11,46 +11,48 @@ from ._conditions import is_whole
 
 
 def around_init(wrapped: Callable[..., None], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """`TELinear.__init__`; parameters of a layer that is not divided are marked as such."""
+    """Wrap `TELinear.__init__`; parameters of a layer that is not divided are marked as such."""
     wrapped(*args, **kwargs)
     if is_whole(layer, kwargs["parallel_mode"], kwargs.get("is_expert", False)):
         for parameter in layer.parameters():
             if getattr(parameter, "tensor_model_parallel", False):
-                # Not `False`, for which mcore-bridge 1.6.5 asks with `is`: its adapters would have other shapes, and
-                # those that were saved would not load.
-                parameter.tensor_model_parallel = 0  # writes: while the layer is made
+                # Not `False`: mcore-bridge 1.6.5 compares with `is False`, its adapters would have other shapes, and
+                # saved adapters would not load.
+                parameter.tensor_model_parallel = 0  # writes: while the layer is built
 
 
 PATCH = Patch(
     name="megatron-core-duplicated-norm",
-    summary="a weight that each tensor-parallel rank has whole counts once in the norm of the gradient",
+    summary="a weight that is replicated on each tensor-parallel rank counts once in the gradient norm",
     harm="wrong gradient",
-    bug="a weight that each tensor-parallel rank has whole counts TP times in the norm of the gradient",
+    bug="a weight that is replicated on each tensor-parallel rank counts TP times in the gradient norm",
     when="TransformerEngine, tensor_model_parallel_size above 1, and layers that it does not divide: multi-latent "
     "attention's down-projections (DeepSeek, Kimi)",
     excluded_by=("tensor_model_parallel_size=1",),
     symptom="""\
-With `tensor_model_parallel_size` above 1 and multi-latent attention, the norm that is logged and clipped by is larger
-than that of the same model on one rank: `--clip-grad` shrinks steps that it should leave alone. Nothing fails.""",
+With `tensor_model_parallel_size` above 1 and multi-latent attention, the gradient norm that is logged and used for
+clipping is larger than that of the same model on one rank. `--clip-grad` clips steps that it should not. No error is
+raised.""",
     cause="""\
-`TELinear` with `parallel_mode="duplicated"` is TransformerEngine's `Linear` without tensor parallelism, which marks its
-weight `tensor_model_parallel` whatever it is asked for. Megatron takes a marked parameter for a part that no other rank
-has, and adds the squares of each rank's: TP times the same ones.""",
+`TELinear` with `parallel_mode="duplicated"` is TransformerEngine's `Linear` without tensor parallelism. This class
+always marks its weight `tensor_model_parallel`. Megatron takes a marked parameter for a part that no other rank has,
+and sums the squares over all ranks, which are TP copies of the same values.""",
     repair="""\
-The parameters of such a layer are marked as not divided, as those of a layer norm are: rank 0 counts them for all. A
-layer that is divided, and a layer of experts, stay as they are. So does a class that derives from `TELinear` elsewhere,
-but for mcore-bridge's `OutputLayerLinear`.
+The patch marks the parameters of such a layer as not divided, like those of a layer norm: rank 0 counts them for all
+ranks. It does not change a layer that is divided, a layer of experts, or a subclass of `TELinear` that is defined
+elsewhere, except mcore-bridge's `OutputLayerLinear`.
 
-mcore-bridge 1.6.5 tells by the same mark whether a LoRA adapter of such a layer is divided. What the patch sets is not
-the one that it asks for, and adapters have the shapes that they had: checkpoints of adapters load. Megatron-FSDP of
-megatron-core 0.15 and older takes the mark for a division in its checkpoints, which have the layer TP times. With the
-patch they have it once, and one that was saved without it does not load (`Size mismatch between saved ... and
-current`), nor the reverse: finish such a run with `RLHF_PATCHES_DISABLE=megatron-core-duplicated-norm`.""",
+mcore-bridge 1.6.5 uses the same mark to decide whether a LoRA adapter of such a layer is divided. It does not check for
+the value that the patch sets, so adapters keep their shapes, and checkpoints of adapters load. Megatron-FSDP of
+megatron-core 0.15 and older takes the mark for a division, and its checkpoints contain the layer TP times. With the
+patch, they contain it once. A checkpoint that was saved without the patch does not load with it (`Size mismatch between
+saved ... and current`), nor the reverse: finish such a run with
+`RLHF_PATCHES_DISABLE=megatron-core-duplicated-norm`.""",
     changes_numbers="""\
-Since 0.11.0 `grad_norm` was too large: with a weight that has a share s of the squared norm, by the root of
-1 + (TP - 1) s; 1.36 to 1.52 times at TP 8 were reported for DeepSeek-V3's shape. A run whose norms were mostly above
-`clip_grad` has taken steps that much smaller than meant, and takes larger ones now: divide its `clip_grad` by that
-factor to go on as before. Where the norm was below, nothing changes but what is logged.""",
+Since 0.11.0, `grad_norm` was too large. A weight with a share s of the squared norm increased it by the root of 1 + (TP
+- 1) s; factors of 1.36 to 1.52 at TP 8 were reported for DeepSeek-V3's shape. A run whose norms were mostly above
+`clip_grad` took steps that were too small by that factor, and takes larger ones with the patch. To keep the step size,
+divide its `clip_grad` by that factor. If the norm was below `clip_grad`, only the logged value changes.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/3213",),
     variants=(
         Variant(

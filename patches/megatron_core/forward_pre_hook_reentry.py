@@ -1,4 +1,4 @@
-"""``DistributedDataParallel.enable/disable_forward_pre_hook`` may be called again when there is nothing to do."""
+"""``DistributedDataParallel.enable/disable_forward_pre_hook`` may be called twice in a row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _HANDLES = "self.remove_forward_pre_hook_handles"
 
 PATCH = Patch(
     name="megatron-core-forward-pre-hook-reentry",
-    summary="disable_forward_pre_hook() a second time, or enable_forward_pre_hook(), no longer raises",
+    summary="a second disable_forward_pre_hook() or enable_forward_pre_hook() no longer raises",
     harm="crash",
-    bug="KeyError or AssertionError where forward pre-hooks are disabled or enabled twice",
+    bug="disabling or enabling forward pre-hooks twice raises KeyError or AssertionError",
     when="--overlap-param-gather, and training that is entered once per rollout",
     excluded_by=("overlap_param_gather=false",),
     signatures=(
@@ -19,18 +19,18 @@ PATCH = Patch(
         Signature("AssertionError", frames=(f"{_CLASS}.enable_forward_pre_hook",)),
     ),
     symptom="""\
-With `--overlap-param-gather`, training that is entered once per rollout dies at the second rollout, or at a save
-between two rollouts, with `KeyError: GPTModel(...)` from `disable_forward_pre_hook`; or with a bare `AssertionError`
-at `assert len(self.remove_forward_pre_hook_handles) == 0` from `enable_forward_pre_hook`.""",
+With `--overlap-param-gather`, training that is entered once per rollout fails at the second rollout, or at a save
+between two rollouts. `disable_forward_pre_hook` raises `KeyError: GPTModel(...)`, or `enable_forward_pre_hook` raises a
+bare `AssertionError` at `assert len(self.remove_forward_pre_hook_handles) == 0`.""",
     cause="""\
-`DistributedDataParallel` keeps the handles of its forward pre-hooks in a dictionary. `disable_forward_pre_hook`
-looks every module up in it, and `enable_forward_pre_hook` asserts that it is empty, so each may be called only in
-the other's state. An RLHF trainer calls them from several places that do not know of each other: slime's `train()`
-disables at the start and at the end of every rollout, and its `save()` disables once more and then enables.""",
+`DistributedDataParallel` keeps the handles of its forward pre-hooks in a dictionary. `disable_forward_pre_hook` looks
+up every module in it, and `enable_forward_pre_hook` asserts that it is empty, so each may be called only in the other's
+state. An RLHF trainer calls them from several independent places: slime's `train()` disables at the start and at the
+end of every rollout, and its `save()` disables once more and then enables.""",
     repair="""\
-`disable_forward_pre_hook` removes nothing when no hook is registered, and still synchronises the parameters when
-asked to. `enable_forward_pre_hook` registers nothing when every module has its hook already. A half-registered
-state (handles of some modules only) raises as before: something else is wrong then.""",
+`disable_forward_pre_hook` removes nothing if no hook is registered, and still synchronises the parameters on request.
+`enable_forward_pre_hook` registers nothing if every module already has its hook. A half-registered state (handles of
+some modules only) raises as before, because it indicates another error.""",
     references=(
         "https://github.com/THUDM/slime/issues/1779",
         "https://github.com/THUDM/slime/pull/1857",

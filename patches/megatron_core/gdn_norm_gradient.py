@@ -9,7 +9,7 @@ _MARKS = f"{__package__}._gated_delta_nets"
 
 
 def _changes(layer: str) -> tuple[Rewrite, ...]:
-    """The layer, as ``module:Class``, and what sums gradients over tensor-parallel ranks."""
+    """The layer, as ``module:Class``, and the function that sums gradients over tensor-parallel ranks."""
     return (
         Rewrite(
             target=f"{layer}.__init__",
@@ -29,40 +29,41 @@ def _changes(layer: str) -> tuple[Rewrite, ...]:
 
 PATCH = Patch(
     name="megatron-core-gdn-norm-gradient",
-    summary="a Gated DeltaNet's norm has the gradient of all heads where ranks have some each",
+    summary="a Gated DeltaNet's norm has the gradient of all heads if each rank has some of them",
     harm="wrong gradient",
-    bug="a Gated DeltaNet's norm has the gradient of its own rank's heads alone, and the ranks' copies drift apart",
+    bug="a Gated DeltaNet's norm has the gradient of its own rank's heads only, and the ranks' copies diverge",
     when="Qwen3-Next, Qwen3.5 and others with Gated DeltaNets, tensor parallelism, and no sequence parallelism",
     excluded_by=("tensor_model_parallel_size=1", "sequence_parallel=true"),
     symptom="""\
 A model with Gated DeltaNets (Qwen3-Next, Qwen3.5) under tensor parallelism without sequence parallelism
-(`--tensor-model-parallel-size 2` or more, no `--sequence-parallel`) does not train as without tensor parallelism.
-There is no error. `linear_attn.norm.weight` of each such layer (`self_attention.out_norm.weight`) is a copy on every
-tensor-parallel rank, and the copies part at the first step: each rank computes another model from then on, and a
-checkpoint or the engine that samples gets the copy of rank 0.""",
+(`--tensor-model-parallel-size 2` or more, no `--sequence-parallel`) trains differently than without tensor parallelism.
+No error is raised. `linear_attn.norm.weight` of each such layer (`self_attention.out_norm.weight`) is a copy on every
+tensor-parallel rank, and the copies diverge at the first step. From then on each rank computes another model, and a
+checkpoint or the rollout engine gets the copy of rank 0.""",
     cause="""\
-`GatedDeltaNet.out_norm` is one weight for all heads, and each rank has some of the heads. Its gradient on a rank is
-that of these, a part of the sum. `_allreduce_non_tensor_model_parallel_grads` in `finalize_model_grads` sums such
-parts over the tensor-parallel ranks for parameters that sequence parallelism marks, and for `q_layernorm` and
-`k_layernorm` by their names; not for this one.""",
+`GatedDeltaNet.out_norm` is one weight for all heads, and each rank has some of the heads. The weight's gradient on a
+rank covers these heads, a part of the sum. `_allreduce_non_tensor_model_parallel_grads` in `finalize_model_grads` sums
+such parts over the tensor-parallel ranks for parameters that sequence parallelism marks, and for `q_layernorm` and
+`k_layernorm` by name. It does not sum them for `out_norm`.""",
     repair="""\
-A `GatedDeltaNet` that is divided over ranks, mcore-bridge's too, marks the weight of its `out_norm` when it is built,
-and the same sum takes in what is marked. Nothing else: with sequence parallelism Megatron sums it already, and every
-gradient is as before, bit for bit; so is it without tensor parallelism, and for other layers' norms. A model that was
-built before the patch was applied keeps its gradients, and so does one under Megatron-FSDP, which copies other marks
-than this one to the parameters that are summed.
+A `GatedDeltaNet` that is divided over ranks, including mcore-bridge's, marks the weight of its `out_norm` when it is
+built, and the same sum includes marked weights. With sequence parallelism, Megatron already sums the gradient; every
+gradient is bitwise identical then, and also without tensor parallelism and for other layers' norms. The patch does not
+change a model that was built before the patch was applied, or a model under Megatron-FSDP, which does not copy this
+mark to the parameters that are summed.
 
-Your own repair may be in your own class of the layer or of its norm, or in a hook on its weight: all three keep their
-gradients. What cannot be seen sums it twice: code that sums `main_grad` after `finalize_model_grads`, or that changes
-the norm's forward after the layer was built. Remove it.
+The patch does not change gradients if your own repair is in your own class of the layer or of its norm, or in a hook on
+its weight. Other repairs are not detected, and the gradient is then summed twice: code that sums `main_grad` after
+`finalize_model_grads`, or that changes the norm's forward after the layer was built. Remove such code.
 
-Where nothing else was to be summed the ranks have one all-reduce more per step, of as many numbers as a head is wide
-for each layer.""",
+If nothing else had to be summed, the ranks run one additional all-reduce per step, of one head's width of numbers per
+layer.""",
     changes_numbers="""\
-the gradient of `out_norm` was wrong on each rank, by about its own norm with two ranks and more with more, since
-megatron-core 0.16.0, the first with Gated DeltaNets; all other gradients were those of the model as each rank had it.
-Copies that have parted stay apart: go on from a checkpoint, which has rank 0's copy for all, and not from memory. The
-gradient of this weight is a sum over all heads now: with SGD it moves further, with Adam in another direction.""",
+Since megatron-core 0.16.0, the first release with Gated DeltaNets, the gradient of `out_norm` was wrong on each rank,
+by about its own norm with two ranks and by more with more ranks. All other gradients were right for the model as each
+rank had it. Copies that have diverged stay different: continue from a checkpoint, which has rank 0's copy for all
+ranks, and not from memory. With the patch, the gradient of this weight is a sum over all heads: with SGD the weight
+moves further, with Adam in another direction.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
     variants=(

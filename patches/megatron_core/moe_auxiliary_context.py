@@ -1,4 +1,4 @@
-"""megatron-core: a mixture's auxiliary losses on context-parallel ranks."""
+"""megatron-core: auxiliary losses of a mixture of experts on context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def _scaled(function: str, ranks: str, alongside: tuple[str, ...] = (), unless: 
 
 PATCH = Patch(
     name="megatron-core-moe-auxiliary-context",
-    summary="a mixture's auxiliary losses do not shrink with context parallelism",
+    summary="auxiliary losses of a mixture of experts do not shrink with context parallelism",
     harm="wrong gradient",
-    bug="load balancing and z-losses are too weak, by CP",
+    bug="load balancing and z-losses are too weak by a factor of CP",
     when="a mixture of experts and context parallelism, without --calculate-per-token-loss",
     excluded_by=("context_parallel_size=1",),
     symptom="""\
-With context parallelism a mixture's load balancing losses and its z-loss count CP times too little: with CP 4 a
-quarter of the coefficient that was set. Experts are used more and more unequally. No error; the losses that are logged
-are right.""",
+With context parallelism, the load balancing losses and the z-loss of a mixture of experts are too small by a factor of
+CP: with CP 4, they have a quarter of the configured coefficient. Experts become more and more unbalanced. No error is
+raised. The logged losses are right.""",
     cause="""\
-Gradients are averaged over data- and context-parallel ranks. Each of the latter has the gradient of its own part of a
-sequence, so their mean is the sum over CP. The language model's loss makes up for it, and the scale of the auxiliary
-losses does not.""",
+Gradients are averaged over data-parallel and context-parallel ranks. Each context-parallel rank has the gradient of its
+own part of a sequence, so their mean is the sum over CP. The language model's loss compensates for this, and the scale
+of the auxiliary losses does not.""",
     repair="""\
-The scale of the auxiliary losses is multiplied by the number of context-parallel ranks. The gradient is then that
-without context parallelism. With `--calculate-per-token-loss`, where gradients are added up, and without
-context parallelism all is bit for bit as before.""",
+The patch multiplies the scale of the auxiliary losses by the number of context-parallel ranks. The gradient then equals
+that without context parallelism. With `--calculate-per-token-loss`, where gradients are summed, and without context
+parallelism, results are bitwise identical.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/2237",),
     variants=(
         Variant(
@@ -55,9 +55,9 @@ context parallelism all is bit for bit as before.""",
     ),
     obsolete_when="when the oldest megatron-core in use is 0.16",
     changes_numbers="""\
-Since megatron-core 0.8.0, with context parallelism, a mixture's auxiliary losses had 1 / CP of the weight that was set.
-With the patch they have all of it. A run that was tuned with it has the balance that it had with coefficients divided
-by CP.""",
+Since megatron-core 0.8.0, with context parallelism, auxiliary losses of a mixture had 1 / CP of the configured weight.
+With the patch, they have the full weight. To keep the balance of a run that was tuned without the patch, divide its
+coefficients by CP.""",
     conditions=(
         Condition(
             "megatron.core.pipeline_parallel.schedules:forward_step",

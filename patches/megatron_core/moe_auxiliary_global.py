@@ -1,4 +1,4 @@
-"""megatron-core: a mixture's global load balancing, whose sum over data-parallel ranks is averaged."""
+"""megatron-core: the global load balancing loss, whose sum over data-parallel ranks is averaged."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 from .. import _released
 
 _NAME = "megatron-core-moe-auxiliary-global"
-# Of these verl (for its router replay) and mcore-bridge have a `routing` of their own, which hands the loss on.
+# verl (for its router replay) and mcore-bridge have their own `routing`, which passes the loss on.
 _MEGATRON = ("megatron", "mcore_bridge", "verl", "rlhf_patches")
 _WEIGHING = ("routing", "get_aux_loss_coeff", "attach_and_log_load_balancing_loss")
 
 
 def is_megatrons(router: Any) -> bool:
-    """Whether the loss's weight is Megatron's own: a user's code may have multiplied it by the ranks already."""
+    """Whether the loss's weight is Megatron's own: a user's code may already multiply it by the ranks."""
     balancing = vars(sys.modules["megatron.core.transformer.moe.router"]).get("switch_load_balancing_loss_func")
-    # known: by what no decorator copies
+    # known: from attributes that no decorator copies
     other = _released.others(router, *_WEIGHING, packages=_MEGATRON)
     if not _released.is_released(balancing, _MEGATRON):
         other = "switch_load_balancing_loss_func"
@@ -29,16 +29,16 @@ def is_megatrons(router: Any) -> bool:
 
 _OF = 'self.get_aux_loss_coeff("global_aux_loss")'
 _REPLICAS = "self.tp_dp_cp_group.size() // self.tp_cp_group.size()"
-# Per token, with a padding mask, the loss is multiplied by a number of tokens that is that of all ranks already.
+# Per token, with a padding mask, the loss is multiplied by a number of tokens that already covers all ranks.
 _OF_A_MASK = f"(1 if with_padding_mask and self.calculate_per_token_loss else {_REPLICAS})"
 
-# How tokens are counted, before and since the router knows padding masks.
+# How tokens are counted, before and since the router supports padding masks.
 _OF_ALL = "num_tokens * self.tp_dp_cp_group.size()"
 _OF_VALID = "get_tokens_per_expert_and_token_count($$$ARGUMENTS)"
 
 
 def _weighed(replicas: str, counted: str) -> tuple[Rewrite, ...]:
-    """What is logged is the loss by the same coefficient, and is as before."""
+    """The logged value is divided by the same coefficient, and is as before."""
     return (
         Rewrite(
             target="megatron.core.transformer.moe.router:TopKRouter._apply_global_aux_loss",
@@ -52,35 +52,36 @@ def _weighed(replicas: str, counted: str) -> tuple[Rewrite, ...]:
 
 PATCH = Patch(
     name=_NAME,
-    summary="global_aux_loss has the weight that was set, whatever the number of data-parallel ranks",
+    summary="global_aux_loss has the configured weight for any number of data-parallel ranks",
     harm="wrong gradient",
-    bug="load balancing with global_aux_loss is too weak, by the number of data-parallel ranks",
+    bug="load balancing with global_aux_loss is too weak, by a factor of the data-parallel ranks",
     when="global_aux_loss (Qwen3-Next's and Qwen3.5's default in Megatron-Bridge) and data parallelism",
     excluded_by=("moe_router_load_balancing_type=aux_loss|seq_aux_loss|sinkhorn|none",),
     symptom="""\
-With `--moe-router-load-balancing-type global_aux_loss`, which Megatron-Bridge sets for Qwen3-Next and Qwen3.5, a
-mixture's load balancing has 1 / DP of the coefficient that was set (`moe_aux_loss_coeff`): with 64 data-parallel ranks
-hardly any is left. The same global batch has another gradient on other numbers of data-parallel ranks, and experts are
-used more and more unequally. No error; the loss that is logged is right.""",
+With `--moe-router-load-balancing-type global_aux_loss`, which Megatron-Bridge sets for Qwen3-Next and Qwen3.5, load
+balancing of a mixture of experts has 1 / DP of the configured coefficient (`moe_aux_loss_coeff`): with 64 data-parallel
+ranks, it has hardly any effect. The gradient of the same global batch depends on the number of data-parallel ranks, and
+experts become more and more unbalanced. No error is raised. The logged loss is right.""",
     cause="""\
-`_apply_global_aux_loss` divides by the tokens of all data-parallel ranks, so that a rank's loss is its part of the
-whole, and the sum over ranks is the loss. But gradients are averaged over those ranks, as for the other losses, of
-which each rank has a whole one; under `--calculate-per-token-loss` they are divided by the tokens of all ranks where
-the router has multiplied by those of one.""",
+`_apply_global_aux_loss` divides by the tokens of all data-parallel ranks, so a rank's loss is its part of the whole,
+and the sum over ranks is the loss. But gradients are averaged over those ranks, as for the other losses, for which each
+rank has the whole loss. Under `--calculate-per-token-loss`, gradients are divided by the tokens of all ranks, while the
+router multiplies by those of one rank.""",
     repair="""\
-The coefficient is multiplied by the number of data-parallel ranks. The gradient is then that of one rank that has all
-ranks' rows in its micro-batches. What is logged is divided by the same number, and is as before.
+The patch multiplies the coefficient by the number of data-parallel ranks. The gradient then equals that of one rank
+that has all ranks' rows in its micro-batches. The logged value is divided by the same number, and is as before.
 
-With one data-parallel rank and for the other balancing losses and the z-loss, all is bit for bit as before. So is
-`--calculate-per-token-loss` with a padding mask, where the number of tokens is that of all ranks as released.
+With one data-parallel rank, for the other balancing losses and for the z-loss, results are bitwise identical.
+`--calculate-per-token-loss` with a padding mask is not affected: its number of tokens is already that of all ranks as
+released.
 
-Left alone: a router that weighs the loss by a user's own code, which may have the repair; that the share of tokens that
-each expert has is that of the micro-batches so far in a step, and that ranks count as having equal numbers of tokens
-without a mask.""",
+The patch does not change a router whose weight of the loss comes from a user's own code, which may have the repair. It
+does not repair that each expert's share of tokens covers the micro-batches so far in a step, or that ranks count as
+having equal numbers of tokens without a mask.""",
     changes_numbers="""\
-Since megatron-core 0.15.0 `global_aux_loss` had 1 / DP of the weight that was set; all other gradients were right.
-With the patch it has all of it. A run that was tuned without it has the balance that it had with the coefficient
-divided by the number of data-parallel ranks.""",
+Since megatron-core 0.15.0, `global_aux_loss` had 1 / DP of the configured weight; all other gradients were right. With
+the patch, it has the full weight. To keep the balance of a run that was tuned without the patch, divide its coefficient
+by the number of data-parallel ranks.""",
     references=(
         "https://github.com/NVIDIA/Megatron-LM/issues/3672",
         "https://github.com/NVIDIA/Megatron-LM/pull/5007",

@@ -1,4 +1,4 @@
-"""megatron-core: a mixture's load balancing under ``calculate_per_token_loss``, with a padding mask."""
+"""megatron-core: load balancing under ``calculate_per_token_loss``, with a padding mask."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ _ATTACHING = ("forward", "backward", "set_loss_scale")
 
 
 def of_all_ranks(tokens: Any, own: Any, every: Any) -> Any:
-    """The number itself, a tensor of Megatron's own counting, marked if it is that of all the loss's ranks.
+    """The number itself, a tensor that Megatron counted, marked if it covers all ranks of the loss.
 
     Args:
         tokens: the number.
-        own: of each expert the tokens that it was counted from.
-        every: the same of all ranks: their sum has been written into ``own``, or a user's was not.
+        own: for each expert the tokens that the number was counted from.
+        every: the same for all ranks; Megatron has written their sum into ``own``, a user's code may not have.
     """
     return _mark(tokens) if own.data_ptr() == every.data_ptr() else tokens
 
 
 def _mark(tokens: Any) -> Any:
-    setattr(tokens, _MARK, _version(tokens))  # writes: a tensor that Megatron has just made
+    setattr(tokens, _MARK, _version(tokens))  # writes: a tensor that Megatron has just created
     return tokens
 
 
 def of_rows(tokens: Any, rows: int) -> Any:
-    """The number of tokens of several rows, marked if that of one is."""
+    """The number of tokens of several rows, marked if the number of one row is."""
     every = tokens * rows
     return _mark(every) if _marked(tokens) else every
 
 
 def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
-    """By how many ranks a number of tokens is to be multiplied. One that a user has counted has no mark.
+    """The number of ranks that a number of tokens must be multiplied by. A number that a user counted has no mark.
 
-    As released where a user's own code may divide the loss by them already.
+    It is as released if a user's own code may already divide the loss by them.
 
     Args:
-        router: whose losses are scaled.
-        scaler: the class by which they are attached.
+        router: the router whose losses are scaled.
+        scaler: the class that attaches them.
         tokens: the number.
         group: the ranks that share a sequence.
     """
@@ -69,12 +69,12 @@ def ranks_of(router: Any, scaler: Any, tokens: Any, group: Any) -> int:
 
 
 def _replaced(scaler: Any) -> str:
-    """What of the functions of the router's module, and of the class that attaches losses, is a user's."""
+    """The first function of the router's module, or the class that attaches losses, that is a user's; else empty."""
     module = sys.modules.get("megatron.core.transformer.moe.router")
     for name in _SCORING:
         if not _released.is_released(getattr(module, name, None), _MEGATRON):
             return name
-    # known: nothing but a class of Megatron's own has its module's name, and it takes torch's `apply`
+    # known: only a class of Megatron's own has this module name, and it inherits torch's `apply`
     own = str(getattr(scaler, "__module__", "")).startswith("megatron.") and "apply" not in vars(scaler)
     if own and all(_released.is_released(getattr(scaler, name), _MEGATRON) for name in _ATTACHING):
         return ""
@@ -82,45 +82,48 @@ def _replaced(scaler: Any) -> str:
 
 
 def _marked(tokens: Any) -> bool:
-    """Whether a number is as it was counted: what a user has divided in place is another one."""
+    """Whether a number is as it was counted: a number that a user has divided in place is not."""
     return bool(getattr(tokens, _MARK, _UNMARKED) == _version(tokens))
 
 
 def _version(tokens: Any) -> Any:
     try:
         return tokens._version
-    except (AttributeError, RuntimeError):  # no tensor, or one of inference, whose losses are not differentiated
+    except (AttributeError, RuntimeError):  # not a tensor, or an inference tensor, whose losses have no gradient
         return None
 
 
 PATCH = Patch(
     name=_NAME,
-    summary="a mixture's load balancing has the weight that was set with a padding mask, too",
+    summary="load balancing has the configured weight with a padding mask, too",
     harm="wrong gradient",
-    bug="with a padding mask load balancing is too strong, by TP x CP",
+    bug="with a padding mask, load balancing is too strong by a factor of TP x CP",
     when="--calculate-per-token-loss, a mixture of experts, a padding mask, and TP or CP",
     excluded_by=("calculate_per_token_loss=false",),
     symptom="""\
-With `--calculate-per-token-loss` and a `padding_mask` that the model is called with, a mixture's load balancing losses
-(`aux_loss`, `seq_aux_loss`, `global_aux_loss`) count TP x CP times too much: with TP 4 and CP 2 eight times the
-coefficient that was set. Experts are used evenly, and the language model's loss suffers. No error; the losses that are
-logged are right.""",
+With `--calculate-per-token-loss` and a `padding_mask` argument of the model, the load balancing losses (`aux_loss`,
+`seq_aux_loss`, `global_aux_loss`) of a mixture of experts are too large by a factor of TP x CP: with TP 4 and CP 2,
+they have eight times the configured coefficient. Experts are used evenly, and the language model's loss suffers. No
+error is raised. The logged losses are right.""",
     cause="""\
-Under that option each gradient is divided by the number of all tokens at the end of a step, so the router multiplies
-its losses by the number of tokens: since 0.19.0 by those of this rank, times the ranks that share a sequence. With a
-mask `get_tokens_per_expert_and_token_count` counts this rank's tokens too late. The all-reduce that adds up the tokens
-of each expert has written into the tensor that they are counted from, so the number is that of all ranks. To 0.18.2 it
-was not multiplied by the ranks, and was right with a mask alone (`megatron-core-moe-auxiliary-per-token`).""",
+With this option, each gradient is divided by the number of all tokens at the end of a step, so the router multiplies
+its losses by the number of tokens. Since 0.19.0, it uses this rank's tokens times the ranks that share a sequence. With
+a mask, `get_tokens_per_expert_and_token_count` counts this rank's tokens too late: the all-reduce over the tokens of
+each expert has already written into the tensor that they are counted from, so the number covers all ranks. Up to
+0.18.2, the number was not multiplied by the ranks, and was right with a mask only
+(`megatron-core-moe-auxiliary-per-token`).""",
     repair="""\
-With a mask the number is not multiplied by the ranks once more. The gradient is then that of one rank, also where ranks
+With a mask, the number is not multiplied by the ranks again. The gradient then equals that of one rank, also if ranks
 have unequal numbers of valid tokens.
 
-Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, all is bit for bit as before. So is a
-number of tokens that a router of your own, or a repair of yours, counts on each rank or divides; and the z-loss, which
-is right with a mask. Left alone, with one line: a router whose functions for these losses, its `routing` among them, or
-whose `MoEAuxLossAutoScaler`, `compute_routing_scores_for_aux_loss` or `switch_load_balancing_loss_func` are not
-Megatron's own, and may divide the loss. So, without a line, is `global_aux_loss`, which has, without a mask, 1 / DP of
-its coefficient: `megatron-core-moe-auxiliary-global` repairs it.""",
+Without a mask, without `--calculate-per-token-loss`, and with TP and CP of 1, results are bitwise identical. A number
+of tokens that your own router or your own repair counts on each rank or divides is not affected. The z-loss, which is
+right with a mask, is not affected.
+
+The patch does not change a router if its functions for these losses, including `routing`, or `MoEAuxLossAutoScaler`,
+`compute_routing_scores_for_aux_loss` or `switch_load_balancing_loss_func`, are not Megatron's own, because they may
+divide the loss. It logs one warning then. It does not repair the `global_aux_loss` coefficient, which is 1 / DP of the
+configured one without a mask: `megatron-core-moe-auxiliary-global` repairs that.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
         # main called itself 0.20.0 when it was read (2026-08-22) and had the defect.
@@ -152,9 +155,10 @@ its coefficient: `megatron-core-moe-auxiliary-global` repairs it.""",
             ),
         ),
     ),
-    obsolete_when="when a release of megatron-core counts a rank's tokens before it adds them up",
+    obsolete_when="when a release of megatron-core counts a rank's tokens before it sums them over ranks",
     changes_numbers="""\
 In megatron-core 0.19.0 to 0.19.2, with `--calculate-per-token-loss` and a padding mask, load balancing had TP x CP
-times the weight that was set. With the patch it has that weight. A run that was tuned with it has the balance that it
-had with coefficients multiplied by that number. Coefficients that were divided by it have to be made whole again.""",
+times the configured weight. With the patch, it has the configured weight. To keep the balance of a run that was tuned
+without the patch, multiply its coefficients by that factor. Coefficients that you divided by the factor must be
+restored.""",
 )

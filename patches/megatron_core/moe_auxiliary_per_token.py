@@ -1,4 +1,4 @@
-"""megatron-core: a mixture's auxiliary losses under ``calculate_per_token_loss``, on ranks that share a sequence."""
+"""megatron-core: auxiliary losses under ``calculate_per_token_loss``, on ranks that share a sequence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _ROUTER = "megatron.core.transformer.moe.router:TopKRouter"
 _GROUP = "self.tp_cp_group.size()"
 _BEFORE_GROUPS = "parallel_state.get_tensor_and_context_parallel_world_size()"
 
-# With a padding mask the number is a tensor, and one of all those ranks already: the all-reduce that adds up the tokens
-# of each expert has written into what it is counted from.
+# With a padding mask the number is a tensor, and already covers all those ranks: the all-reduce over the tokens of
+# each expert writes into the tensor that they are counted from.
 _OF_A_MASK = f"(1 if isinstance(num_tokens, torch.Tensor) else {_GROUP})"
 
 
@@ -35,31 +35,32 @@ _OF_SEQUENCES = Rewrite(
 
 PATCH = Patch(
     name="megatron-core-moe-auxiliary-per-token",
-    summary="a mixture's auxiliary losses do not shrink with TP, CP and the micro-batch under calculate_per_token_loss",
+    summary="auxiliary losses do not shrink with TP, CP and the micro-batch under calculate_per_token_loss",
     harm="wrong gradient",
     bug="load balancing and z-losses are too weak, by TP x CP",
     when="--calculate-per-token-loss, a mixture of experts, and TP or CP, or the sequence loss",
     excluded_by=("calculate_per_token_loss=false",),
     symptom="""\
-With `--calculate-per-token-loss` a mixture's load balancing losses and its z-loss count TP x CP times too little: with
-TP 4 and CP 2 an eighth of the coefficient that was set. In 0.16.0 to 0.18.2 `seq_aux_loss` is divided by the size of
-the micro-batch besides. Experts are used more and more unequally. No error; the losses that are logged are right.""",
+With `--calculate-per-token-loss`, the load balancing losses and the z-loss of a mixture of experts are too small by a
+factor of TP x CP: with TP 4 and CP 2, they have an eighth of the configured coefficient. In 0.16.0 to 0.18.2,
+`seq_aux_loss` is also divided by the size of the micro-batch. Experts become more and more unbalanced. No error is
+raised. The logged losses are right.""",
     cause="""\
-Under that option each gradient is divided by the number of all tokens at the end of a step, so the router multiplies
-its losses by the number of tokens. It takes those that it sees: of a sequence, which tensor-parallel ranks (sequence
-parallelism) and context-parallel ones share, this rank's part. `_apply_seq_aux_loss` since 0.16.0 takes those of one
-sequence.""",
+With this option, each gradient is divided by the number of all tokens at the end of a step, so the router multiplies
+its losses by the number of tokens. The router uses only the tokens that it sees. Tensor-parallel ranks (with sequence
+parallelism) and context-parallel ranks share a sequence, so this is one rank's part of the sequence. Since 0.16.0,
+`_apply_seq_aux_loss` uses the tokens of one sequence.""",
     repair="""\
-The losses are multiplied by the number of ranks that share a sequence as well, and `seq_aux_loss` by the number of
-sequences. The gradient is then that of one rank, and that without `--calculate-per-token-loss`.
+The patch also multiplies the losses by the number of ranks that share a sequence, and `seq_aux_loss` by the number of
+sequences. The gradient then equals that of one rank, and that without `--calculate-per-token-loss`.
 
-With one such rank, and without the option, all is bit for bit as before, but for `seq_aux_loss` with a micro-batch of
-several sequences. So is the load balancing loss with a padding mask (since 0.16.0), for which the number of tokens is
-that of all ranks as released.
+With one such rank, and without the option, results are bitwise identical, except for `seq_aux_loss` with a micro-batch
+of several sequences. The load balancing loss with a padding mask (since 0.16.0) is not affected: its number of tokens
+is already that of all ranks as released.
 
 Megatron 0.12 has the bug with a loss function that returns the number of tokens of the whole sequence, as its own
-`pretrain_gpt.py` does under context parallelism; with one that returns a rank's own number the losses were right there.
-Disable the patch for such a run.""",
+`pretrain_gpt.py` does under context parallelism. With a loss function that returns a rank's own number, the losses were
+right in 0.12. Disable the patch for such a run.""",
     references=(
         "https://github.com/NVIDIA/Megatron-LM/pull/5047",
         "https://github.com/NVIDIA/Megatron-LM/pull/5798",
@@ -102,9 +103,9 @@ Disable the patch for such a run.""",
     ),
     obsolete_when="when the oldest megatron-core in use is 0.19",
     changes_numbers="""\
-Since megatron-core 0.12.0, with `--calculate-per-token-loss`, a mixture's auxiliary losses had 1 / (TP x CP) of the
-weight that was set (`seq_aux_loss`, since 0.16.0, that over the micro-batch's size). With the patch they have all of
-it. A run that was tuned with it has the balance that it had with coefficients divided by that number.""",
+Since megatron-core 0.12.0, with `--calculate-per-token-loss`, auxiliary losses of a mixture had 1 / (TP x CP) of the
+configured weight (`seq_aux_loss`, since 0.16.0, also divided by the micro-batch's size). With the patch, they have the
+full weight. To keep the balance of a run that was tuned without the patch, divide its coefficients by that factor.""",
     conditions=(
         Condition(f"{_ROUTER}.apply_load_balancing_loss", f"{__package__}._conditions:tokens_of_a_rank"),
         Condition(f"{_ROUTER}.apply_z_loss", f"{__package__}._conditions:z_loss_of_a_rank"),

@@ -9,7 +9,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def padding_before(buffer: Any, parameter: Any) -> int:
-    """How many elements of padding are at the ends of the buckets before a parameter's own.
+    """The number of padding elements at the ends of the buckets before a parameter's own.
 
     Args:
         buffer: megatron-core's _ParamAndGradBuffer; it has each parameter's start, end and bucket.
@@ -34,33 +34,34 @@ PATCH = Patch(
     name="megatron-core-reshardable-buckets",
     summary="a fully_reshardable checkpoint has each parameter's own master weight and moments",
     harm="wrong weights",
-    bug="a fully_reshardable checkpoint has another part of the optimizer's state for each parameter",
+    bug="a fully_reshardable checkpoint has a shifted part of the optimizer's state for each parameter",
     when="--dist-ckpt-optim-fully-reshardable, and gradients in several buckets (overlap_grad_reduce)",
     excluded_by=("overlap_grad_reduce=false",),
     symptom="""\
 A run that resumes from a `fully_reshardable` checkpoint (`--dist-ckpt-optim-fully-reshardable`;
-`distrib_optim_sharding_type` in the metadata) goes on with wrong float32 weights and moments, whether or not the number
-of ranks has changed. Its first step overwrites the model with them. There is no error. If padding has pushed a
-parameter past the end, a warning was logged when it was saved: "param range exceeds unpadded buffer".""",
+`distrib_optim_sharding_type` in the metadata) has wrong float32 weights and moments, whether or not the number of ranks
+has changed. Its first step overwrites the model with them. No error is raised. If padding moved a parameter past the
+end, saving logged a warning: "param range exceeds unpadded buffer".""",
     cause="""\
-With `overlap_grad_reduce`, or where embeddings are shared, gradients are in several buckets, and with the distributed
-optimizer each bucket's end is padded to a multiple of 128 elements and of the number of ranks. The state is gathered
-without this padding, and each parameter is then looked for where it would be with it. So it is taken from as many
-elements too far on as the buckets before its own are padded, and what lies behind the end is zero. With
-`pad_buckets_for_high_nccl_busbw` this can be 65535 elements for each bucket.""",
+With `overlap_grad_reduce`, or with shared embeddings, gradients are in several buckets. With the distributed optimizer,
+each bucket's end is padded to a multiple of 128 elements and of the number of ranks. The state is gathered without this
+padding, but each parameter is located by its padded position. Its state is therefore taken too far on, by the padding
+of the buckets before its own, and is zero past the end. With `pad_buckets_for_high_nccl_busbw`, the padding can be
+65535 elements for each bucket.""",
     repair="""\
-Each parameter's state is taken from its own place, less the padding of the buckets before its own, when a checkpoint is
-saved. The format is the same. Loading is as before, with the patch and without, for every checkpoint.
+When a checkpoint is saved, each parameter's state is taken from its own position, less the padding of the buckets
+before its own. The format is the same. Loading is as before for every checkpoint, whether it was saved with the patch
+or without.
 
-A checkpoint that was saved without the patch stays wrong, and loading it with the patch gives what it gave: what lies
-at each bucket's beginning and at the end was never saved, and how the buckets were padded is not in it. Its model
-weights are right: resume from it without optimizer state (`--no-load-optim`), or from one in another format.
+The patch does not repair a checkpoint that was saved without it: the state at each bucket's beginning and at the end
+was never saved, and the checkpoint does not record how the buckets were padded. Its model weights are right: resume
+from it without optimizer state (`--no-load-optim`), or from a checkpoint in another format.
 
-With one bucket, and where nothing is padded, a checkpoint is as before, bit for bit.""",
+With one bucket, and without padding, checkpoints are bitwise identical.""",
     changes_numbers="""\
-Since megatron-core 0.15.0, the first with this format, each resume from such a checkpoint went on from shifted master
-weights and moments. With the patch a resumed run is the one that was not interrupted. What was trained after such a
-resume was trained from wrong weights.""",
+Since megatron-core 0.15.0, the first release with this format, each resume from such a checkpoint used shifted master
+weights and moments. With the patch, a resumed run equals one that was not interrupted. Training after such a resume
+started from wrong weights.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/5077",),
     # main called itself 0.20.0 when it was read (2026-08-22) and had the repair; the newest release had not.
     variants=(Variant(Guard("megatron-core", ">=0.15.0rc0,<=0.19.2"), REWRITES),),

@@ -1,4 +1,4 @@
-"""megatron-core: after a resume, parameter groups that differ in their learning rates alone have the last one's."""
+"""megatron-core: after a resume, parameter groups that differ only in their learning rates have the last one's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _RATES = ("max_lr", "min_lr", "start_wd", "end_wd")
-"""What a scheduler reads of a group, and Megatron's own key leaves out."""
+"""What a scheduler reads from a group, and Megatron's own key does not include."""
 
 
 def saved_group(
@@ -18,18 +18,18 @@ def saved_group(
     found: dict[str, Any],
     keys: Sequence[str],
 ) -> dict[str, Any]:
-    """What was saved of a parameter group.
+    """The saved state of a parameter group.
 
-    Of several groups with one key, the one with the default rates belongs to that which was saved with these. The
-    others belong together in order, which is that of what was set for them; where the same rates were saved, or not as
-    many groups, those with the same rates do.
+    If several groups have one key, the group with the default rates gets the one that was saved with these. The other
+    groups are paired in order, which is the order of their overrides. If the same rates were saved, or a different
+    number of groups, groups with the same rates are paired.
 
     Args:
         group: one of ``current``.
         current: the optimizer's groups.
         saved: those of the checkpoint.
-        found: what Megatron takes, the last one of this key.
-        keys: what Megatron tells groups apart by; each group has them all.
+        found: Megatron's choice, the last one of this key.
+        keys: the names by which Megatron distinguishes groups; each group has them all.
     """
 
     def key(of: dict[str, Any]) -> list[Any]:
@@ -46,13 +46,13 @@ def saved_group(
         return next((other for one, other in zip(alike, candidates, strict=True) if one is group), found)
     for one in alike:
         at = next((i for i, other in enumerate(candidates) if _rates(other) == _rates(one)), None)
-        if at is not None and (same := candidates.pop(at)) and one is group:  # writes: a list of its own
+        if at is not None and (same := candidates.pop(at)) and one is group:  # writes: a local list
             return same
     return found
 
 
 def _is_default(group: dict[str, Any]) -> bool | None:
-    """Whether a group has the rates of all that nothing else is set for; None where that was not saved."""
+    """Whether a group has the default rates, without an override; None if that was not saved."""
     return group.get("default_config")
 
 
@@ -85,7 +85,7 @@ REWRITES = (
         pattern="{**param_groups_map[needed_groups], \"params\": inner_param_group['params']}",
         alongside=(
             "needed_groups.append(param_group[key])",
-            # 0.15, whose keys tell all groups apart, logs it otherwise.
+            # 0.15, whose keys distinguish all groups, logs it in another way.
             "log_single_rank($A, $B, '***WARNING*** found an old checkpoint, will not load grad scaler ...')",
         ),
         replacement="{"
@@ -102,36 +102,37 @@ REWRITES = (
 
 PATCH = Patch(
     name="megatron-core-resume-groups",
-    summary="after a resume, parameter groups that differ in their learning rates alone keep them",
+    summary="after a resume, parameter groups that differ only in their learning rates keep them",
     harm="wrong gradient",
     bug="after a resume all weights are trained at --decoupled-lr's rate, or the run does not resume",
     when="--decoupled-lr, or config_overrides with a rate, and a resume",
     symptom="""\
 With `--decoupled-lr`, or `config_overrides` that set a `max_lr` or `min_lr`, a resumed run trains all weights at the
-learning rate of the last of these groups: with 1e-4 and a decoupled 1e-2, everything that decays has 1e-2 from the
-first step on, a hundred times too much. No error. Without the distributed optimizer it does not resume: `ValueError:
-loaded state dict contains a parameter group that doesn't match the size of optimizer's group`.""",
+learning rate of the last of these groups. With 1e-4 and a decoupled 1e-2, all weights with weight decay have 1e-2 from
+the first step on, a hundred times too much. No error is raised. Without the distributed optimizer, the resume raises
+`ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group`.""",
     cause="""\
-Saved parameter groups are looked up by `wd_mult`, `lr_mult`, `is_expert_parallel` and `is_decoupled_lr`. Since 0.16.0
-a decoupled rate is an override of `max_lr` and `min_lr`, and `is_decoupled_lr` is False for all groups. So two groups
-have one key, and in a dictionary the last one stays, for both. Without the distributed optimizer they are then one and
-the same object, with the parameters of the last, and torch refuses it where the groups are of different sizes.""",
+Saved parameter groups are looked up by `wd_mult`, `lr_mult`, `is_expert_parallel` and `is_decoupled_lr`. Since 0.16.0,
+a decoupled rate is an override of `max_lr` and `min_lr`, and `is_decoupled_lr` is False for all groups. Two groups then
+have one key, and the dictionary keeps the last one for both. Without the distributed optimizer, both are the same
+object, with the parameters of the last group, and torch raises if the groups have different sizes.""",
     repair="""\
-Where several saved groups have one key, the group of all that no rate of its own was set for gets the one that was
-saved of it. The others get theirs in order, and all of them, as before, the rates that were saved, whatever was changed
-for the resume. Where not as many were saved, a group gets the one with its own `max_lr`, `min_lr`, `start_wd` and
-`end_wd`. Two groups of `config_overrides` whose order the resume has changed (Megatron sorts them by what is set) get
-each other's rates: resume with the overrides that were saved.
+If several saved groups have one key, the group without its own rate gets the saved group without its own rate. The
+other groups get theirs in order. All of them get the saved rates, as before, even if the configuration changed for the
+resume. If a different number of groups was saved, a group gets the saved one with its own `max_lr`, `min_lr`,
+`start_wd` and `end_wd`. The patch does not repair two groups of `config_overrides` whose order changed in the resume
+(Megatron sorts them by their overrides): they get each other's rates. Resume with the saved overrides.
 
-Checkpoints are written as before; those of before the patch are read, and have every group's rate. One that was saved
-after a resume without the patch has the wrong ones already: resume from an older one.
+Checkpoints are written as before. The patch reads checkpoints that were saved without it, and they contain every
+group's rate. A checkpoint that was saved after a resume without the patch already has the wrong rates: resume from an
+older one.
 
-Where each group has a key of its own, all is as before.""",
+If each group has its own key, results are as before.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/4705",),
     variants=(Variant(Guard("megatron-core", ">=0.16.0,<0.19.0"), REWRITES),),
     obsolete_when="when the oldest megatron-core in use is 0.19",
     changes_numbers="""\
-Since megatron-core 0.16.0 a resumed run with `--decoupled-lr` trained embedding, output layer and all else at one rate,
-that of the last group. With the patch each has the rate that was saved. What was trained after such a resume was
-trained at the wrong rate, and what it saved holds it: go back to the checkpoint that it resumed from.""",
+Since megatron-core 0.16.0, a resumed run with `--decoupled-lr` trained embedding, output layer and all other weights at
+one rate, that of the last group. With the patch, each group has its saved rate. Training after such a resume used the
+wrong rate, and its checkpoints contain it: go back to the checkpoint that it resumed from.""",
 )

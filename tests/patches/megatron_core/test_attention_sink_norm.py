@@ -22,9 +22,11 @@ RULE_COVERAGE = {
     "backward compatible": "test_the_sinks_of_all_ranks_count",
     "known": "test_a_class_of_a_user_s_that_marks_its_sinks",
     "no new blocking": "because it sets attributes; no lock, no collective",
-    "stays as it is": ("test_the_sinks_of_all_ranks_count", "test_it_marks_divided_sinks_alone"),
-    "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",
-    "has only one of the two classes": "because megatron-core has the other class where TransformerEngine is installed",
+    "does not change a layer": ("test_the_sinks_of_all_ranks_count", "test_it_marks_divided_sinks_alone"),
+    "does not change a subclass": "test_a_class_of_a_user_s_that_marks_its_sinks",
+    "only those of Megatron-FSDP": "because no other format of a checkpoint reads the mark",
+    "only the logged value changes": "because Megatron scales gradients only where the norm is above `clip_grad`",
+    "then has only one of the two classes": "because the other class needs TransformerEngine",
 }
 MARKED = {"tensor_model_parallel": True, "partition_dim": 0, "partition_stride": 1}
 

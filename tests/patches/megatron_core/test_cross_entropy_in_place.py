@@ -18,9 +18,9 @@ RULE_COVERAGE = {
     "no side effects": "test_the_callers_logits_are_what_they_were",
     "backward compatible": ("test_whatever_megatron_takes", "test_within_torch_compile"),
     "no new blocking": "because every rank makes two all-reduces, or Megatron's own; no lock is held",
-    "leaves the logits as they are": "test_the_callers_logits_are_what_they_were",
-    "bit for bit": ("test_losses_gradients_and_collectives", "test_whatever_megatron_takes"),
-    "Label smoothing stays": "test_whatever_megatron_takes",
+    "does not change the logits": "test_the_callers_logits_are_what_they_were",
+    "bitwise identical": ("test_losses_gradients_and_collectives", "test_whatever_megatron_takes"),
+    "Label smoothing uses": "test_whatever_megatron_takes",
     "writes into the logits only if": "test_the_gradient_is_written_over_the_logits_where_nothing_else_reads_them",
 }
 exhaustive = pytest.mark.exhaustive

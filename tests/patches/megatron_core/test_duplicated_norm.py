@@ -19,8 +19,8 @@ RULE_COVERAGE = {
     "backward compatible": "test_each_weight_counts_once",
     "known": "test_adapters_of_mcore_bridge_are_those_that_were_saved",
     "no new blocking": "because it sets an attribute; no lock, no collective",
-    "stay as they are": "test_each_weight_counts_once",
-    "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",
+    "does not change a layer that is divided": "test_each_weight_counts_once",
+    "only the logged value changes": "because Megatron scales gradients only where the norm is above `clip_grad`",
 }
 
 

@@ -21,9 +21,9 @@ RULE_COVERAGE = {
         "test_a_forward_compiles_as_before",
     ),
     "no new blocking": "test_ranks_add_up_one_precision",  # the all-reduce is Megatron's own
-    "as before, bit for bit": "test_all_else_is_as_before",
-    "moves by the rate": "test_what_bf16_can_count_moves_the_same",
-    "is what was counted": "test_only_counters_in_half_precision_are_touched",
+    "are not affected": "test_all_else_is_as_before",
+    "moves by the configured rate": "test_what_bf16_can_count_moves_the_same",
+    "count the same tokens as before": "test_only_counters_in_half_precision_are_touched",
 }
 WORKER = "tests.patches.megatron_core.expert_bias_counts_ranks"
 RELEASES = pytest.mark.parametrize(

@@ -18,8 +18,9 @@ RULE_COVERAGE = {
     "backward compatible": "test_all_experts_count",
     "known": "test_all_experts_count",
     "no new blocking": "because it sets attributes; no lock, no collective",
-    "stays as it is": "test_all_experts_count",
-    "nothing changes but what is logged": "because Megatron scales gradients only where the norm is above `clip_grad`",
+    "does not change a layer": "test_all_experts_count",
+    "does not change a subclass": "test_all_experts_count",
+    "only the logged value changes": "because Megatron scales gradients only where the norm is above `clip_grad`",
 }
 
 

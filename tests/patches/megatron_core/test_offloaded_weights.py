@@ -13,10 +13,11 @@ RULE_COVERAGE = {
     "no side effects": "because it writes where Megatron does: to the optimizer's own copies of what was loaded",
     "backward compatible": "test_where_nothing_was_lost_all_is_the_same",
     "no new blocking": "because a rank copies its own tensors; no lock, no collective",
-    "as before": "test_where_nothing_was_lost_all_is_the_same",
-    "bit for bit": "test_where_nothing_was_lost_all_is_the_same",
-    "nothing is changed": "because FP32Optimizer and Float16OptimizerWithFloat16Params have a function of their own",
-    "Nothing is done before": "because each of its changes is in a function that reload_model_params alone calls",
+    "results are bitwise identical": "test_where_nothing_was_lost_all_is_the_same",
+    "does not change anything without": (
+        "because FP32Optimizer and Float16OptimizerWithFloat16Params have a function of their own"
+    ),
+    "does nothing before": "because each of its changes is in a function that reload_model_params alone calls",
 }
 WORKER = "tests.patches.megatron_core.offloaded_weights_ranks"
 # One rounding of a weight to bf16 is 2**-9 of it at most; the rest is float32's.

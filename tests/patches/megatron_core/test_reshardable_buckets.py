@@ -17,11 +17,9 @@ RULE_COVERAGE = {
     "backward compatible": ("test_one_bucket_is_as_before", "test_what_was_saved_before_is_loaded_as_before"),
     "no new blocking": "because a rank looks at its own buckets; no lock, no collective",
     "Loading is as before": "test_what_was_saved_before_is_loaded_as_before",
-    "as before": "test_one_bucket_is_as_before",
-    "bit for bit": "test_one_bucket_is_as_before",
-    "stays wrong": "test_what_was_saved_before_is_loaded_as_before",
+    "checkpoints are bitwise identical": "test_one_bucket_is_as_before",
     "The format is the same": "test_a_resumed_run_is_the_one_that_was_not_interrupted",  # released code loads it
-    "without the patch stays wrong": "test_what_was_saved_before_is_loaded_as_before",
+    "does not repair a checkpoint that was saved without it": "test_what_was_saved_before_is_loaded_as_before",
 }
 WORKER = "tests.patches.megatron_core.reshardable_buckets_ranks"
 SHIFTED = ["buckets", "buckets, on one rank"]

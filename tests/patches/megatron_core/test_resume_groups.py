@@ -18,7 +18,7 @@ RULE_COVERAGE = {
     ),
     "no new blocking": "because a rank compares its own dictionaries; no lock, no collective",
     "as before": ("test_where_each_group_has_its_own_key_all_is_the_same", "test_what_else_may_have_been_saved"),
-    "those of before the patch are read": "test_a_checkpoint_is_what_it_was",
+    "The patch reads checkpoints that were saved without it": "test_a_checkpoint_is_what_it_was",
 }
 WORKER = "tests.patches.megatron_core.resume_groups_ranks"
 RATES = [[1e-4, 1e-5], [1e-2, 1e-3], [1e-4, 1e-5]]
