@@ -1,4 +1,4 @@
-"""What SkyRL's functions are replaced by, beyond `vocab_parallel.upstream`: both quantities of the same logits."""
+"""Replacements of SkyRL's functions beyond `vocab_parallel.upstream`: both quantities of the same logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGPROB = logprob_backward.PATCH.name
 
 
 def has_joint_backward() -> bool:
-    """Whether log-probabilities and entropies of the same logits have one backward: both patches are in force."""
+    """Whether log-probabilities and entropies of the same logits share one backward: both patches are in force."""
     return in_force(ENTROPY) and in_force(LOGPROB)
 
 
@@ -28,9 +28,9 @@ def has_joint_backward() -> bool:
 
 
 def along_with_entropy(function: Any) -> Callable[..., torch.Tensor]:
-    """In place of ``function.apply``, where SkyRL calls one of its two functions for log-probabilities.
+    """Replaces ``function.apply`` where SkyRL calls one of its two functions for log-probabilities.
 
-    If the entropies of the same logits will come from us too, they are computed on the way.
+    If our function will compute the entropies of the same logits too, the same pass computes them.
     """
     upstreams: Callable[..., torch.Tensor] = function.apply
     if not in_force(ENTROPY):
@@ -47,13 +47,13 @@ def along_with_entropy(function: Any) -> Callable[..., torch.Tensor]:
 
 
 def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``DistributedLogprob.forward``: ours saves the logits, upstream's a softmax of its own.
+    """Wraps ``DistributedLogprob.forward``: our function saves the logits, upstream's saves a softmax.
 
     The entropy of SkyRL 0.1.0 and 0.2.0 writes into the logits in backward. Where `skyrl-entropy-backward` is disabled,
-    upstream's function has to go on. Its own fingerprint is not known then; that of the chunked backward stayed until
-    after the entropy was repaired (no commit of SkyRL has the one without the other).
+    upstream's function has to run. The entropy's own fingerprint is unknown then; the fingerprint of the chunked
+    backward did not change until after the entropy was repaired (no commit of SkyRL has one without the other).
     """
-    if torch.compiler.is_compiling():  # and not the questions below, which break its graph
+    if torch.compiler.is_compiling():  # the checks below would break its graph
         return wrapped(*args, **kwargs)
     writes_into_logits = matched(LOGPROB, logprob_backward.CHUNKED_BACKWARD) == logprob_backward.OF_0_1_AND_0_2
     if writes_into_logits and not in_force(ENTROPY):
@@ -65,7 +65,7 @@ def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: 
 
 
 def around_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``vocab_parallel_entropy``: all logits at once, which takes no more memory than a chunk of upstream's."""
+    """Wraps ``vocab_parallel_entropy``: all logits in one call, which needs no more memory than one upstream chunk."""
     group = _group()
     if group is None:
         return wrapped(*args, **kwargs)
@@ -75,9 +75,9 @@ def around_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: 
 
 
 def around_weighted_entropy(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0.
+    """Wraps ``vocab_parallel_entropy_weighted_sum`` of SkyRL 0.4.0.
 
-    It passes over chunks whose weights are all zero, so what their logits are, NaN for one, shows in no result.
+    Upstream skips chunks whose weights are all zero, so their logits, even NaN, do not affect the result.
     """
     group = _group()
     logits, weights, *chunks = args
@@ -92,11 +92,11 @@ def around_weighted_entropy(wrapped: Any, instance: None, args: tuple[Any, ...],
 
 
 def _group() -> Any:
-    """The tensor-parallel group. Where Megatron has none, upstream's own function goes on."""
+    """The tensor-parallel group. Where Megatron has none, upstream's own function runs."""
     return parallel_state.get_tensor_model_parallel_group(check_initialized=False)
 
 
 def _chunk_size(wrapped: Any, logits: torch.Tensor, *chunks: Any) -> int | None:
-    """How many tokens upstream takes at once, None for all of them; or its error for the arguments of 0.4.0."""
+    """The number of tokens that upstream takes at once, None for all; raises 0.4.0's error for invalid arguments."""
     size: int | None = wrapped.__globals__["_resolve_vocab_entropy_chunk_size"](logits, *chunks) if chunks else None
     return size

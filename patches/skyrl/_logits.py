@@ -1,4 +1,4 @@
-"""What SkyRL's Megatron loss functions call around their logits: in the model's dtype, and a chunk at a time."""
+"""Keeps the logits of SkyRL's Megatron loss functions in the model's dtype, and processes them in chunks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from . import _calls
 
 CHUNK_BYTES = 128 << 20
 """Memory for the float32 logits of one chunk. SkyRL's functions hold about four tensors of that size at once: 512 MiB,
-which is what SkyRL 0.4.0 allows itself for the entropies of a chunk."""
+the limit of SkyRL 0.4.0 for the entropies of a chunk."""
 
 _done: Counter[str] = Counter()
 
 
 def in_its_dtype(model: Any, temperature: float, config: Any = None) -> Callable[..., Any]:
-    """The model, to be called; with ``fp32_output=False`` where fp32 logits would change no result.
+    """The model's callable; with ``fp32_output=False`` where fp32 logits would not change the result.
 
     Args:
         model: a chunk of the model in its wrappers.
-        temperature: what SkyRL divides the logits by, in place: in bfloat16 that would round them.
+        temperature: SkyRL divides the logits by it in place: in bfloat16 the division would round them.
         config: the algorithm's, if a loss is computed. With ``use_entropy_loss``, log-probabilities and entropies have
-            a gradient each. In bfloat16 both are rounded, and then their sum, unless one function makes both.
+            separate gradients. In bfloat16 both are rounded, and then their sum, unless one function computes both.
     """
     reason = _refusal(model)
     if reason is None and temperature != 1.0:
@@ -45,33 +45,33 @@ def in_its_dtype(model: Any, temperature: float, config: Any = None) -> Callable
 
 
 def _refusal(model: Any) -> str | None:
-    """Why the argument would not get to the Float16Module, or None."""
+    """Why the argument would not reach the Float16Module, or None."""
     while not isinstance(model, Float16Module):
         if not hasattr(model, "module"):
             return "the model is not in bfloat16"
         if not _accepts_keywords(model):
-            return f"{type(model).__name__} does not hand on keyword arguments"
+            return f"{type(model).__name__} does not pass on keyword arguments"
         model = model.module
     if not model.config.bf16:
         return "the model is not in bfloat16"
-    # known: Megatron's own class, which takes it by this name
+    # known: Megatron's own class, which accepts it by this name
     if "fp32_output" not in inspect.signature(model.forward).parameters:
         return f"this release's {type(model).__name__} has no fp32_output"
     return None
 
 
-# known: what takes no keywords could not be called with one; what takes them is asked by its result
+# known: a model without keywords cannot be called with one; a model with keywords is checked by its result
 def _accepts_keywords(model: Any) -> bool:
     parameters = inspect.signature(model.forward).parameters.values()
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def tokens_per_chunk(config: Any, logits: torch.Tensor) -> int | None:
-    """How many positions of each row SkyRL casts to fp32 at once.
+    """The number of positions of each row that SkyRL casts to fp32 at once.
 
     Args:
-        config: the trainer's. If it has an attribute ``logprobs_chunk_size`` (a field from SkyRL 0.3.0 on), that
-            is the number, and None stands for all positions at once.
+        config: the trainer's. If it has an attribute ``logprobs_chunk_size`` (a field from SkyRL 0.3.0 on), this
+            attribute is the number, and None means all positions at once.
         logits: ``[B, S, V / TP]``.
 
     Returns:
@@ -93,7 +93,7 @@ def tokens_per_chunk(config: Any, logits: torch.Tensor) -> int | None:
 
 
 def in_chunks(function: Callable[..., torch.Tensor], config: Any) -> Callable[..., torch.Tensor]:
-    """``from_parallel_logits_to_logprobs`` with a chunk size for logits in bfloat16; others as they were."""
+    """``from_parallel_logits_to_logprobs`` with a chunk size for logits in bfloat16, as released for other dtypes."""
 
     def logprobs(logits: torch.Tensor, *args: Any, chunk_size: None, **kwargs: Any) -> torch.Tensor:
         if logits.dtype == torch.bfloat16:
@@ -117,6 +117,6 @@ def entropy(function: Callable[..., torch.Tensor], logits: torch.Tensor, config:
 
 
 def observed() -> dict[str, int]:
-    """How many micro-batches had logits in the model's dtype so far, and how many not, and why."""
+    """How many micro-batches had logits in the model's dtype so far, and how many did not, with the reason."""
     with counters.locked():
         return dict(_done)

@@ -1,4 +1,4 @@
-"""Padding removed from a batch and restored in the model's output, without a loop over the rows."""
+"""Removes padding from a batch and restores it in the model's output, without a loop over the rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def compact(
     """Move the real tokens of each row to its left end, as the loop of ``remove_left_padding`` does.
 
     Args:
-        attention_mask: bool ``[B, S]``, true for real tokens, wherever they are in their row.
+        attention_mask: bool ``[B, S]``, true for real tokens, at any position of their row.
         lengths: the number of real tokens in each row, ``[B]``.
         new_attention_mask: zeros ``[B, S']``, with ``S'`` no less than any length; filled in place.
-        moved: pairs of zeros ``[B, S']``, filled in place, and what they are filled from, ``[B, S]``.
+        moved: pairs of zeros ``[B, S']``, filled in place, and their sources, ``[B, S]``.
     """
     columns = new_attention_mask.shape[1]
     kept = torch.arange(columns, device=lengths.device) < lengths[:, None]
-    new_attention_mask.copy_(kept)  # writes: a tensor that the caller has just made to be filled
+    new_attention_mask.copy_(kept)  # writes: a tensor that the caller has just created to be filled
     sources = _places(attention_mask)[:, :columns]
     for new, old in moved:
         width = sources.shape[1]  # may be less than S', which is rounded up
@@ -39,7 +39,7 @@ def recover_left_padding(
     origin_seqlen: int,
     post_process: bool = True,
 ) -> torch.Tensor:
-    """``recover_left_padding``: each row's real tokens back to where they were, and zeros between them.
+    """``recover_left_padding``: moves each row's real tokens back to their positions, with zeros between them.
 
     Args:
         result: the model's output ``[B, S', ...]``.
@@ -80,12 +80,12 @@ def recover_left_padding(
 
 
 def _places(mask: torch.Tensor) -> torch.Tensor:
-    """Where the real tokens of each row are, in their order, and then where the others are: ``[B, S]``."""
+    """The positions of the real tokens of each row, in order, and then the positions of the others: ``[B, S]``."""
     return mask.logical_not().byte().argsort(dim=1, stable=True)
 
 
 class _Restore(torch.autograd.Function):
-    """Each copy is one index_select, forward and backward: no tensor beside the result, and no row by itself."""
+    """Each copy is one index_select, forward and backward: no tensor besides the result, and no loop over rows."""
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, mask: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ class _Restore(torch.autograd.Function):
 
 
 def _move(values: torch.Tensor, mask: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The n-th real token of each row, by ``mask``, goes where ``wanted`` has its n-th; zeros go elsewhere."""
+    """Move the n-th real token of each row of ``mask`` to the n-th position of ``wanted``; write zeros elsewhere."""
     rows, columns = mask.shape
     moved = values.new_empty(*wanted.shape, *values.shape[2:])
     if not values.numel() or not moved.numel():

@@ -1,4 +1,4 @@
-"""What `skyrl-watch-rollouts` looks at, in the process that drives a run."""
+"""What `skyrl-watch-rollouts` reads in the process that drives a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIGURES = (_difference,)
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures noted so far in this process."""
     return watching.observed(*FIGURES)
 
 
@@ -41,7 +41,7 @@ def _value(trainer: Any) -> Any:
 
 
 def _by_these_weights(trainer: Any) -> bool:
-    """Whether rollouts are by the weights that are trained, from the distribution that these have."""
+    """Whether rollouts come from the weights that are trained, sampled from their full distribution."""
     loop = next(kind.__module__ for kind in type(trainer).__mro__ if "train" in vars(kind))
     sampling = trainer.cfg.generator.sampling_params
     whole = loop == _LOOP and samples.is_whole({name: getattr(sampling, name, None) for name in samples.SAMPLING})

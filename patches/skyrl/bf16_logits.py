@@ -1,4 +1,4 @@
-"""Logits stay in the dtype of the model, and log-probabilities are computed a chunk at a time."""
+"""Keeps logits in the dtype of the model, and computes log-probabilities in chunks."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ _CALL = "model(new_sequences, new_position_ids, new_attention_mask, packed_seq_p
 
 PATCH = Patch(
     name="skyrl-bf16-logits",
-    summary="logits stay in the model's dtype, and log-probabilities have a chunk size",
+    summary="logits stay in the model's dtype, and log-probabilities are computed in chunks",
     harm="memory",
-    bug="logits are copied to float32 as a whole, and log-probabilities have no chunks",
-    when="the Megatron backend, long sequences",
+    bug="all logits are copied to float32, and log-probabilities are not computed in chunks",
+    when="the Megatron backend and long sequences",
     excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
-SkyRL 0.1.0 and 0.2.0 with the Megatron backend run out of CUDA memory at the end of the forward pass or at the start
-of the backward pass, at sequence lengths at which the model itself has room left.""",
+SkyRL 0.1.0 and 0.2.0 with the Megatron backend run out of CUDA memory at the end of the forward pass or at the start of
+the backward pass, at sequence lengths at which the model itself has memory left.""",
     cause="""\
-megatron-core's `Float16Module` casts the logits to fp32 unless told otherwise. SkyRL passes `chunk_size=None`, so
-`DistributedLogprob` makes a whole fp32 softmax, keeps it for backward, and makes a whole fp32 gradient there.""",
+megatron-core's `Float16Module` casts the logits to fp32 by default. SkyRL passes `chunk_size=None`, so
+`DistributedLogprob` computes a whole fp32 softmax, saves it for backward, and allocates a whole fp32 gradient
+there.""",
     repair="""\
-The model is called with `fp32_output=False`, and the log-probabilities with a chunk size, so that SkyRL's own function
-casts one chunk at a time; results are fp32 as before. The size is `trainer.logprobs_chunk_size` if the configuration
-has such an attribute (tokens; None for no chunks), as in SkyRL 0.3.0; if not, a chunk's fp32 logits get 128 MiB.
-These releases' command line does not know the option: set the attribute (`cfg.trainer.logprobs_chunk_size = 512`).
-Entropies are computed in fp32, in the same chunks. SkyRL's own functions take five collectives per chunk for
-log-probabilities and three for entropies; `skyrl-logprob-backward` and `skyrl-entropy-backward` need no chunks.
+The patch calls the model with `fp32_output=False`, and the log-probabilities with a chunk size, so that SkyRL's own
+function casts one chunk at a time; results are fp32 as before. The size is `trainer.logprobs_chunk_size` if the
+configuration has such an attribute (tokens; None for no chunks), as in SkyRL 0.3.0; if not, a chunk's fp32 logits get
+128 MiB. The command line of these releases does not know the option: set the attribute
+(`cfg.trainer.logprobs_chunk_size = 512`). The patch computes entropies in fp32, in the same chunks. SkyRL's own
+functions need five collectives per chunk for log-probabilities and three for entropies; `skyrl-logprob-backward` and
+`skyrl-entropy-backward` need no chunks.
 
-Logits stay in fp32, and everything as it was, where bfloat16 would change results: with a temperature other than 1,
-which SkyRL divides by in place; and with the entropy in the loss (`use_entropy_loss`), unless `skyrl-logprob-backward`
-and `skyrl-entropy-backward` make one gradient of both, since two would be rounded one by one. So do those of models
-in another dtype, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The report says how often. With
-context parallelism, packed logits are put together in their own dtype, where SkyRL takes torch's default.""",
+Logits stay in fp32, as released, where bfloat16 would change results: with a temperature other than 1, by which SkyRL
+divides in place; and with the entropy in the loss (`use_entropy_loss`), unless `skyrl-logprob-backward` and
+`skyrl-entropy-backward` compute one gradient for both, since two gradients would be rounded separately. Logits also
+stay in fp32 for models in another dtype, and where megatron-core's `Float16Module` has no `fp32_output` (0.10). The
+report counts these cases. With context parallelism, packed logits are assembled in their own dtype instead of torch's
+default.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543", "https://github.com/NovaSky-AI/SkyRL/pull/1610"),
     variants=(
         Variant(

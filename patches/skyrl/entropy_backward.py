@@ -1,4 +1,4 @@
-"""Entropies over vocabulary-parallel logits: the logits stay as they are, and no whole softmax is kept."""
+"""Entropies over vocabulary-parallel logits: do not modify the logits, and do not save a whole softmax."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ _BOTH = (
 
 PATCH = Patch(
     name="skyrl-entropy-backward",
-    summary="entropies of token distributions keep no softmax, and their backward leaves the logits alone",
+    summary="entropies of token distributions save no softmax, and their backward does not overwrite logits in use",
     harm="memory",
-    bug="entropies keep a softmax of the logits, or overwrite them so that backward raises",
-    when="the Megatron backend, entropies of long sequences or use_entropy_loss",
+    bug="entropies save a softmax of the logits, or overwrite the logits so that backward raises",
+    when="the Megatron backend, and entropies of long sequences or use_entropy_loss",
     excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL 0.1.0 and 0.2.0, chunked log-probabilities with the entropy loss (`use_entropy_loss`): `RuntimeError: one of the
 variables needed for gradient computation has been modified by an inplace operation`. In all releases: the entropy of
 long sequences runs out of CUDA memory, with or without the entropy loss. SkyRL 0.4.0 with the entropy loss: out of CUDA
-memory in backward, and the backward pass takes the longer the more chunks there are (`vocab_entropy_chunk_size`,
+memory in backward, and the time of the backward pass grows with the number of chunks (`vocab_entropy_chunk_size`,
 automatic by default).""",
     cause="""\
 `_VocabParallelEntropy.backward` of 0.1.0 and 0.2.0 subtracts from the saved logits in place and adds again, which
-autograd notices if another function has saved the same logits. In all releases the function makes whole softmaxes,
-saves one of them, and needs three collectives. 0.4.0 gives each chunk of the logits to a call of its own, in
+autograd detects if another function has saved the same logits. In all releases the function computes whole softmaxes,
+saves one of them, and needs three collectives. 0.4.0 calls the function once per chunk of the logits, in
 `vocab_parallel_entropy` and, for packed sequences, in `vocab_parallel_entropy_weighted_sum`. The backward of each slice
-makes a tensor of the size of all logits, zero but for the chunk.""",
+allocates a tensor of the size of all logits, zero except for the chunk.""",
     repair="""\
-Forward works through the logits a block of tokens at a time, with two collectives, and saves a few numbers per token;
-backward needs no collective, and writes into the logits only under the same proof as `skyrl-logprob-backward`. Where
-log-probabilities of the same logits have been computed just before, as SkyRL does it, the entropies are there already:
-no collective and no memory, and one gradient for both. Sums are in fp32 whatever the logits' dtype, which is the
-result's dtype as before. Logits of -inf count as probability 0, where SkyRL's entropy is NaN;
+Forward processes the logits a block of tokens at a time, with two collectives, and saves a few numbers per token.
+Backward needs no collective, and writes into the logits only under the same proof as `skyrl-logprob-backward`. Where
+log-probabilities of the same logits have been computed just before, as in SkyRL, the entropies are already available:
+they need no collective and no memory, and both share one gradient. Sums are in fp32 for any dtype of the logits; the
+result's dtype is the logits' dtype, as before. Logits of -inf count as probability 0, where SkyRL's entropy is NaN;
 [where else results differ](../logprob-in-place.md#where-results-are-not-upstreams).
 
-The entropies of all logits are computed in one call; the blocks are smaller than the chunks of 0.4.0. What its
-`vocab_parallel_entropy_weighted_sum` does not look at, chunks of tokens whose weights are all 0, shows in no result
-here either.
+The patch computes the entropies of all logits in one call; the blocks are smaller than the chunks of 0.4.0.
+`vocab_parallel_entropy_weighted_sum` skips chunks of tokens whose weights are all 0; these chunks do not affect the
+result with the patch either.
 
-Before Megatron has a tensor-parallel group, SkyRL's own function answers.""",
+Before Megatron has a tensor-parallel group, SkyRL's own function runs.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
     variants=(
         Variant(
@@ -85,5 +85,5 @@ Before Megatron has a tensor-parallel group, SkyRL's own function answers.""",
             ),
         ),
     ),
-    obsolete_when="when SkyRL's entropy keeps no softmax; 0.4.0, the newest, does",
+    obsolete_when="when SkyRL's entropy saves no softmax; 0.4.0, the newest, does",
 )

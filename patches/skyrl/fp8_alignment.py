@@ -1,4 +1,4 @@
-"""FP8: as many padding tokens as TransformerEngine needs on each rank, not only as many as the ranks can share out."""
+"""FP8: pad sequences to the lengths that TransformerEngine needs on each rank, not only to divisible lengths."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 _MODULE = "skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 
 TOKENS = {"delayed": 16, "tensorwise": 16, "mxfp8": 32, "blockwise": 128}
-"""What each recipe of ``TransformerConfig.fp8_recipe`` asks of the number of tokens that a rank holds."""
+"""For each ``TransformerConfig.fp8_recipe``, the divisor of the number of tokens on a rank."""
 
 _counts: Counter[str] = Counter()
 
 
 def token_multiple(config: Any) -> int | None:
-    """The number of tokens, over all ranks, of which every sequence has to be a multiple; None without FP8.
+    """The number of tokens, over all ranks, that must divide the length of every sequence; None without FP8.
 
     Args:
-        config: the model's ``TransformerConfig``, of which ``fp8``, ``fp8_recipe`` and ``sequence_parallel`` are read.
-            A recipe that is not in `TOKENS`, ``custom`` among them, counts as 128, which is a multiple of them all.
+        config: the model's ``TransformerConfig``; the function reads ``fp8``, ``fp8_recipe`` and ``sequence_parallel``.
+            A recipe that is not in `TOKENS`, including ``custom``, counts as 128, a multiple of all others.
     """
     if not getattr(config, "fp8", None):
         return None
@@ -32,7 +32,7 @@ def token_multiple(config: Any) -> int | None:
     context_parallel = parallel_state.get_context_parallel_world_size()
     recipe = getattr(config, "fp8_recipe", None)
     on_a_rank = TOKENS.get(str(getattr(recipe, "value", recipe)), max(TOKENS.values()))
-    # Sequence parallelism splits what context parallelism has left; TransformerEngine looks at the smallest part.
+    # Sequence parallelism splits the part of each context-parallel rank; TransformerEngine checks the smallest part.
     parts = context_parallel * (tensor_parallel if config.sequence_parallel else 1)
     # Context parallelism gives each rank two chunks of a sequence.
     layout = tensor_parallel * (2 * context_parallel if context_parallel > 1 else 1)
@@ -40,7 +40,7 @@ def token_multiple(config: Any) -> int | None:
 
 
 def observed() -> dict[str, int]:
-    """How many batches have been padded so far in this process, and to multiples of what."""
+    """How many batches have been padded so far in this process, by the multiple."""
     return dict(_counts)
 
 
@@ -54,7 +54,7 @@ def _multiple_of(model: Any) -> int | None:
 
 
 def _longer(tensor: Any, columns: int) -> Any:
-    """``[B, S, ...]`` with that many columns of zeros more on the right."""
+    """``[B, S, ...]`` with that many columns of zeros appended on the right."""
     import torch
 
     zeros = tensor.new_zeros(tensor.shape[0], columns, *tensor.shape[2:])
@@ -62,7 +62,7 @@ def _longer(tensor: Any, columns: int) -> Any:
 
 
 def _with_padding_as_tokens(attention_mask: Any, missing: Any, columns: int) -> Any:
-    """``[B, S + columns]``: the mask, and on its right ``missing`` (``[B]``) positions of each row that count too."""
+    """``[B, S + columns]``: the mask, and on its right ``missing`` (``[B]``) true positions in each row."""
     import torch
 
     positions = torch.arange(columns, device=attention_mask.device)
@@ -71,9 +71,9 @@ def _with_padding_as_tokens(attention_mask: Any, missing: Any, columns: int) -> 
 
 
 def packing(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """In place of ``preprocess_packed_seqs`` where ``model`` is about to be called.
+    """Replaces ``preprocess_packed_seqs`` where ``model`` is about to be called.
 
-    SkyRL's function gets sequences that have their padding already, as tokens 0 at the end, and has none to add.
+    SkyRL's function gets sequences that already have their padding, as tokens 0 at the end, and adds none.
     """
     multiple = _multiple_of(model)
     if multiple is None:
@@ -90,7 +90,7 @@ def packing(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
 
 
 def unpacking(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """In place of ``remove_left_padding`` where ``model`` is about to be called."""
+    """Replaces ``remove_left_padding`` where ``model`` is about to be called."""
     multiple = _multiple_of(model)
     if multiple is None:
         return function
@@ -108,7 +108,7 @@ def unpacking(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
 
 
 def replaying(function: Callable[..., None]) -> Callable[..., None]:
-    """In place of ``setup_per_microbatch_replay_forward``, which works out SkyRL's layout of tokens for itself."""
+    """Replaces ``setup_per_microbatch_replay_forward``, which computes SkyRL's layout of tokens itself."""
 
     def setup_per_microbatch_replay_forward(
         rollout_expert_indices: Any, attention_mask: Any, model_config: Any, use_sample_packing: bool = False
@@ -117,7 +117,7 @@ def replaying(function: Callable[..., None]) -> Callable[..., None]:
         if multiple is not None:
             lengths = attention_mask.sum(dim=-1)
             missing = -lengths % multiple
-            if not use_sample_packing:  # there all rows are as long as the longest, and one of that length is enough
+            if not use_sample_packing:  # all rows are as long as the longest, so one row of that length is enough
                 missing = missing * (lengths == lengths.max())
             attention_mask = _with_padding_as_tokens(attention_mask, missing, multiple - 1)
             rollout_expert_indices = _longer(rollout_expert_indices, multiple - 1)
@@ -165,27 +165,26 @@ def _padding(unless: tuple[str, ...] = ()) -> tuple[Rewrite, ...]:
 
 PATCH = Patch(
     name="skyrl-fp8-alignment",
-    summary="sequences get the padding that TransformerEngine's FP8 recipe needs on each rank",
+    summary="sequences are padded as TransformerEngine's FP8 recipe requires on each rank",
     harm="crash",
-    bug="sequences are padded to lengths that TransformerEngine's FP8 refuses",
+    bug="sequences are padded to lengths that TransformerEngine's FP8 rejects",
     when="the Megatron backend with FP8",
     excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
 SkyRL with the Megatron backend and FP8 (`transformer_config_kwargs.fp8`) stops in the first layer or in backward,
-at most batches but not all: `AssertionError: FP8 execution requires the product of all dimensions except the last to
+with most batches but not all: `AssertionError: FP8 execution requires the product of all dimensions except the last to
 be divisible by 8 and the last dimension to be divisible by 16, but got tensor with dims=...`, `Assertion failed:
 ret.lda % 16 == 0. Leading dimension requirement on A for FP8 GEMM. Caller must pad.`, `MXFP8 requires tensor dims that
 are divisible by 32` or `All-gather requires quantizable tensor for quantizer Float8BlockQuantizer`.""",
     cause="""\
-`preprocess_packed_seqs` and `remove_left_padding` pad sequences to a multiple of what tensor and context parallelism
-need to share the tokens out: 1, 2, 4 and so on. Neither knows of FP8. Pull request 1543 takes the larger of the
-tensor-parallel size and 8: for a size of 6 that is not a multiple of 6, and with context or sequence
-parallelism a rank holds a part of it only. 0.3.0 pads to multiples of 16 on each context-parallel rank, whatever the
-recipe.""",
+`preprocess_packed_seqs` and `remove_left_padding` pad sequences to a multiple of the number that tensor and context
+parallelism need to split the tokens: 1, 2, 4 and so on. Neither considers FP8. Pull request 1543 uses the larger of the
+tensor-parallel size and 8: for a size of 6 the result is not a multiple of 6, and with context or sequence parallelism
+a rank holds only a part of the tokens. 0.3.0 pads to multiples of 16 on each context-parallel rank, for any recipe.""",
     repair="""\
-If the model's config says `fp8`, sequences are padded to the least common multiple of what parallelism needs
-(`tp`, or `2 * tp * cp` with context parallelism) and the recipe's number for each rank's part: times
-`cp`, and times `tp` with `sequence_parallel`, because TransformerEngine checks the part before it gathers it.
+If the model's config sets `fp8`, the patch pads sequences to the least common multiple of the number that parallelism
+needs (`tp`, or `2 * tp * cp` with context parallelism) and the recipe's number for each rank's part: times `cp`, and
+times `tp` with `sequence_parallel`, because TransformerEngine checks the part before it gathers it.
 
 | `fp8_recipe` | tokens on a rank are a multiple of | from |
 | --- | --- | --- |
@@ -195,14 +194,14 @@ If the model's config says `fp8`, sequences are padded to the least common multi
 | `blockwise` | 128 | TransformerEngine's page on FP8 blockwise scaling |
 | `custom`, any other | 128 | a multiple of all of these |
 
-8, which pull request 1543 has, is what TransformerEngine checks in forward for every recipe (2.10,
-`assert_dim_for_fp8_exec`). The weight's gradient multiplies along the tokens, and there cuBLAS needs 16.
+8, the number of pull request 1543, is what TransformerEngine checks in forward for every recipe (2.10,
+`assert_dim_for_fp8_exec`). The weight's gradient multiplies along the tokens, where cuBLAS needs 16.
 
-Padding tokens stand at the end of each sequence, as SkyRL's own do: causal attention keeps them out of everything, and
+Padding tokens are at the end of each sequence, like SkyRL's own: causal attention masks them for all other tokens, and
 SkyRL drops their outputs; a mixture of experts routes them, as before. Router replay (`moe_enable_routing_replay`,
-0.2.0), which works out the positions of tokens for itself, gets the same padding. Without `fp8` SkyRL's functions run
-unchanged. Only the wrapper's calls are repaired: code of your own that calls `preprocess_packed_seqs` gets no more
-padding than before.""",
+0.2.0), which computes the positions of tokens itself, gets the same padding. Without `fp8` SkyRL's functions run
+unchanged. Only the wrapper's calls are repaired: your own code that calls `preprocess_packed_seqs` gets no more padding
+than before.""",
     references=(
         "https://github.com/NovaSky-AI/SkyRL/pull/1543",
         "https://github.com/NovaSky-AI/SkyRL/pull/1828",

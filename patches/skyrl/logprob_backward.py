@@ -1,4 +1,4 @@
-"""Token log-probabilities over vocabulary-parallel logits: two collectives forward, none backward, no second copy."""
+"""Token log-probabilities over vocabulary-parallel logits: two collectives in forward, none in backward, no copy."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ _UPSTREAM = "rlhf_patches.patches._vocab_parallel.upstream"
 _CALLS = f"{__package__}._calls"
 CHUNKED_BACKWARD = f"{_MODULE}:ChunkedDistributedLogprob.backward"
 OF_0_1_AND_0_2 = "a5b2410bc49023b8"
-"""Its fingerprint in releases whose entropy writes into the logits in backward."""
+"""The fingerprint in releases whose entropy writes into the logits in backward."""
 
 PATCH = Patch(
     name="skyrl-logprob-backward",
-    summary="token log-probabilities need no memory beside the logits in backward, and 2 collectives per call",
+    summary="token log-probabilities need no memory besides the logits in backward, and 2 collectives per call",
     harm="memory",
-    bug="token log-probabilities make tensors of the size of the logits, and many collectives",
-    when="the Megatron backend, long sequences",
+    bug="token log-probabilities allocate tensors of the size of the logits, and need many collectives",
+    when="the Megatron backend and long sequences",
     excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
-SkyRL with the Megatron backend runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at
-sequence lengths at which the model itself has room left; and that step is slow, the more so the smaller
-`logprobs_chunk_size` is. SkyRL 0.1.0 and 0.2.0 with a `chunk_size` and the entropy loss: `RuntimeError: one of the
-variables needed for gradient computation has been modified by an inplace operation` (see `skyrl-entropy-backward`).""",
+SkyRL with the Megatron backend runs out of CUDA memory in the backward pass of the loss, or in its forward pass,
+at sequence lengths at which the model itself has memory left. That step is slow, and slower with a smaller
+`logprobs_chunk_size`. SkyRL 0.1.0 and 0.2.0 with a `chunk_size` and the entropy loss: `RuntimeError: one of the
+variables needed for gradient computation has been modified by an inplace operation` (see
+`skyrl-entropy-backward`).""",
     cause="""\
 `ChunkedDistributedLogprob.backward` computes the softmax a second time, with two all-reduces per chunk after three in
-forward. It keeps the fp32 gradient of every chunk and then joins them, or collects them in one fp32 tensor
-(0.4.0), which autograd casts to the logits' dtype at last. `DistributedLogprob` keeps a whole fp32 softmax for
-backward, and makes a whole fp32 gradient there.""",
+forward. It keeps the fp32 gradient of every chunk and then concatenates them, or writes them into one fp32 tensor
+(0.4.0), which autograd finally casts to the logits' dtype. `DistributedLogprob` saves a whole fp32 softmax for
+backward, and allocates a whole fp32 gradient there.""",
     repair="""\
 Forward needs one all-reduce of the maxima and one of all sums, for the whole call, and saves the logits and a few
-numbers per token; backward needs no collective. The gradient is computed a block of tokens at a time and written over
-the logits, if nothing else can ever look at them again, or else into one tensor of the logits' dtype.
-[Why that is exact, and when it is refused](../logprob-in-place.md). Log-probabilities are those of SkyRL bit for bit on
-one and two ranks, and within one unit in the last place on more;
-[where else results differ](../logprob-in-place.md#where-results-are-not-upstreams). What calls these functions
-(packing, context parallelism, `inference_only`) is as it was.
+numbers per token; backward needs no collective. Backward computes the gradient a block of tokens at a time and writes
+it over the logits, if nothing else can read the logits again, or else into one tensor of the logits' dtype. [Why that
+is exact, and when it is refused](../logprob-in-place.md). Log-probabilities equal SkyRL's bit for bit on one and two
+ranks, and within one unit in the last place on more; [where else results
+differ](../logprob-in-place.md#where-results-are-not-upstreams). The patch does not change the callers of these
+functions (packing, context parallelism, `inference_only`).
 
-With `skyrl-entropy-backward`, the entropies of the same logits are computed on the way. On SkyRL 0.1.0 and
-0.2.0, where that one is disabled, `DistributedLogprob` stays as it is: the entropy's backward writes into the
-logits.""",
+With `skyrl-entropy-backward`, the same pass computes the entropies of the same logits. On SkyRL 0.1.0 and 0.2.0, where
+that patch is disabled, `DistributedLogprob` stays as it is: the entropy's backward writes into the logits.""",
     references=(
         "https://github.com/NovaSky-AI/SkyRL/pull/1543",
         "https://github.com/NovaSky-AI/SkyRL/pull/1806",

@@ -1,4 +1,4 @@
-"""Outputs of the loss function: each sample's once, from one rank of every data-parallel rank."""
+"""Outputs of the loss function: return each sample once, from one actor of every data-parallel rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ logger = logging.getLogger("rlhf_patches")
 
 
 def one_of_each_data_parallel_rank(statuses: Sequence[Any], actor_infos: Sequence[Any]) -> Sequence[Any]:
-    """What the collecting actor of each data-parallel rank has returned, in the order of data-parallel ranks.
+    """The status of each data-parallel rank's collecting actor, in the order of data-parallel ranks.
 
-    All statuses, as released, where there is a data-parallel rank of which none or several actors collect.
+    All statuses, as released, where a data-parallel rank has no collecting actor or several.
 
     Args:
-        statuses: one of each actor.
-        actor_infos: the actors' ``ActorInfo`` in the same order, of which ``rank`` is read: ``is_collection_dp_rank()``
-            is true of one actor in each data-parallel rank.
+        statuses: one per actor.
+        actor_infos: the actors' ``ActorInfo`` in the same order; the function reads ``rank``:
+            ``is_collection_dp_rank()`` is true for one actor in each data-parallel rank.
     """
     collecting = [
         (info.rank.dp, status)
@@ -38,8 +38,8 @@ def one_of_each_data_parallel_rank(statuses: Sequence[Any], actor_infos: Sequenc
 @functools.cache
 def _cannot_be_put_in_order(found: str, expected: str, ranks: str) -> None:
     logger.warning(
-        "actors with tp=0, sp=0 and the last pp have data-parallel ranks %s, expected each of %s once: the outputs of "
-        "the loss function come as released, from every actor. Mesh ranks: %s",
+        "actors with tp=0, sp=0 and the last pp have data-parallel ranks %s, expected each of %s once: the loss "
+        "function returns the outputs of every actor, as released. Mesh ranks: %s",
         found,
         expected,
         ranks,
@@ -48,28 +48,28 @@ def _cannot_be_put_in_order(found: str, expected: str, ranks: str) -> None:
 
 PATCH = Patch(
     name="skyrl-loss-outputs-once",
-    summary="loss_fn_outputs has each sample once, whatever the tensor, pipeline and context parallelism",
+    summary="loss_fn_outputs contains each sample once, with any tensor, pipeline and context parallelism",
     harm="wrong data",
-    bug="loss_fn_outputs has samples several times, so clients get those of others",
+    bug="loss_fn_outputs contains samples several times, so clients get other samples' outputs",
     when="two data-parallel ranks or more, with tensor, pipeline, context or sequence parallelism; Tinker API",
     symptom="""\
 `WorkerDispatch.forward_backward` returns more `loss_fn_outputs` than the batch has samples. Through the Tinker API
-nothing fails: on two data-parallel ranks or more with tensor, context or (FSDP) sequence parallelism,
+there is no error: on two data-parallel ranks or more with tensor, context or (FSDP) sequence parallelism,
 `forward_backward` returns the log-probabilities and elementwise losses of other samples, because it looks them up by
-position. What is computed from them (the KL between sampler and trainer, losses that a user adds up) is wrong.""",
+position. Quantities computed from them (the KL between sampler and trainer, losses that a user adds up) are wrong.""",
     cause="""\
-The outputs of all actors are concatenated, although tensor-, pipeline- and context-parallel actors have the same part
-of the batch. Of six samples on two data-parallel ranks with a tensor-parallel size of 2 come 0, 1, 2, 0, 1, 2, 3, 4, 5,
-3, 4, 5. The Tinker backend then cuts the batch's padding off the end, which is not where it is, and takes the first
-six. With pipeline parallelism alone these are the right ones, as Megatron numbers its ranks.""",
+SkyRL concatenates the outputs of all actors, although tensor-, pipeline- and context-parallel actors have the same part
+of the batch. Six samples on two data-parallel ranks with a tensor-parallel size of 2 return as 0, 1, 2, 0, 1, 2, 3, 4,
+5, 3, 4, 5. The Tinker backend then cuts the batch's padding off the end, where the padding is not, and takes the first
+six. With pipeline parallelism alone these are the right ones, because of Megatron's rank order.""",
     repair="""\
 Only the actor that SkyRL collects from in `forward` (`MeshRank.is_collection_dp_rank`: first tensor-, context- and
-sequence-parallel rank, last pipeline stage) contributes, in the order of data-parallel ranks, as in 0.3.0. Of a mesh
-in which some data-parallel rank has no such actor, or two, outputs are as released, with a warning. Metrics are those
-of the first actor, as before.
+sequence-parallel rank, last pipeline stage) contributes, in the order of data-parallel ranks, as in 0.3.0. If a
+data-parallel rank of the mesh has no such actor, or two, outputs are as released, with a warning. Metrics come from the
+first actor, as before.
 
-Left alone: `forward_backward_from_staged`. It returns the first actor's status, and so the `loss_fn_outputs` of one
-data-parallel rank, none of them twice; SkyRL's trainer, which alone calls it, throws them away.""",
+The patch does not change `forward_backward_from_staged`. It returns the first actor's status, and so the
+`loss_fn_outputs` of one data-parallel rank, each once; SkyRL's trainer, the sole caller, discards them.""",
     references=("https://github.com/NovaSky-AI/SkyRL/pull/1543",),
     variants=(
         Variant(

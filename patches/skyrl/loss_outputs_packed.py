@@ -1,4 +1,4 @@
-"""Outputs of the loss function in the order of the samples, where micro-batches are packed by tokens."""
+"""Outputs of the loss function: return them in the order of the samples, where micro-batches are packed by tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ logger = logging.getLogger("rlhf_patches")
 
 
 def in_order_of_samples(outputs: Sequence[Sequence[Any]], iterator: Any) -> list[Any]:
-    """Each sample's output once, in the order of the batch that the iterator was made of.
+    """Each sample's output once, in the order of the iterator's batch.
 
     Args:
-        outputs: of each micro-batch, those of its samples and then, with Megatron, those of the rows that fill it up;
-            empty where the rank has none (a pipeline stage before the last). Those of micro-batches that are padding
-            throughout come last.
+        outputs: for each micro-batch, the outputs of its samples and then, with Megatron, of the rows that fill it up;
+            empty where the rank has none (a pipeline stage before the last). Micro-batches of pure padding come last.
         iterator: SkyRL's `TokenBasedBatchIterator`, whose `_microbatches` are the samples of each micro-batch; or
-            another, or None, of micro-batches in the order of samples.
+            another iterator, or None, for micro-batches in the order of samples.
 
     Returns:
         As released, micro-batch by micro-batch, where they are in the order of samples, or a sample has no output.
@@ -45,8 +44,8 @@ def in_order_of_samples(outputs: Sequence[Sequence[Any]], iterator: Any) -> list
 @functools.cache
 def _cannot_be_put_in_order(samples: str, packed: str, found: str) -> None:
     logger.warning(
-        "the loss function has outputs of %s: micro-batches of %s samples have %s outputs, which cannot be put in "
-        "order, and stay as they come",
+        "the loss function has outputs of %s: micro-batches of %s samples have %s outputs, which cannot be ordered; "
+        "the order stays as released",
         samples,
         packed,
         found,
@@ -57,7 +56,7 @@ _WORKERS = "skyrl.backends.skyrl_train.workers"
 
 
 def _rewrites(target: str, result: str) -> tuple[Rewrite, ...]:
-    """Collect by micro-batch, and put together at the end."""
+    """Collect outputs by micro-batch, and combine them at the end."""
     return (
         Rewrite(
             target=target,
@@ -79,24 +78,24 @@ def _rewrites(target: str, result: str) -> tuple[Rewrite, ...]:
 
 PATCH = Patch(
     name="skyrl-loss-outputs-packed",
-    summary="with max_tokens_per_microbatch, loss_fn_outputs come in the order of the samples",
+    summary="with max_tokens_per_microbatch, loss_fn_outputs are in the order of the samples",
     harm="wrong data",
-    bug="loss_fn_outputs come in another order than the samples",
-    when="trainer.max_tokens_per_microbatch, Tinker API",
+    bug="loss_fn_outputs are not in the order of the samples",
+    when="trainer.max_tokens_per_microbatch and the Tinker API",
     symptom="""\
-With `trainer.max_tokens_per_microbatch`, nothing fails, and a client of the Tinker API that calls `forward_backward`
+With `trainer.max_tokens_per_microbatch` there is no error, and a client of the Tinker API that calls `forward_backward`
 gets the log-probabilities and elementwise losses of other samples: the KL between sampler and trainer, and losses and
 weights that the client computes from them, are wrong. Where lengths differ, arrays do not fit the client's masks.""",
     cause="""\
-Samples are packed into micro-batches by their number of tokens, and `forward_backward` returns the outputs of one
-micro-batch after another. `WorkerOutput.loss_fn_outputs` are looked up by position. With Megatron, the rows that fill
-micro-batches up to the largest come in between as well, and with both backends the micro-batches of padding that a
-data-parallel rank runs because another has more; these shift all samples of the ranks that follow. What is trained is
-right: loss and gradients do not depend on the order.""",
+SkyRL packs samples into micro-batches by their number of tokens, and `forward_backward` returns the outputs of one
+micro-batch after another. `WorkerOutput.loss_fn_outputs` are looked up by position. With Megatron, the outputs also
+contain the rows that fill micro-batches up to the largest one. With both backends they contain the micro-batches of
+padding that a data-parallel rank runs because another rank has more; these shift all samples of the ranks that follow.
+Training is not affected: loss and gradients do not depend on the order.""",
     repair="""\
-Outputs are collected by micro-batch, and put in order by the indices that the iterator packed; padding is dropped, as
-in 0.4.0. Without `max_tokens_per_microbatch` they are what they were. Where a sample has no output, they stay as they
-come, with a warning.""",
+The patch collects outputs by micro-batch, orders them by the indices that the iterator packed, and drops padding, as in
+0.4.0. Without `max_tokens_per_microbatch` the outputs are unchanged. Where a sample has no output, the order stays as
+released, with a warning.""",
     references=(
         "https://github.com/NovaSky-AI/SkyRL/issues/1865",
         "https://github.com/NovaSky-AI/SkyRL/pull/1882",

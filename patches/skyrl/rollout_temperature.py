@@ -1,4 +1,4 @@
-"""SkyRL's rollouts: their log-probabilities are at the temperature that training divides by."""
+"""SkyRL's rollouts: return log-probabilities at the temperature that training divides by."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 _MODE, _RAW, _PROCESSED = "logprobs_mode", "raw_logprobs", "processed_logprobs"
 _WITH_TEMPERATURE = (0, 10, 2)
-"""Of vLLM: before it, "processed" was before the temperature."""
+"""The vLLM release before which "processed" log-probabilities exclude the temperature."""
 _ALSO_PROCESSED = (
     *("top_p", "top_k", "min_p", "min_tokens", "allowed_token_ids", "bad_words", "logit_bias", "logits_processors"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "structured_outputs", "guided_decoding"),
@@ -18,20 +18,20 @@ _ALSO_PROCESSED = (
 
 
 def served(args: Any, cfg: Any) -> None:
-    """Let the server whose arguments these are return log-probabilities at the temperature."""
+    """Set the server's arguments so that it returns log-probabilities at the temperature."""
     if getattr(args, _MODE, None) == _RAW and _only_a_temperature(cfg):
-        args.logprobs_mode = _PROCESSED  # writes: arguments that were made just now, before the user's own are added
+        args.logprobs_mode = _PROCESSED  # writes: arguments that were just created, before the user's own are added
 
 
 def for_engines(given: Any, cfg: Any) -> Any:
-    """``engine_init_kwargs`` of engines that are Ray actors, with the same; those ``given`` where nothing is to do."""
+    """``engine_init_kwargs`` of Ray actor engines with the same setting; ``given`` itself where no change is needed."""
     if not _only_a_temperature(cfg) or cfg.generator.inference_engine.backend != "vllm" or _vllm() < _WITH_TEMPERATURE:
         return given
     return {_MODE: _PROCESSED, **(given or {})}
 
 
 def _only_a_temperature(cfg: Any) -> bool:
-    """Whether a temperature is all that vLLM's processed logits differ in from those that training computes."""
+    """Whether vLLM's processed logits differ from those of training by the temperature only."""
     sampling = cfg.generator.sampling_params
     temperature = getattr(cfg.trainer.algorithm, "temperature", None)
     if temperature is None:
@@ -47,7 +47,7 @@ def _only_a_temperature(cfg: Any) -> bool:
 
 
 def _vllm() -> tuple[int, ...]:
-    """Its release; none where there is no metadata."""
+    """vLLM's release; empty where there is no metadata."""
     try:
         text = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -78,29 +78,30 @@ def _engines(module: str) -> Rewrite:
 
 PATCH = Patch(
     name="skyrl-rollout-temperature",
-    summary="log-probabilities of rollouts are at the temperature that they were sampled with",
+    summary="log-probabilities of rollouts are at the sampling temperature",
     harm="wrong gradient",
     affects_rollouts=True,
-    bug="with a temperature other than 1 rollouts' log-probabilities are those of temperature 1",
+    bug="with a temperature other than 1, log-probabilities of rollouts are those of temperature 1",
     when="`generator.sampling_params.temperature` other than 1, and off_policy_correction, rollout_is, dppo or cispo",
     excluded_by=("generator.sampling_params.temperature=1|1.0|absent",),
     symptom="""\
-With a temperature other than 1, `rollout_train_logprobs_abs_diff` is far above 0 from the first step on, whatever the
+With a temperature other than 1, `rollout_train_logprobs_abs_diff` is far above 0 from the first step on, for any
 weights. Importance ratios between trainer and rollout are wrong for nearly every token: with
 `off_policy_correction.tis_ratio_type` and its masks, with the losses `rollout_is` and `dppo`, and in 0.4.0 with
-`cispo_anchor="rollout"`. No error.""",
+`cispo_anchor="rollout"`. There is no error.""",
     cause="""\
-Training divides its logits by `trainer.algorithm.temperature`, which is that of `generator.sampling_params`. SkyRL
-leaves vLLM's `logprobs_mode` at its default, `raw_logprobs`: those before the temperature.""",
+Training divides its logits by `trainer.algorithm.temperature`, which equals the temperature of
+`generator.sampling_params`. SkyRL leaves vLLM's `logprobs_mode` at its default, `raw_logprobs`: log-probabilities from
+before the temperature.""",
     repair="""\
-vLLM is asked for `processed_logprobs`, as SkyRL itself does in 0.4.0 for `enable_return_sample_support_set`, and TRL
-and ms-swift do: log softmax(logits / T), which is what training computes. `engine_init_kwargs.logprobs_mode` comes
-before it.
+The patch requests `processed_logprobs` from vLLM, as SkyRL itself does in 0.4.0 for `enable_return_sample_support_set`,
+and as TRL and ms-swift do: log softmax(logits / T), which is what training computes. `engine_init_kwargs.logprobs_mode`
+takes precedence.
 
-Left alone, and so as released: a temperature of 1 in training, or of 0; `top_p`, `top_k`, `min_p`, penalties and what
-else vLLM counts as processed, in `sampling_params` or its `additional_kwargs`: with these the processed ones are those
-among fewer tokens, which training does not compute either; servers that somebody else has started, and vLLM before
-0.10.2.""",
+The following stay as released: a temperature of 1 or 0 in training; `top_p`, `top_k`, `min_p`, penalties and other
+settings that vLLM counts as processed, in `sampling_params` or its `additional_kwargs`: with these settings processed
+log-probabilities cover fewer tokens, which training does not compute either; servers that the user has started; and
+vLLM before 0.10.2.""",
     references=(
         "https://github.com/vllm-project/vime/issues/64",
         "https://github.com/huggingface/trl/issues/4159",
@@ -118,11 +119,11 @@ among fewer tokens, which training does not compute either; servers that somebod
         ),
         Variant(Guard("skyrl", ">=0.3.0,<=0.4.0"), (_SERVERS,)),
     ),
-    obsolete_when="when the oldest skyrl in use sets logprobs_mode; 0.4.0, the newest, does for sample support only",
+    obsolete_when="when the oldest SkyRL in use sets logprobs_mode; 0.4.0, the newest, sets it for sample support only",
     changes_numbers="""\
-Since 0.1.0, with a temperature other than 1, importance ratios between trainer and rollout were off by
-p(token; temperature T) / p(token; temperature 1): with T below 1 far above 1 for likely tokens and near 0 for unlikely
-ones, so that clipping and masks of off_policy_correction acted on that. With the patch they are near 1 where the
-weights are the same. A run with such a correction trains on other weights of its tokens from then on; bounds that were
-tuned to the old ratios should be looked at again. Checkpoints can be trained on.""",
+Since 0.1.0, with a temperature other than 1, importance ratios between trainer and rollout were off by p(token;
+temperature T) / p(token; temperature 1): with T below 1 far above 1 for likely tokens and near 0 for unlikely ones, and
+clipping and masks of off_policy_correction acted on these ratios. With the patch ratios are near 1 where the weights
+are the same. A run with such a correction trains with other weights of its tokens from then on; review bounds that were
+tuned to the old ratios. Training can continue from existing checkpoints.""",
 )

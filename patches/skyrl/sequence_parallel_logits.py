@@ -1,4 +1,4 @@
-"""Padding around the model: no loop over the batch, and an output that is split on the sequence is named as such."""
+"""Padding around the model: no loop over the batch, and an explicit error for an output split on the sequence."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _PADDING = f"{__package__}._padding"
 
 PATCH = Patch(
     name="skyrl-sequence-parallel-logits",
-    summary="padding is removed and restored without a loop over the batch, and split logits are refused by name",
+    summary="padding is removed and restored without a loop over the batch, and split logits raise an explicit error",
     harm="slow",
-    bug="removing padding waits for the GPU at every row, and allocates all logits once per row in backward",
+    bug="removing padding synchronises the GPU at every row, and backward allocates all logits once per row",
     when="the Megatron backend without sample packing",
     excluded_by=("trainer.strategy=fsdp|fsdp2",),
     symptom="""\
@@ -20,17 +20,17 @@ and backward allocates and adds up as many tensors of the size of all logits as 
 layer that leaves the sequence split: `IndexError: The shape of the mask [22] at index 0 does not match the shape of the
 indexed tensor [11, 32] at index 0`.""",
     cause="""\
-`remove_left_padding` and `recover_left_padding` go through the batch row by row, with boolean masks, each of which is a
-synchronisation on a GPU. The backward of each row's index makes a tensor of zeros of the size of all rows' logits. And
-`recover_left_padding` takes it for granted that the output has a token for each of the input's.""",
+`remove_left_padding` and `recover_left_padding` loop over the rows of the batch with boolean masks, each of which
+synchronises the GPU. The backward of each row's index allocates a tensor of zeros of the size of all rows' logits.
+`recover_left_padding` assumes that the output has a token for each of the input's.""",
     repair="""\
-The same numbers, bit for bit, from operations whose number does not depend on the batch. Gradients are moved back with
-one copy.
+The patch computes the same numbers, bit for bit, with operations whose number does not depend on the batch. Backward
+moves gradients with one copy.
 
-Logits that are split on the sequence are refused with an error that says so. No model of megatron-core 0.16.1 or
-Megatron-Bridge 0.3.1 makes them: the output layer gathers its input. They are not gathered as upstream's pull request
-does it: each rank would have some tokens with another rank's part of the vocabulary, and wrong log-probabilities
-without any error. [Why, and what to do instead](../skyrl-split-logits.md).""",
+Logits that are split on the sequence raise an explicit error. No model of megatron-core 0.16.1 or Megatron-Bridge 0.3.1
+returns such logits: the output layer gathers its input. The patch does not gather them as upstream's pull request does:
+each rank would have some tokens with another rank's part of the vocabulary, and wrong log-probabilities without any
+error. [Why, and what to do instead](../skyrl-split-logits.md).""",
     signatures=(
         Signature(
             "IndexError",
@@ -44,7 +44,7 @@ without any error. [Why, and what to do instead](../skyrl-split-logits.md).""",
         Variant(
             Guard("skyrl", ">=0.1.0,<=0.4.0"),
             (
-                # The padded length is computed above the loop, and left alone: `skyrl-fp8-alignment` is about that.
+                # Upstream computes the padded length above the loop; only `skyrl-fp8-alignment` changes the length.
                 Rewrite(
                     target=f"{_MODULE}:remove_left_padding",
                     pattern="""\
@@ -71,5 +71,5 @@ $COMPACT(attention_mask, seq_lens, new_attention_mask, *moved)
             ),
         ),
     ),
-    obsolete_when="when SkyRL's functions have no loop over the batch; those of 0.4.0, the newest, have",
+    obsolete_when="when SkyRL's functions have no loop over the batch; in 0.4.0, the newest, they have one",
 )

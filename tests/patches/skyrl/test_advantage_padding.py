@@ -14,7 +14,7 @@ RULE_COVERAGE = {
     "no side effects": "because it replaces a mean by another; what is assigned to the batch is what SkyRL assigns",
     "backward compatible": "test_the_length_of_the_padding_makes_no_difference",
     "no new blocking": "because it runs in the trainer's process; no lock, no collective",
-    "are as they were": "because the line is one that only that setting reaches",
+    "are not affected": "because the line is one that only that setting reaches",
 }
 
 NAME = "skyrl-advantage-padding"

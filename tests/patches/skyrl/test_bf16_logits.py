@@ -19,7 +19,8 @@ RULE_COVERAGE = {
     "known": ("test_which_models", "test_a_megatron_core_without_fp32_output"),
     "no new blocking": "because its one lock is vocab_parallel's, which is waited for with a bound (test_numbers.py)",
     "as before": "test_log_probabilities_and_entropies_are_those_of_fp32_logits",
-    "as it was": "test_where_the_logits_stay_in_bfloat16",
+    "Logits stay in fp32, as released": "test_where_the_logits_stay_in_bfloat16",
+    "Logits also stay in fp32": ("test_which_models", "test_a_megatron_core_without_fp32_output"),
 }
 
 PATCH = "skyrl-bf16-logits"
@@ -190,7 +191,7 @@ def test_which_models(reports):
         assert models["fp32"] == models["fp32 with DDP"] == models["fp16"] == [None, True, {FP32: 1}]
         assert models["a wrapper of one's own"][1:] == [
             True,
-            {"logits in fp32 because Narrow does not hand on keyword arguments": 1},
+            {"logits in fp32 because Narrow does not pass on keyword arguments": 1},
         ]
         assert models["a Float16Module of one's own"][1:] == [
             True,

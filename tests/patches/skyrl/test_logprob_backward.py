@@ -25,8 +25,8 @@ RULE_COVERAGE = {
     "known": "vocab_parallel/test_sharing.py::test_views_made_without_grad_are_cut_off",
     "no new blocking": "because each call has one all-reduce of maxima and one of sums, on every rank of the group",
     "bit for bit": "test_log_probabilities_are_the_same_bit_for_bit",
-    "the result's dtype as before": "test_dtypes_are_the_same",
-    "is as it was": "test_context_parallel_callers",
+    "result's dtype is the logits' dtype, as before": "test_dtypes_are_the_same",
+    "The patch does not change": "test_context_parallel_callers",
     "stays as it is": "test_with_the_entropy_patch_disabled_nothing_gets_worse",
     "writes into the logits only under": "vocab_parallel/test_ownership.py::test_whoever_holds_them",
 }

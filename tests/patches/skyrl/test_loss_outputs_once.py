@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "backward compatible": ("test_every_mesh", "test_a_mesh_of_which_nobody_collects_is_left_as_released"),
     "no new blocking": "because it runs in the driver, after all actors have answered",
     "as before": "test_a_group_of_ray_actors",
-    "Left alone": "test_a_group_of_ray_actors",
+    "The patch does not change": "test_a_group_of_ray_actors",
     "as released, with a warning": "test_a_mesh_of_which_nobody_collects_is_left_as_released",
     "Only the actor that SkyRL collects from": "test_every_mesh",
 }

@@ -14,8 +14,8 @@ RULE_COVERAGE = {
     ),
     "backward compatible": "test_a_sample_without_an_output_leaves_them_as_they_come",
     "no new blocking": "test_a_sample_without_an_output_leaves_them_as_they_come",
-    "they stay as they come": "test_a_sample_without_an_output_leaves_them_as_they_come",
-    "they are what they were": "test_nothing_else_changes",
+    "the order stays as released": "test_a_sample_without_an_output_leaves_them_as_they_come",
+    "the outputs are unchanged": "test_nothing_else_changes",
 }
 SAMPLES = 12
 # Logits are float32 in the worker: some 1e-7 of log-probabilities of size 10; another sample's differ by 0.1 and more.

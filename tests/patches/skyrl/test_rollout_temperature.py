@@ -17,10 +17,9 @@ RULE_COVERAGE = {
     "no side effects": "test_the_users_own_comes_first",  # the worker holds engine_init_kwargs against what they were
     "backward compatible": ("test_the_rest_is_as_released", "test_an_old_vllm_is_asked_for_nothing"),
     "no new blocking": "because it is an argument of an engine that is not there yet",
-    "Left alone": "test_the_rest_is_as_released",
-    "as released": "test_the_rest_is_as_released",
+    "The following stay as released": "test_the_rest_is_as_released",
     "vLLM before": "test_an_old_vllm_is_asked_for_nothing",
-    "comes before it": "test_the_users_own_comes_first",
+    "takes precedence": "test_the_users_own_comes_first",
 }
 ENGINES = INFERENCE[1:]
 REPAIRED = tuple(CASES)[:4]
