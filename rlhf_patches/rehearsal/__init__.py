@@ -1,1 +1,1 @@
-"""A run's own first window of gradient accumulation, held against itself."""
+"""Consistency checks of a run's first gradient accumulation window."""

@@ -1,4 +1,4 @@
-"""What a run is trained on: one micro-batch's tokens, and what is counted of its labels."""
+"""The tokens that a run trains on: one micro-batch's tokens, and counts of its labels."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Any
 
 import torch
 
+from ..definitions.words import plural
 from .relation import Relation, Verdict
 
-NAME = "what is trained on"
-LABELS, PREDICTED = "its labels", "the tokens that are predicted"
+NAME = "trained tokens"
+LABELS, PREDICTED = "labels", "target tokens"
 IGNORED = -100
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Of a micro-batch whose tokens are known to be trained on or not.
+    """Counts of a micro-batch for which the trained tokens are known.
 
     Args:
-        padding_trained: padding that has a label.
-        without_labels: rows.
-        ends: end tokens that are trained, or follow what is.
-        begin_twice: rows.
+        padding_trained: padding tokens that have a label.
+        without_labels: rows without a label.
+        ends: end tokens that are trained, or that follow a trained token.
+        begin_twice: rows that begin with two start tokens.
         end_once: rows whose last token with a label is the end token.
-        end_twice: of these those where another end token stands before it, with nothing but white space between.
-        pieces: of its first row: texts, each with what becomes of it: "label", "read" or "padding".
+        end_twice: those of them in which another end token precedes it, with only white space in between.
+        pieces: the texts of the first row, each with its use: "label", "read" or "padding".
     """
 
     tokens: int
@@ -45,29 +46,29 @@ class Trained:
     def relation(self) -> Relation:
         real = self.tokens - self.padding
         deviation = f"{self.labels} of {real} tokens ({self.labels / max(1, real):.0%})"
-        said, wrong = [], []
+        notes, wrong = [], []
         if self.padding:
-            said.append(f"{self.padding} more are padding")
+            notes.append(plural(self.padding, "padding token", "padding tokens"))
         if self.padding_trained:
-            wrong.append(f"{self.padding_trained} tokens of padding have a label")
+            wrong.append(f"{plural(self.padding_trained, 'padding token has', 'padding tokens have')} a label")
         if self.without_labels:
-            wrong.append(f"{self.without_labels} of {self.rows} rows have no label at all")
+            wrong.append(f"{self.without_labels} of {self.rows} rows have no label")
         if self.ends:
             each = f"{self.ends_trained} of {self.ends} end tokens have a label"
-            (wrong if self.ends_trained < self.ends else said).append(each)
+            (wrong if self.ends_trained < self.ends else notes).append(each)
         if self.begin_twice:
             wrong.append(f"{self.begin_twice} of {self.rows} rows begin with the start token twice")
         if self.end_twice:
-            wrong.append(f"{self.end_twice} of {self.rows} rows end twice")
+            wrong.append(f"{self.end_twice} of {self.rows} rows end with two end tokens")
         verdict = Verdict.NOTE if wrong else Verdict.HOLDS
         if self.end_twice and self.end_twice == self.end_once:
             verdict = Verdict.DEVIATES
-        return Relation(NAME, verdict, deviation, "; ".join([*said, *wrong]))
+        return Relation(NAME, verdict, deviation, "; ".join([*notes, *wrong]))
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Tokens; which of them are trained on, and which are padding. One shape each."""
+    """Token ids, and masks of the trained tokens and of padding; all have the same shape."""
 
     ids: torch.Tensor
     trained: torch.Tensor
@@ -75,13 +76,13 @@ class _Rows:
 
 
 def read(inputs: Any, tokenizer: Any) -> Trained | None:
-    """What the first row's tokens are, and counts of all rows; None where a micro-batch does not say what is trained.
+    """Return the first row's tokens and counts of all rows; None if the micro-batch has neither labels nor masks.
 
     Args:
-        inputs: a micro-batch as the loss gets it: with labels; or, as TRL's trainers of preferences and rollouts
-            have it, with masks of completions. Where ``labels`` have another shape than ``input_ids`` (an encoder and
-            a decoder), they are what is read.
-        tokenizer: the trainer's processing class, for texts, the start and the end token; may be None.
+        inputs: a micro-batch as the loss receives it: with labels, or with completion masks as in TRL's trainers of
+            preferences and rollouts. If ``labels`` and ``input_ids`` differ in shape (an encoder and a decoder), the
+            labels are read.
+        tokenizer: the trainer's processing class, for texts and for the start and end tokens; may be None.
     """
     rows = _rows_of(inputs) if isinstance(inputs, Mapping) else None
     if rows is None:
@@ -90,7 +91,7 @@ def read(inputs: Any, tokenizer: Any) -> Trained | None:
     end, start = (getattr(tokenizer, f"{name}_token_id", None) for name in ("eos", "bos"))
     ends = ((ids == end) & ~padded) if isinstance(end, int) else torch.zeros_like(trained)
     once, twice = _endings(ids, trained, ends, tokenizer)
-    answered = trained | torch.nn.functional.pad(trained, (1, 0))[:, :-1]  # not of a prompt's turns
+    answered = trained | torch.nn.functional.pad(trained, (1, 0))[:, :-1]  # excludes the prompt's turns
     ends &= answered
     return Trained(
         tokens=ids.numel(),
@@ -141,7 +142,7 @@ def _padding(mask: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _behind(prompts: torch.Tensor | None, mask: Any, rows: _Rows) -> _Rows:
-    """Answers behind their prompts, where these are known."""
+    """Put the prompts before the completions, if the prompts are known."""
     if prompts is None or len(prompts) != len(rows.ids):
         return rows
     none = torch.zeros_like(prompts, dtype=torch.bool)
@@ -164,7 +165,7 @@ def _below(one: _Rows, other: _Rows) -> _Rows:
 
 
 def _endings(ids: torch.Tensor, trained: torch.Tensor, ends: torch.Tensor, tokenizer: Any) -> tuple[int, int]:
-    """How many rows' last trained token is the end token, and in how many another one stands before it."""
+    """Count the rows whose last trained token is the end token, and those in which another one precedes it."""
     once = twice = 0
     for row, of_row, at_end in zip(ids, trained, ends, strict=True):
         places = of_row.nonzero()[:, 0].tolist()
@@ -179,35 +180,35 @@ def _endings(ids: torch.Tensor, trained: torch.Tensor, ends: torch.Tensor, token
 
 
 def _begin_twice(ids: torch.Tensor, padded: torch.Tensor, start: int) -> int:
-    found = 0
+    twice = 0
     for row, no_token in zip(ids, padded, strict=True):
         real = row[~no_token][:2].tolist()
-        found += real == [start, start]
-    return found
+        twice += real == [start, start]
+    return twice
 
 
 def counts(inputs: Any) -> dict[str, float]:
-    """What a micro-batch may be weighted by: numbers of its labels and of its rows, by what they are."""
+    """Return the possible weights of a micro-batch by name: numbers of labels, tokens and rows."""
     if not isinstance(inputs, Mapping):
         return {}
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     given = inputs.get("labels")
     if isinstance(given, torch.Tensor) and given.dim() and not given.is_floating_point():
-        found[LABELS] = float((given != IGNORED).sum())
+        numbers[LABELS] = float((given != IGNORED).sum())
         if given.dim() > 1:
-            found[PREDICTED] = float((given[..., 1:] != IGNORED).sum())
+            numbers[PREDICTED] = float((given[..., 1:] != IGNORED).sum())
     if isinstance(each := inputs.get("shift_labels"), torch.Tensor):
-        found["its shift_labels"] = float((each != IGNORED).sum())
+        numbers["shift_labels"] = float((each != IGNORED).sum())
     if (completions := completion(inputs)) is not None:
-        found["its completions' tokens"] = float(completions.sum())
+        numbers["completion tokens"] = float(completions.sum())
     rows = next((each.shape[0] for each in inputs.values() if isinstance(each, torch.Tensor) and each.dim()), None)
     if rows is not None:
-        found["its rows"] = float(rows)
-    return found
+        numbers["rows"] = float(rows)
+    return numbers
 
 
 def completion(inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Which tokens of a micro-batch's completions are trained on: not a tool's; None where it has no mask of them."""
+    """Return the mask of trained completion tokens, without tool outputs; None if there is no completion mask."""
     mask, of_tools = inputs.get("completion_mask"), inputs.get("tool_mask")
     if not isinstance(mask, torch.Tensor):
         return None
@@ -215,7 +216,7 @@ def completion(inputs: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def counts_of(inputs: Sequence[Any]) -> dict[str, list[float]]:
-    """The same of several micro-batches, one number each, of what the first one has and not all have none of."""
+    """Return `counts` of several micro-batches: the names of the first one, without those that are 0 in all."""
     counted = [counts(each) for each in inputs]
     by_name = {name: [each.get(name, 0.0) for each in counted] for name in sorted(counted[0])}
     return {name: numbers for name, numbers in by_name.items() if any(numbers)}
@@ -223,16 +224,16 @@ def counts_of(inputs: Sequence[Any]) -> dict[str, list[float]]:
 
 def _pieces(ids: torch.Tensor, trained: torch.Tensor, padded: torch.Tensor, tokenizer: Any) -> list[tuple[str, str]]:
     kinds = ["padding" if pad else "label" if label else "read" for pad, label in zip(padded, trained, strict=True)]
-    found: list[tuple[list[int], str]] = []
+    spans: list[tuple[list[int], str]] = []
     for number, kind in zip(ids.tolist(), kinds, strict=True):
-        if not found or found[-1][1] != kind:
-            found.append(([], kind))
-        found[-1][0].append(number)
-    return [(_text(numbers, tokenizer), kind) for numbers, kind in found]
+        if not spans or spans[-1][1] != kind:
+            spans.append(([], kind))
+        spans[-1][0].append(number)
+    return [(_text(numbers, tokenizer), kind) for numbers, kind in spans]
 
 
 def _text(numbers: list[int], tokenizer: Any) -> str:
     try:
         return str(tokenizer.decode(numbers))
-    except Exception:  # there is no tokenizer, or it is one of another kind
+    except Exception:  # no tokenizer, or another kind of processor
         return " ".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""Relations of a model's parameters and its optimizer's."""
+"""Relations between the model's parameters and the optimizer's."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from typing import Any
 
 import torch
 
-from .relation import Relation, Verdict, not_held
+from .relation import Relation, Verdict, not_checked
 
-OPTIMIZER = "the optimizer's parameters"
-TRAINED = "trained and frozen"
+OPTIMIZER = "optimizer parameters"
+TRAINED = "trainable parameters"
 _SHOWN = 3
 
 
 def optimizers(optimizer: Any, named: Mapping[str, torch.nn.Parameter]) -> Relation:
-    """Whether an optimizer has those of the model that require a gradient, by identity.
+    """Check that the optimizer holds the model's parameters that require a gradient, by identity.
 
     Args:
-        optimizer: as the trainer holds it.
+        optimizer: the trainer's optimizer.
         named: the model's parameters, without wrappers.
     """
     groups = getattr(optimizer, "param_groups", None)
     if not groups:
-        return not_held(OPTIMIZER, f"{type(optimizer).__name__} has no param_groups")
+        return not_checked(OPTIMIZER, f"{type(optimizer).__name__} has no param_groups")
     theirs = {id(parameter) for group in groups for parameter in group["params"]}
     if _is_deepspeeds(named):
-        return not_held(OPTIMIZER, "DeepSpeed's has partitions of them")
+        return not_checked(OPTIMIZER, "DeepSpeed's optimizer holds partitions")
     if "Dummy" in type(getattr(optimizer, "optimizer", optimizer)).__name__:
-        return not_held(OPTIMIZER, f"{type(optimizer).__name__} only stands for one")
+        return not_checked(OPTIMIZER, f"{type(optimizer).__name__} is a placeholder")
     trainable = {name: each for name, each in named.items() if each.requires_grad}
     missing = [name for name, each in trainable.items() if id(each) not in theirs]
     strangers = theirs - {id(each) for each in named.values()}
     if not missing and not strangers:
         return Relation(OPTIMIZER, Verdict.HOLDS, f"{len(trainable)} of {len(trainable)}")
-    said = []
+    problems = []
     if missing:
-        said.append(f"{len(missing)} that require a gradient are not in it: {shown(missing)}")
+        problems.append(f"the optimizer lacks {len(missing)} that require a gradient: {shown(missing)}")
     if strangers:
-        said.append(
-            f"{len(strangers)} of its own are not the model's: an older model's, or of a part that was replaced"
+        problems.append(
+            f"the optimizer has {len(strangers)} that the model lacks: from another model or a replaced module"
         )
     deviation = f"{len(trainable) - len(missing)} of {len(trainable)}"
-    return Relation(OPTIMIZER, Verdict.DEVIATES, deviation, "; ".join(said))
+    return Relation(OPTIMIZER, Verdict.DEVIATES, deviation, "; ".join(problems))
 
 
-class Told:
-    """Which parameters that require a gradient got one in the window, noted as they are read.
+class SeenGradients:
+    """Records which of the parameters that require a gradient got one in the window.
 
     Args:
         named: the model's parameters, without wrappers.
-        trained: those of them that required a gradient when the window began.
+        trained: those that required a gradient when the window began.
     """
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter], trained: Iterable[torch.nn.Parameter]) -> None:
@@ -65,7 +65,7 @@ class Told:
         self._zero: list[str] = []
 
     def noted(self, gradients: Iterable[torch.Tensor | None]) -> Iterator[torch.Tensor | None]:
-        """The same gradients, of each parameter that requires one."""
+        """Yield the gradients unchanged, and record those that are missing or zero."""
         for name, gradient in zip(self._names, gradients, strict=True):
             if gradient is None:
                 self._none.append(name)
@@ -74,33 +74,33 @@ class Told:
             yield gradient
 
     def relation(self) -> Relation:
-        """A deviation where the window froze or unfroze some; a note where some got none, for it may be meant."""
+        """Return a deviation if the window froze or unfroze parameters; a note if parameters got no gradient."""
         counts = f"{len(self._names)} trained, {self._frozen} frozen"
-        said = []
+        notes = []
         if self._thawed:
-            said.append(
+            notes.append(
                 f"{len(self._thawed)} that were frozen require a gradient after the window: {shown(self._thawed)}"
             )
         if self._froze:
-            said.append(f"{len(self._froze)} that were trained are frozen after the window: {shown(self._froze)}")
+            notes.append(f"{len(self._froze)} that were trained are frozen after the window: {shown(self._froze)}")
         if self._none:
-            said.append(f"{len(self._none)} require a gradient and got none: {shown(self._none)}")
+            notes.append(f"{len(self._none)} require a gradient and got none: {shown(self._none)}")
         if self._zero:
-            said.append(f"{len(self._zero)} got zeros: {shown(self._zero)}")
+            notes.append(f"{len(self._zero)} got a zero gradient: {shown(self._zero)}")
         if self._coarse:
             lost = "small updates are rounded away unless the optimizer keeps float32 copies"
-            said.append(f"{len(self._coarse)} are in bfloat16 or float16 themselves, where {lost}")
-        verdict = Verdict.DEVIATES if self._thawed or self._froze else Verdict.NOTE if said else Verdict.HOLDS
-        return Relation(TRAINED, verdict, counts, "; ".join(said))
+            notes.append(f"{len(self._coarse)} are in bfloat16 or float16: {lost}")
+        verdict = Verdict.DEVIATES if self._thawed or self._froze else Verdict.NOTE if notes else Verdict.HOLDS
+        return Relation(TRAINED, verdict, counts, "; ".join(notes))
 
 
 def _is_deepspeeds(named: Mapping[str, torch.nn.Parameter]) -> bool:
-    """Whether a ZeRO optimizer has partitions of a model's parameters, in float32."""
+    """Whether a ZeRO optimizer holds float32 partitions of the parameters."""
     return any(hasattr(each, "ds_id") or hasattr(each, "_hp_mapping") for each in named.values())
 
 
 def shown(names: Iterable[str]) -> str:
-    """The first few of many names."""
+    """Return the first few names and the number of the others."""
     names = [*names]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""What each rank has found of its window, and the weights that are right for all of them together."""
+"""The gradients that each rank measures in its window, and the correct weights over all ranks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import torch
 
 from .labels import LABELS, PREDICTED
 
+_EQUAL = "the mean over micro-batches"
+
 
 @dataclass(frozen=True)
 class Generations:
-    """Rollouts that are divided into micro-batches, of a loss that is a sum over tokens.
+    """Rollouts that are split into micro-batches, for a loss that is a sum over tokens.
 
     Args:
-        size: how many micro-batches one generation makes.
-        tokens: of each micro-batch of the window: how many are trained on.
-        totals: what each of them brings as the number of its generation's.
+        size: the number of micro-batches in one generation.
+        tokens: the number of trained tokens in each micro-batch of the window.
+        totals: the generation's number of tokens, as each micro-batch's inputs give it.
     """
 
     size: int
@@ -26,17 +28,17 @@ class Generations:
 
 @dataclass(frozen=True)
 class Mine:
-    """Of one rank.
+    """The measurements of one rank.
 
     Args:
         used: the window's gradient, as a sketch.
-        own: the micro-batches' own, a row each.
-        evenly: what of these is a mean over micro-batches whatever the law is; None where nothing is.
-        counts: what a micro-batch may be weighted by, one number each, by what it is.
-        noise: how far one and the same gradient moves by rounding.
-        carries: whether each micro-batch brings the number that its window's loss is divided by.
-        generations: where that is the number of a generation's tokens, and ``own`` is by those of each micro-batch.
-        problem: why there is nothing of all that.
+        own: the micro-batches' own gradients, one row each.
+        evenly: the part of ``own`` that is always a mean over micro-batches; None if there is none.
+        counts: the possible weights of the micro-batches, by name.
+        noise: the rounding error of a repeated gradient.
+        carries: whether each micro-batch's inputs give the number that divides the window's loss.
+        generations: set if that number counts a generation's tokens; ``own`` is then divided by each micro-batch's.
+        problem: why there are no measurements.
     """
 
     used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -49,67 +51,70 @@ class Mine:
     problem: str = ""
 
     def only(self, place: int) -> Mine:
-        """With one of its micro-batches."""
+        """Return a copy with only one micro-batch."""
         counts = {name: [each[place]] for name, each in self.counts.items()}
         evenly = None if self.evenly is None else self.evenly[place : place + 1]
         return replace(self, own=self.own[place : place + 1], evenly=evenly, counts=counts, generations=None)
 
 
 def gathered(mine: Mine) -> list[Mine]:
-    """Of all ranks, in their order. Each rank has to call it."""
+    """Gather the measurements of all ranks, in rank order. Every rank must call it."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return [mine]
-    found: list[Mine | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, mine)
-    return [each for each in found if each is not None]
+    of_ranks: list[Mine | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(of_ranks, mine)
+    return [each for each in of_ranks if each is not None]
 
 
 def problem(of_ranks: list[Mine]) -> str:
-    """The first one's; empty where there is none."""
+    """Return the first rank's problem; empty if no rank has one."""
     return next((each.problem for each in of_ranks if each.problem), "")
 
 
 def laws(of_ranks: list[Mine]) -> dict[str, list[float]]:
-    """The weights that are right, by what they are called; a window's gradient is the mean over ranks."""
+    """Return the correct weights by name; a window's gradient is the mean over ranks."""
     generations = [each.generations for each in of_ranks if each.generations is not None]
     if len(generations) == len(of_ranks):
-        return {"a share by the tokens of its generation": _shares(generations)}
+        return {"the mean over the generation's tokens": _shares(generations)}
     numbers = [len(each.own) for each in of_ranks]
     ranks = len(of_ranks)
-    found = {"one part for each micro-batch": [1 / number / ranks for number in numbers for _ in range(number)]}
+    by_name = {_EQUAL: [1 / number / ranks for number in numbers for _ in range(number)]}
     names = set.intersection(*(set(each.counts) for each in of_ranks))
     for name in sorted(names):
         total = sum(sum(each.counts[name]) for each in of_ranks)
         shares = [count / total for each in of_ranks for count in each.counts[name]]
-        if all(map(_near, shares, found["one part for each micro-batch"])):
+        if all(map(_near, shares, by_name[_EQUAL])):
             continue
-        found[f"a share by {name}"] = shares
+        by_name[f"the mean over {name}"] = shares
         if ranks > 1:
-            found[f"a share by {name} within its rank"] = [
+            by_name[f"the mean over {name} on each rank"] = [
                 count / sum(each.counts[name]) / ranks for each in of_ranks for count in each.counts[name]
             ]
     if all(each.carries for each in of_ranks):
-        found["the window's number, which each micro-batch brings"] = [1 / ranks] * sum(numbers)
-    return found
+        by_name["the window's num_items_in_batch"] = [1 / ranks] * sum(numbers)
+    return by_name
 
 
 def _shares(of_ranks: list[Generations]) -> list[float]:
-    """The mean over generations, each a mean over its tokens; those beyond the window are as the run counted them."""
+    """Return the weights of a mean over generations, each a mean over its tokens.
+
+    For a generation that extends beyond the window, the run's own count is used.
+    """
     size, number = of_ranks[0].size, len(of_ranks[0].tokens)
-    found = []
+    shares = []
     for each in of_ranks:
         for place, count in enumerate(each.tokens):
             first = place // size * size
             whole = first + size <= number
             total = sum(sum(rank.tokens[first : first + size]) for rank in of_ranks)
-            found.append(count / ((total if whole else each.totals[place]) or 1.0) * size / number)
-    return found
+            shares.append(count / ((total if whole else each.totals[place]) or 1.0) * size / number)
+    return shares
 
 
 def counts_what_nothing_predicts(of_ranks: list[Mine], factor: float, noise: float) -> bool:
-    """Whether a factor is that of a count of all labels, where a causal model predicts all but the first."""
+    """Whether the factor comes from a count of all labels; a causal model predicts all but the first."""
     totals = [sum(sum(each.counts.get(name, ())) for each in of_ranks) for name in (PREDICTED, LABELS)]
     return totals[0] < totals[1] and abs(factor - totals[0] / totals[1]) < max(1e-4, noise)
 

@@ -1,4 +1,4 @@
-"""What a rehearsal says of one relation."""
+"""The result of a rehearsal for one relation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Verdict(enum.Enum):
     HOLDS = "holds"
     DEVIATES = "deviates"
     NOTE = "note"
-    """No fault by itself; worth knowing."""
-    NOT_HELD = "not held"
-    """It cannot be exact here; the text says why."""
+    """Not an error by itself."""
+    NOT_CHECKED = "not checked"
+    """It cannot be exact here; the text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Relation:
     """A row of the table.
 
     Args:
-        name: the relation's.
-        measured: what was found, in words; empty where nothing was.
-        text: what follows from it, or why it was not held.
+        name: the relation's name.
+        measured: the measured value as text; may be empty.
+        text: the conclusion, or why it was not checked.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Relation:
         }
 
 
-def not_held(name: str, why: str) -> Relation:
-    return Relation(name, Verdict.NOT_HELD, text=why)
+def not_checked(name: str, why: str) -> Relation:
+    return Relation(name, Verdict.NOT_CHECKED, text=why)
 
 
 def micro_batches(number: int) -> str:

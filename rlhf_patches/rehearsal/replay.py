@@ -1,4 +1,4 @@
-"""Micro-batches of a window, taken once more from the state that each of them found."""
+"""Replays the micro-batches of a window, each from the state before its first run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from . import labels, pieces, ranks, sharding, sketches, states
 
 _OF_ROUTERS = ("router_aux_loss_coef", "aux_loss_coef", "router_z_loss_coef")
-"""By what models of transformers, and TRL's trainers, multiply a router's loss."""
+"""The coefficients of a router's loss in the models of transformers and in TRL's trainers."""
 
 _OF_MODELS = ("input_ids", "attention_mask", "position_ids")
 
@@ -39,7 +39,7 @@ class Step:
 
 
 class Kept:
-    """All that a replay may change, as it is now."""
+    """A snapshot of all state that a replay may change."""
 
     def __init__(self, trainer: Any, model: torch.nn.Module) -> None:
         self._buffers, self._counters = states.Buffers(model), states.Counters(model)
@@ -55,14 +55,14 @@ class Kept:
 
 
 class Replay:
-    """Of one trainer.
+    """Replays micro-batches of one trainer.
 
     Args:
         trainer: a ``transformers.Trainer``.
-        model: what its loop takes, whose parameters and gradients ``where`` knows.
-        where: where these are.
-        step: its own ``training_step``.
-        loss: its own ``compute_loss``.
+        model: the model that ``training_step`` receives.
+        where: where the model's parameters and gradients are.
+        step: the trainer's own ``training_step``.
+        loss: the trainer's own ``compute_loss``.
     """
 
     def __init__(
@@ -79,37 +79,37 @@ class Replay:
         self._of_its_own_tokens = False
 
     def again(self, call: Call, more: Mapping[str, Any]) -> torch.Tensor:
-        """The loss of a call, from the state that it found."""
+        """Compute a call's loss again, from the state before the call."""
         more = {name: value for name, value in more.items() if name != "return_outputs"}
-        with self._as_found(call):
+        with self._restored(call):
             made = self._loss(self._inner, states.copy_of(call.inputs), **more)
         loss = made[0] if isinstance(made, tuple) else made
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TypeError(f"compute_loss returns {type(loss).__name__}, no scalar tensor")
+            raise TypeError(f"compute_loss returns a {type(loss).__name__}, not a scalar tensor")
         return loss.reshape(())
 
-    def _as_found(self, call: Call) -> contextlib.AbstractContextManager[Any]:
-        """What a call found, for another one."""
+    def _restored(self, call: Call) -> contextlib.AbstractContextManager[Any]:
+        """Restore the state before a call."""
         call.buffers.put_back()
         call.random.put_back()
-        found: contextlib.AbstractContextManager[Any] = self._trainer.compute_loss_context_manager()
-        return found
+        context: contextlib.AbstractContextManager[Any] = self._trainer.compute_loss_context_manager()
+        return context
 
     def logits(self, call: Call) -> torch.Tensor:
-        """Of the model on a call's inputs without their labels, from the state that it found."""
+        """Compute the logits of a call's inputs without labels, from the state before the call."""
         inputs = {name: value for name, value in states.copy_of(call.inputs).items() if name in _OF_MODELS}
-        with torch.no_grad(), self._as_found(call):
+        with torch.no_grad(), self._restored(call):
             made: torch.Tensor = self._inner(**inputs).logits
         return made
 
     def alone(self, call: Call) -> torch.Tensor:
-        """The loss of a micro-batch by itself."""
+        """Compute the loss of a micro-batch alone."""
         with self._one_micro_batch():
             try:
                 if self._of_its_own_tokens:
                     return self.again(self._with_its_own_total(call), {}) / self._trainer.accelerator.num_processes
                 return self.again(call, {})
-            except TypeError:  # it divides by the number, whatever it is
+            except TypeError:  # the loss divides by num_items_in_batch, also if it is None
                 count = labels.counts(call.inputs).get(labels.PREDICTED)
                 if count is None or "num_items_in_batch" not in call.more:
                     raise
@@ -123,7 +123,7 @@ class Replay:
     @contextlib.contextmanager
     def _one_micro_batch(self) -> Iterator[None]:
         args, trainer = self._trainer.args, self._trainer
-        # TRL's GRPO multiplies by the last of these.
+        # TRL's GRPO multiplies by steps_per_generation.
         names = ("gradient_accumulation_steps", "steps_per_generation")
         before = {name: getattr(args, name) for name in names if hasattr(args, name)}
         current = getattr(trainer, "current_gradient_accumulation_steps", None)
@@ -138,20 +138,20 @@ class Replay:
                 setattr(args, name, value)
 
     def own(self, call: Call, scale: float = 1.0) -> list[torch.Tensor | None]:
-        """The gradients of a micro-batch by itself, its loss times ``scale``."""
+        """Compute the gradients of a micro-batch alone, with its loss times ``scale``."""
         return self._where.own(lambda: self.alone(call) * scale)
 
     def sketch(self, gradients: Iterable[torch.Tensor | None]) -> torch.Tensor:
-        """Gradients as a few numbers, the same on each rank."""
+        """Reduce gradients to a few numbers, by the same map on each rank."""
         return sketches.sketch(gradients, self._where.sizes)
 
     def grad_scale(self) -> float:
-        """By what the scaler of float16 has multiplied the gradients; 1 without one."""
+        """Return the float16 gradient scaler's factor; 1 without a scaler."""
         scaler = getattr(self._trainer.accelerator, "scaler", None)
         return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
     def carries_its_total(self, call: Call) -> bool:
-        """Whether the loss divides by a number that its micro-batch brings: of more than itself, as TRL's do."""
+        """Whether the loss divides by a number from the micro-batch's inputs, as TRL's losses do."""
         if _total(call) is None:
             return False
         with self._one_micro_batch():
@@ -161,9 +161,10 @@ class Replay:
         return abs(half * 2 - one) <= 1e-3 * abs(one)
 
     def generations(self, calls: list[Call]) -> ranks.Generations | None:
-        """Of micro-batches that bring a number; from now on each brings that of its own tokens. None if not known.
+        """Return the generations of micro-batches that give the number of tokens; None if they are not known.
 
-        TRL's losses that are sums over tokens divide by those of a whole generation, and multiply by the ranks.
+        Later replays give each micro-batch the number of its own tokens instead. TRL's losses that are sums over
+        tokens divide by the tokens of a whole generation, and multiply by the number of ranks.
         """
         kind = type(self._trainer)
         functions = [each for each in (getattr(kind, "_compute_loss", None), kind.compute_loss) if each is not None]
@@ -181,20 +182,20 @@ class Replay:
         return _with_total(call, torch.full_like(total, count) if isinstance(total, torch.Tensor) else count)
 
     def of_routers(self, calls: list[Call], own: list[torch.Tensor]) -> torch.Tensor | None:
-        """What of the micro-batches' own gradients is their routers' loss, which is a mean whatever the tokens are."""
-        with self.without_routers_loss() as found:
-            if not found:
+        """Return the part of the own gradients that comes from the routers' loss, a mean independent of the tokens."""
+        with self.without_routers_loss() as has_loss:
+            if not has_loss:
                 return None
             without = [self.sketch(self.own(call)) for call in calls]
         return torch.stack(own) - torch.stack(without)
 
     def without_routers_loss(self) -> contextlib.AbstractContextManager[bool]:
-        """Meanwhile there is none; whether there was one."""
+        """Disable the routers' loss within the context; yields whether there was one."""
         owners = [vars(each) for each in (self._trainer, *self._inner.modules())]
         return states.zeroed([(own, name) for own in owners for name in _OF_ROUTERS if name in own])
 
     def made(self, steps: list[Step], alone: bool = False) -> torch.Tensor:
-        """The gradient that the trainer makes of a window; ``alone``, that of this rank."""
+        """Return the gradient of a window by the trainer's own steps; with ``alone``, of this rank only."""
         trainer, accelerator, args = self._trainer, self._trainer.accelerator, self._trainer.args
         self._start.put_back()
         state = accelerator.gradient_state
@@ -225,7 +226,7 @@ class Replay:
 
 
 def _total(call: Call) -> Any:
-    """What a micro-batch says that its loss be divided by; None where it says nothing."""
+    """Return the micro-batch's own ``num_items_in_batch``; None if it has none."""
     total = call.inputs.get("num_items_in_batch") if isinstance(call.inputs, Mapping) else None
     return total if isinstance(total, (int, float, torch.Tensor)) else None
 

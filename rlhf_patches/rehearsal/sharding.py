@@ -1,6 +1,6 @@
-"""Where a run keeps its gradients: whole on each rank, or in shards of DeepSpeed's ZeRO or of FSDP2.
+"""Reads a run's gradients: whole on each rank, or sharded by DeepSpeed's ZeRO or by FSDP2.
 
-A micro-batch's own gradient is taken by ``torch.autograd.grad``, which adds to no ``.grad`` and so reduces nothing.
+``torch.autograd.grad`` computes a micro-batch's own gradient: it adds to no ``.grad``, so nothing is reduced.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _KNOWN = ("BF16_Optimizer", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_St
 
 
 class Whole:
-    """Each rank has all of them: one process, or DistributedDataParallel.
+    """Each rank holds all gradients: one process, or DistributedDataParallel.
 
     Args:
-        model: as the trainer hands it to ``training_step``.
+        model: the model that ``training_step`` receives.
     """
 
     steps_in_backward: Any = None
-    """The object whose ``step`` the backward pass calls, so that nothing is left when it returns."""
+    """The object whose ``step`` the backward pass calls; afterwards the gradients are gone."""
     shows_ranks = True
-    """Whether `window` gives what this rank holds, and not what all of them hold together."""
+    """Whether `window` yields this rank's gradients, not the gradients gathered from all ranks."""
 
     def __init__(self, model: Any) -> None:
         inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
@@ -37,42 +37,42 @@ class Whole:
         return int(parameter.numel())
 
     def cannot(self) -> str:
-        """Why gradients cannot be read or taken here; empty where they can."""
+        """Return why the gradients cannot be read or computed; empty if they can."""
         if any(getattr(each, "_post_accumulate_grad_hooks", None) for each in self.parameters):
-            return "gradients are used within the backward pass (an optimizer by layers)"
+            return "the backward pass consumes the gradients (layer-wise optimizer)"
         return ""
 
     def coarse(self) -> str:
-        """Why a small step of the weights cannot be tried; empty where it can."""
+        """Return why a small step of the weights cannot be tried; empty if it can."""
         kinds = {str(each.dtype) for each in self.parameters} - {"torch.float32", "torch.float64"}
         return f"weights in {', '.join(sorted(kinds))} are too coarse for a small step" if kinds else ""
 
     def window(self) -> Iterator[torch.Tensor | None]:
-        """What the window has made, whole, of one parameter after the other. Each rank has to take all of them."""
+        """Yield the window's full gradient of each parameter. Every rank must consume all of them."""
         yield from (each.grad for each in self.parameters)
 
     def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
-        """This rank's gradient of a loss, of each parameter."""
+        """Return this rank's gradient of a loss, for each parameter."""
         try:
             return self._by_autograd(loss)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-        with self.aside():  # re-entrant checkpointing knows backward() alone
+        with self.aside():  # re-entrant checkpointing supports only backward()
             loss().backward()
             return [each.grad for each in self.parameters]
 
     def _by_autograd(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
-        made = loss()  # first: FSDP2's leaves are there once it was computed
+        made = loss()  # first: FSDP2's leaves exist only after the forward pass
         return list(torch.autograd.grad(made, self.leaves(), allow_unused=True))
 
     def leaves(self) -> Sequence[torch.Tensor]:
-        """What the model computes with."""
+        """Return the tensors that the model computes with."""
         return self.parameters
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Meanwhile the parameters have no gradients."""
+        """Remove the parameters' gradients within the context, and restore them."""
         kept = [each.grad for each in self.parameters]
         for each in self.parameters:
             each.grad = None
@@ -83,11 +83,11 @@ class Whole:
                 each.grad = gradient
 
     def after_forward(self) -> None:
-        """After a forward pass that no backward pass follows."""
+        """Clean up after a forward pass without a backward pass."""
 
 
 class Zero(Whole):
-    """In DeepSpeed's engine, which steps within the backward pass of accelerate.
+    """DeepSpeed's engine: accelerate calls its step within the backward pass.
 
     Args:
         engine: a ``DeepSpeedEngine``.
@@ -107,16 +107,16 @@ class Zero(Whole):
         if self.steps_in_backward.fp16_enabled():
             return "DeepSpeed's engine scales the loss (fp16)"
         if self._stage == 3 and any(getattr(each, "_z3_leaf", False) for each in self.inner.modules()):
-            return "ZeRO-3 counts the parameters of a mixture's experts in backward passes of its own (z3_leaf)"
+            return "ZeRO-3 handles an MoE model's experts in its own backward hooks (z3_leaf)"
         if kind.__module__.startswith("deepspeed.") and kind.__name__ not in _KNOWN:
-            return f"where DeepSpeed's {kind.__name__} sums gradients is not known"
+            return f"DeepSpeed's {kind.__name__} is not known: its gradient buffers cannot be read"
         return ""
 
     def coarse(self) -> str:
-        return "weights are in shards (ZeRO-3)" if self._stage == 3 else super().coarse()
+        return "weights are sharded (ZeRO-3)" if self._stage == 3 else super().coarse()
 
     def window(self) -> Iterator[torch.Tensor | None]:
-        # `deepspeed.utils.safe_get_full_grad` prefers a `.grad` that is there beside the optimizer's own sums.
+        # `deepspeed.utils.safe_get_full_grad` prefers an existing `.grad` to the optimizer's own sums.
         for each in self.parameters:
             if (sums := getattr(each, "_hp_grad", None)) is not None:
                 yield sums
@@ -132,7 +132,7 @@ class Zero(Whole):
 
 
 class FullyShard(Whole):
-    """FSDP2: the model computes with parameters that are put together for the time of it."""
+    """FSDP2: the model computes with parameters that are gathered temporarily."""
 
     shows_ranks = False
 
@@ -141,7 +141,7 @@ class FullyShard(Whole):
         self._modules = [each for each in model.modules() if _is_fully_sharded(each)]
 
     def coarse(self) -> str:
-        return "weights are in shards (FSDP2)"
+        return "weights are sharded (FSDP2)"
 
     def window(self) -> Iterator[torch.Tensor | None]:
         yield from (None if each.grad is None else _full(each.grad) for each in self.parameters)
@@ -156,10 +156,10 @@ class FullyShard(Whole):
         return [together.get(id(each), each) for each in self.parameters]
 
     def own(self, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
-        with self.aside():  # what is not used may get zeros
-            found = self._by_autograd(loss)
+        with self.aside():  # unused parameters may get zeros
+            gradients = self._by_autograd(loss)
         self.after_forward()
-        return found
+        return gradients
 
     def after_forward(self) -> None:
         for module in self._modules:
@@ -167,7 +167,7 @@ class FullyShard(Whole):
 
 
 def _groups(state: Any) -> Sequence[Any]:
-    """Of parameters that are put together at once; torch before 2.13 has one for a module, or none."""
+    """Return the groups of parameters that are gathered together; torch before 2.13 has one or none per module."""
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups  # type: ignore[no-any-return]
     return [each for each in (state._fsdp_param_group,) if each is not None]
@@ -182,16 +182,16 @@ def _full(tensor: Any) -> torch.Tensor:
 
 
 def of(trainer: Any, model: Any) -> tuple[Whole, str]:
-    """How a trainer's gradients are had, and why they cannot be; the model as ``training_step`` gets it."""
+    """Return how to read the trainer's gradients, and why that is impossible; empty if it is possible."""
     kind = str(getattr(trainer.accelerator.distributed_type, "value", ""))
     if kind == "DEEPSPEED":
-        found: Whole = Zero(model)
+        where: Whole = Zero(model)
     elif kind == "FSDP" and getattr(trainer.accelerator, "is_fsdp2", False):
-        found = FullyShard(model)
+        where = FullyShard(model)
     else:
-        found = Whole(model)
+        where = Whole(model)
         if kind in ("FSDP", "MEGATRON_LM", "TP"):
-            return found, f"the gradients are in shards ({kind})"
+            return where, f"the gradients are sharded ({kind})"
         if trainer.args.n_gpu > 1:
-            return found, "several GPUs in one process (torch.nn.DataParallel)"
-    return found, found.cannot()
+            return where, "several GPUs in one process (torch.nn.DataParallel)"
+    return where, where.cannot()

@@ -1,7 +1,7 @@
-"""Gradients as a few numbers each: the same linear map for all of them, so sums of gradients are sums of sketches.
+"""Sketches of gradients: one linear map for all gradients, so the sketch of a sum is the sum of the sketches.
 
-A count sketch: each element gets a sign from a hash of its index, and those whose index is the same modulo `BUCKETS`
-are summed. Norms are kept in expectation. What has no more elements than that is kept whole.
+The map is a count sketch: each element gets a sign from a hash of its index, and elements with the same index modulo
+`BUCKETS` are summed. Norms are preserved in expectation. Tensors of at most `BUCKETS` elements are kept whole.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _AT_ONCE = BUCKETS * 2**16
 
 
 def sketch(gradients: Iterable[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor:
-    """Of one gradient, by parameter; None counts as zeros.
+    """Sketch a gradient, given per parameter; None counts as zeros.
 
     Args:
-        gradients: of any shapes and floating dtypes, on any devices.
-        sizes: the numbers of their elements.
+        gradients: tensors of any shape and floating dtype, on any device.
+        sizes: the parameters' numbers of elements.
 
     Returns:
-        float64 on the CPU, one dimension.
+        a float64 vector on the CPU.
     """
     parts = []
     for place, (gradient, size) in enumerate(zip(gradients, sizes, strict=True)):
@@ -46,7 +46,7 @@ def _buckets(values: torch.Tensor, place: int) -> torch.Tensor:
 
 
 def _signs(start: int, count: int, place: int, device: torch.device) -> torch.Tensor:
-    """+1 or -1 for each element, from its index and its parameter's place: the same on every device and rank."""
+    """Return +1 or -1 for each element, from its index and its parameter's place; equal on every device and rank."""
     number = torch.arange(start, start + count, device=device) + place * 7919
     for _ in range(2):
         number = ((number >> 16) ^ number) * 0x45D9F3B & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Where a rehearsal begins: at the first training of a ``transformers.Trainer``, or of one that is handed over."""
+"""Starts a rehearsal: at the first ``train`` of a ``transformers.Trainer``, or for a given trainer."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _began = False
 
 
 def rehearse(trainer: Any) -> list[Relation]:
-    """Hold a trainer's first window against itself, and stop before its first optimizer step.
+    """Check a trainer's first gradient accumulation window, and stop before the first optimizer step.
 
-    The trainer's ``train`` is called. Its weights and the random states are what they were; it can be trained after.
+    It calls the trainer's ``train``. Weights and random states are unchanged afterwards; the trainer can still train.
 
     Args:
-        trainer: a ``transformers.Trainer`` or one of a class of it (TRL's, ms-swift's, your own).
+        trainer: a ``transformers.Trainer`` or an instance of a subclass (TRL's, ms-swift's, your own).
 
     Returns:
-        what was found of each relation; of the window the same on each rank.
+        the result of each relation; the window's are the same on each rank.
 
     Raises:
-        TypeError: it is another object.
-        RuntimeError: its training ended before a window was complete.
+        TypeError: the argument is not a trainer.
+        RuntimeError: the training ended before a window was complete.
     """
     module = sys.modules.get(_MODULE)
     if module is None or not isinstance(trainer, module.Trainer):
-        raise TypeError(f"rehearse takes a transformers.Trainer, not {type(trainer).__name__}")
+        raise TypeError(f"rehearse expects a transformers.Trainer, not a {type(trainer).__name__}")
     from .states import Random  # torch
     from .trainer import Ended, Rehearsal
 
-    found: list[Relation] = []
+    results: list[Relation] = []
 
     def end(relations: list[Relation]) -> None:
-        found.extend(relations)
+        results.extend(relations)
         raise Ended(0)
 
     before = Random.now()
@@ -57,13 +57,13 @@ def rehearse(trainer: Any) -> list[Relation]:
     before.put_back()
     for parameter in trainer.model.parameters():
         parameter.grad = None
-    if not found:
+    if not results:
         raise RuntimeError(f"{type(trainer).__name__}.train() ended before a window of micro-batches was complete")
-    return found
+    return results
 
 
 def arm() -> None:
-    """Rehearse the first ``Trainer.train`` of this process, as RLHF_PATCHES_REHEARSE asks for it."""
+    """Rehearse the first ``Trainer.train`` of this process (RLHF_PATCHES_REHEARSE)."""
     module = sys.modules.get(_MODULE)
     if module is not None and import_hooks.is_ready(module):
         _wrap(_MODULE, module)
@@ -88,7 +88,7 @@ def _wrap(name: str, module: ModuleType) -> None:
         goes_on = "go-on" in asked
 
         def end(relations: list[Relation]) -> None:
-            status = _tell(self, rehearsal, relations)
+            status = _report(self, rehearsal, relations)
             if not goes_on:
                 raise Ended(status)
 
@@ -102,7 +102,7 @@ def _wrap(name: str, module: ModuleType) -> None:
 
 @contextlib.contextmanager
 def _nothing_reported(trainer: Any, unless: bool = False) -> Iterator[None]:
-    """A trainer's callbacks without those that report to others (wandb, MLflow): by their module."""
+    """Remove the callbacks that report to other services (wandb, MLflow) within the context."""
     handler = trainer.callback_handler
     before = handler.callbacks
     if not unless:
@@ -116,29 +116,29 @@ def _nothing_reported(trainer: Any, unless: bool = False) -> Iterator[None]:
             handler.callbacks = before
 
 
-def _tell(trainer: Any, rehearsal: Rehearsal, relations: list[Relation]) -> int:
-    """Print the table on rank 0, and hand it to the command, if that started this run; the status of this process."""
+def _report(trainer: Any, rehearsal: Rehearsal, relations: list[Relation]) -> int:
+    """Print the table on rank 0, write it for the command if it started this run, and return the exit status."""
     status, path = exit_status(relations), os.environ.get(f"{settings.PREFIX}REHEARSED")
     if trainer.args.process_index == 0:
-        text = ["", f"rlhf-patches rehearse: {type(trainer).__name__}, the first window of {rehearsal.size}"]
+        text = ["", f"rlhf-patches rehearse: {type(trainer).__name__}, first window of {rehearsal.size}"]
         text += table.lines(relations)
         met, ran = acted()
         text += ["", *(f"repaired: {name}{how}" for name, how in met.items())] if met else []
-        text += [f"ran, and cannot tell whether its bug was met: {', '.join(ran)}"] if ran else []
+        text += [f"ran, bug condition unknown: {', '.join(ran)}"] if ran else []
         if rehearsal.trained_on is not None:
             colours = sys.stdout.isatty()
-            text += ["", "the first row, what has a label " + ("green:" if colours else "in [brackets]:")]
+            text += ["", "first row, tokens with a label in " + ("green:" if colours else "[brackets]:")]
             text += table.trained_on(rehearsal.trained_on, colours)
         print("\n".join(text), flush=True)
         if path:
             with open(path, "w") as file:
                 rows = [each.as_json() for each in relations]
                 json.dump({"status": status, "relations": rows, "repaired": [*met], "ran": ran}, file)
-    return 0 if path else status  # the command's own status says it
+    return 0 if path else status  # the command exits with the status
 
 
 def acted() -> tuple[dict[str, str], list[str]]:
-    """The patches whose bug this process has met so far, by how much, and those that ran and could not tell."""
+    """Return the patches whose bug occurred in this process, by how much, and those that ran without knowing it."""
     rows = [row for row in api.report() if row.status is Status.APPLIED and row.changes_numbers is not None]
     reached = {row.name: row.reached for row in rows if row.reached is not None and row.reached.calls}
     met = {name: each.by_how_much for name, each in reached.items() if each.held}
@@ -146,7 +146,7 @@ def acted() -> tuple[dict[str, str], list[str]]:
 
 
 def exit_status(relations: list[Relation]) -> int:
-    """0 where all that could be held holds, 1 where something deviates, 2 where the window could not be held."""
+    """Return 0 if all checked relations hold, 1 if one deviates, 2 if the window could not be checked."""
     if any(each.verdict is Verdict.DEVIATES for each in relations):
         return 1
-    return 2 if relations and relations[0].verdict is Verdict.NOT_HELD else 0
+    return 2 if relations and relations[0].verdict is Verdict.NOT_CHECKED else 0

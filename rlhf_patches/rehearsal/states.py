@@ -1,4 +1,4 @@
-"""What a replay finds as the run had it, and leaves as it was: random states, buffers, plain attributes."""
+"""Snapshots of the state that a replay uses and restores: random states, buffers, plain attributes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SMALL = 4096
 
 @dataclass(frozen=True)
 class Random:
-    """The states of Python's, NumPy's and torch's generators, of this process's devices too."""
+    """The states of the random generators of Python, NumPy and torch, including CUDA's."""
 
     python: Any
     numpy: Any
@@ -32,7 +32,7 @@ class Random:
         return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), cuda)
 
     def another(self) -> Random:
-        """States that are none of these, NumPy's apart."""
+        """Return different states, except NumPy's."""
         cuda = None if self.devices is None else torch.Generator("cuda").manual_seed(1).get_state()
         return Random(random.Random(1).getstate(), self.numpy, torch.Generator().manual_seed(1).get_state(), cuda)
 
@@ -46,7 +46,7 @@ class Random:
 
 
 class Buffers:
-    """A model's buffers as they were: copies of those that change."""
+    """Copies of a model's buffers, to restore them."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
@@ -59,7 +59,7 @@ class Buffers:
 
 
 class Attributes:
-    """An object's plain attributes: numbers, texts, containers of these and of tensors. No other object's state."""
+    """An object's plain attributes: numbers, texts, containers of them and of tensors. Other objects are left out."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -80,7 +80,7 @@ class Attributes:
 
 
 class Counters:
-    """The numbers that modules keep beside torch's own attributes, never the flag of their mode."""
+    """The modules' numeric attributes, without torch's own and without ``training``."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._kept = [
@@ -98,10 +98,10 @@ class Counters:
 
 @contextlib.contextmanager
 def zeroed(numbers: Sequence[tuple[dict[str, Any], str]]) -> Iterator[bool]:
-    """Meanwhile these attributes are 0; whether any was another number.
+    """Set attributes to 0 within the context; yields whether any was not 0.
 
     Args:
-        numbers: objects' attributes, and the name of one of them.
+        numbers: pairs of an object's ``vars`` and an attribute's name.
     """
     kept = [(own, name, own[name]) for own, name in numbers]
     try:
@@ -124,7 +124,7 @@ def _keep(value: Any) -> tuple[Any, Any] | None:
 
 
 def _copy(value: Any) -> Any:
-    """Containers anew, with what is in them."""
+    """Copy nested containers."""
     if isinstance(value, dict):
         return {key: _copy(each) for key, each in value.items()}
     if isinstance(value, (list, deque)):
@@ -133,7 +133,7 @@ def _copy(value: Any) -> Any:
 
 
 def _refill(container: Any, copied: Any) -> None:
-    """Give a container what it held; those within it keep their identity where they are still there."""
+    """Restore a container's content; nested containers that still exist keep their identity."""
     if isinstance(container, dict):
         inside = {key: _inside(container.get(key), each) for key, each in copied.items()}
         container.clear()
@@ -156,7 +156,7 @@ def _inside(now: Any, copied: Any) -> Any:
 
 
 def copy_of(value: Any) -> Any:
-    """Inputs of a micro-batch, which a loss may change: tensors cloned, containers anew."""
+    """Copy a micro-batch's inputs, which a loss may change: clones of tensors, new containers."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if isinstance(value, Mapping):
@@ -170,8 +170,8 @@ def copy_of(value: Any) -> Any:
 
 
 def _like(value: Any, made: dict[Any, Any]) -> Any:
-    """A mapping of another class (transformers' BatchEncoding), else a dictionary."""
+    """Return a mapping of the same class (transformers' BatchEncoding), or a dictionary if that fails."""
     try:
         return type(value)(made)
-    except Exception:  # of a class of the user's
+    except Exception:  # a class of the user
         return made

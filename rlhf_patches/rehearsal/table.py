@@ -1,4 +1,4 @@
-"""The relations as a table, and what a run is trained on as text."""
+"""Formats the relations as a table, and the trained tokens as text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SHOWN = 600
 
 
 def lines(relations: Iterable[Relation]) -> list[str]:
-    """With a head; texts that are too long go on below."""
+    """Return the table's lines with a header; long texts wrap."""
     rows = [("RELATION", "MEASURED", "VERDICT")]
-    rows += [(each.name, each.measured or "-", _said(each)) for each in relations]
+    rows += [(each.name, each.measured or "-", _verdict_text(each)) for each in relations]
     first = max(len(row[0]) for row in rows)
     second = max(len(row[1]) for row in rows if len(row[1]) <= 40)
     made = []
-    for name, measured, said in rows:
+    for name, measured, verdict in rows:
         head = f"{name:{first}}  {measured:{second}}  "
-        folded = textwrap.wrap(said, max(40, _WIDTH - first - second - 4)) or [""]
+        folded = textwrap.wrap(verdict, max(40, _WIDTH - first - second - 4)) or [""]
         if len(measured) > second:
             made.append(f"{name:{first}}  {measured}")
             head = " " * (first + second + 4)
@@ -35,13 +35,13 @@ def lines(relations: Iterable[Relation]) -> list[str]:
     return [each.rstrip() for each in made]
 
 
-def _said(relation: Relation) -> str:
+def _verdict_text(relation: Relation) -> str:
     word = relation.verdict.value.upper() if relation.verdict is Verdict.DEVIATES else relation.verdict.value
     return f"{word}: {relation.text}" if relation.text else word
 
 
 def trained_on(trained: Trained, colours: bool) -> list[str]:
-    """The first row's text: what has a label is marked, by brackets or by colour."""
+    """Return the first row's text with the labelled tokens marked by brackets or by colour."""
     made, left = "", _SHOWN
     for text, kind in trained.pieces:
         if left <= 0:

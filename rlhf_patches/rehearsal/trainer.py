@@ -1,7 +1,7 @@
-"""The first window of a ``transformers.Trainer``, or of whatever stands on it, as its own loop takes it.
+"""Checks the first window of a ``transformers.Trainer`` or of a subclass, in its own training loop.
 
-Each call of ``compute_loss`` is noted with the random state that it found. When the window's gradient is made, before
-it is clipped or used, each micro-batch is taken once more by itself (`replay`). The window stays the run's own.
+Each call of ``compute_loss`` is recorded with the random state before it. When the window's gradient is complete and
+before it is clipped or used, each micro-batch is replayed alone (`replay`). The run's own window is unchanged.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from . import formula, labels, parameters, pieces, ranks, sharding, states, window
-from .relation import Relation, Verdict, micro_batches, not_held
+from .relation import Relation, Verdict, micro_batches, not_checked
 from .replay import Call, Kept, Replay, Step
 
-WINDOW = "the window's weights"
-COPIES = "copies of a micro-batch"
-SLOPE = "the loss's slope"
-RANKS = "one gradient on all ranks"
+WINDOW = "micro-batch weights"
+COPIES = "duplicated micro-batch"
+SLOPE = "directional derivative"
+RANKS = "gradient across ranks"
 _SCALE = 0.7310585786300049
-"""A loss times this, its gradient divided by it: the same but for rounding."""
+"""Scaling the loss by this and the gradient by its inverse changes only the rounding."""
 _SAME = 1e-6
 _SMOOTH = 0.03
 _STILL = 1e-3
@@ -32,16 +32,16 @@ _FINE = 1e-5
 
 
 class Ended(SystemExit):
-    """The rehearsal is over, and the program with it."""
+    """Ends the program after the rehearsal."""
 
 
 class Rehearsal:
-    """Of one trainer.
+    """The rehearsal of one trainer.
 
     Args:
-        trainer: a ``transformers.Trainer``; it is given two attributes until its first window is over.
-        end: called on each rank with the relations; what it raises ends the training.
-        goes_on: whether the run trains afterwards, so that nothing may be different then.
+        trainer: a ``transformers.Trainer``; two of its attributes are replaced until its first window is over.
+        end: called on each rank with the relations; an exception of it ends the training.
+        goes_on: whether the run trains afterwards, so that its state must not change.
     """
 
     def __init__(self, trainer: Any, end: Callable[[list[Relation]], None], *, goes_on: bool = False) -> None:
@@ -53,7 +53,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
-        """Until the first window of what is trained meanwhile is over."""
+        """Rehearse the first window that is trained within the context."""
         mine = vars(self._trainer)
         before = {name: mine[name] for name in ("training_step", "compute_loss") if name in mine}
         self._engine: tuple[Any, Any] | None = None
@@ -67,7 +67,7 @@ class Rehearsal:
         def compute_loss(*given: Any, **named: Any) -> Any:
             return self._in_loss(*given, **named)
 
-        # What it stands for, to whoever looks for the class's own: patches do.
+        # Patches look for the class's own function.
         if (function := getattr(self._loss, "__func__", None)) is not None:
             compute_loss.__func__ = function  # type: ignore[attr-defined]
         self._trainer.training_step, self._trainer.compute_loss = training_step, compute_loss
@@ -89,7 +89,7 @@ class Rehearsal:
             else:
                 vars(self._trainer).pop(name, None)
 
-    # -- what the loop calls
+    # -- called by the training loop
 
     def _in_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
         if not self._steps:
@@ -110,7 +110,7 @@ class Rehearsal:
         return made
 
     def _hold_back(self, engine: Any) -> None:
-        """Have an engine's step wait until its window's gradient was read."""
+        """Delay the engine's step until the window's gradient has been read."""
         before, step = {name: value for name, value in vars(engine).items() if name == "step"}, engine.step
 
         def after_the_window(*given: Any, **named: Any) -> Any:
@@ -125,15 +125,15 @@ class Rehearsal:
     def _finish(self) -> None:
         self._take_off()
         try:
-            relations = self._held()
-        except Exception as error:  # of the user's code, in calls that the run itself does not make
+            relations = self._relations()
+        except Exception as error:  # the user's code may fail in calls that the run itself does not make
             traceback.print_exc(file=sys.stderr)
-            relations = [not_held(WINDOW, f"{type(error).__name__}: {error}")]
+            relations = [not_checked(WINDOW, f"{type(error).__name__}: {error}")]
         self._end(relations)
 
     @property
     def size(self) -> str:
-        """Of the window."""
+        """The window's size as text."""
         each, number = micro_batches(len(self._steps)), self._trainer.accelerator.num_processes
         return f"{each} on each of {number} ranks" if number > 1 else each
 
@@ -149,20 +149,20 @@ class Rehearsal:
             call.loss = float(loss.detach())
         return made
 
-    # -- what is held
+    # -- the relations
 
-    def _held(self) -> list[Relation]:
-        """All relations; the same on each rank."""
-        found: list[Relation] = []
+    def _relations(self) -> list[Relation]:
+        """Return all relations; they are the same on each rank."""
+        relations: list[Relation] = []
         if why := self._cannot():
-            found.append(not_held(WINDOW, why))
+            relations.append(not_checked(WINDOW, why))
         else:
-            found += self._of_the_window()
-            found.append(parameters.optimizers(self._trainer.optimizer, self._where.named))
+            relations += self._of_the_window()
+            relations.append(parameters.optimizers(self._trainer.optimizer, self._where.named))
         calls = self._steps[0].calls
         tokenizer = getattr(self._trainer, "processing_class", None)
         self.trained_on = labels.read(calls[0].inputs if calls else self._steps[0].inputs, tokenizer)
-        return [*found, self.trained_on.relation()] if self.trained_on is not None else found
+        return [*relations, self.trained_on.relation()] if self.trained_on is not None else relations
 
     def _cannot(self) -> str:
         if self._why_not:
@@ -178,46 +178,46 @@ class Rehearsal:
         end = Kept(self._trainer, self._inner)
         calls = [call for step in self._steps for call in step.calls]
         try:
-            told = parameters.Told(self._where.named, self._where.parameters)
-            self._used = self._replay.sketch(told.noted(self._where.window())) / self._replay.grad_scale()
+            seen = parameters.SeenGradients(self._where.named, self._where.parameters)
+            self._used = self._replay.sketch(seen.noted(self._where.window())) / self._replay.grad_scale()
             mine = self._attempt(lambda: self._own_of(calls) if calls else self._own_by_steps())
             of_ranks = ranks.gathered(mine)
             problem = next((f"rank {rank}: {each.problem}" for rank, each in enumerate(of_ranks) if each.problem), "")
             if problem:
-                return [not_held(WINDOW, problem), told.relation()]
+                return [not_checked(WINDOW, problem), seen.relation()]
             self._noise = max(each.noise for each in of_ranks)
-            found = [self._judged(WINDOW, of_ranks)]
+            relations = [self._judged(WINDOW, of_ranks)]
             if len(of_ranks) > 1 and self._where.shows_ranks:
-                found.append(self._agree(of_ranks))
+                relations.append(self._agree(of_ranks))
             if not calls:
-                return [*found, told.relation()]
-            found.append(self._copies(of_ranks))
+                return [*relations, seen.relation()]
+            relations.append(self._copies(of_ranks))
             slope = self._attempt(self._slope)
-            found.append(slope if isinstance(slope, Relation) else not_held(SLOPE, slope.problem))
-            found.append(self._one_by_one(calls[0]))
-            found.append(self._by_formula(calls[0]))
-            return [*found, told.relation()]
+            relations.append(slope if isinstance(slope, Relation) else not_checked(SLOPE, slope.problem))
+            relations.append(self._one_by_one(calls[0]))
+            relations.append(self._by_formula(calls[0]))
+            return [*relations, seen.relation()]
         finally:
             end.put_back()
 
     def _attempt(self, what: Callable[[], Any]) -> Any:
-        """What a replay gives; what it raises is said, and stops no rank."""
+        """Call a replay; print its exception and return it as a problem, so that no rank stops."""
         try:
             return what()
-        except Exception as error:  # of the user's code, in a call that the run itself does not make
+        except Exception as error:  # the user's code may fail in a call that the run itself does not make
             traceback.print_exc(file=sys.stderr)
             return ranks.Mine(problem=f"{type(error).__name__}: {error}")
 
     def _own_of(self, calls: list[Call]) -> ranks.Mine:
-        """What this rank's micro-batches give by themselves."""
-        # Each rank makes the same calls, whatever it finds: a loss may gather from all of them.
+        """Return the gradients of this rank's micro-batches alone."""
+        # Every rank makes the same calls: a loss may gather from all ranks.
         problem, carries = "", all([self._replay.carries_its_total(call) for call in calls])
         for place, call in enumerate(calls):
             again = float(self._replay.again(call, call.more).detach())
             self._where.after_forward()
             if not abs(again - call.loss) <= _SAME * max(1.0, abs(call.loss)) and not problem:
-                why = f"{again:.6g} after {call.loss:.6g} for micro-batch {place}"
-                problem = f"this loss does not repeat itself from the same state ({why})"
+                why = f"micro-batch {place}: first {call.loss:.6g}, then {again:.6g}"
+                problem = f"the loss is not deterministic from the same state ({why})"
         counts = labels.counts_of([call.inputs for call in calls])
         generations = self._replay.generations(calls) if carries else None
         own = [self._replay.sketch(self._replay.own(call)) for call in calls]
@@ -228,14 +228,14 @@ class Rehearsal:
         return ranks.Mine(self._used, torch.stack(own), evenly, counts, noise, carries, generations, problem)
 
     def _own_by_steps(self) -> ranks.Mine:
-        """The same where ``training_step`` computes the loss itself: of a window of each micro-batch alone."""
+        """Return the same if ``training_step`` computes the loss itself: from windows of one micro-batch each."""
         own = [self._replay.made([step], alone=True) for step in self._steps]
         again = self._replay.made([self._steps[0]], alone=True)
-        problem = "" if torch.equal(again, own[0]) else "training_step does not repeat itself from the same state"
+        problem = "" if torch.equal(again, own[0]) else "training_step is not deterministic from the same state"
         return ranks.Mine(self._used, torch.stack(own), noise=self._unit(), problem=problem)
 
     def _unit(self) -> float:
-        """In the last place of what the gradients are computed in, where that is coarser than float32."""
+        """Return the machine epsilon of the gradients' dtype, if it is coarser than float32; else 0."""
         computed = {each.dtype for each in self._where.parameters}
         computed |= {torch.bfloat16} if self._trainer.args.bf16 else set()
         computed |= {torch.float16} if self._trainer.args.fp16 else set()
@@ -252,28 +252,26 @@ class Rehearsal:
         laws = laws or ranks.laws(of_ranks)
         parts = [each.evenly for each in of_ranks if each.evenly is not None]
         evenly = torch.cat(parts) if len(parts) == len(of_ranks) else None
-        found = window.judge(self._used if used is None else used, own, laws, self._noise, evenly)
-        weights = "[" + " ".join(f"{round(each, 3) + 0.0:.3f}" for each in found.weights[:8]) + "]"
-        if found.law:
-            text = f"{found.law} ({found.deviation:.0e}, noise {self._noise:.0e})"
+        result = window.judge(self._used if used is None else used, own, laws, self._noise, evenly)
+        weights = "[" + " ".join(f"{round(each, 3) + 0.0:.3f}" for each in result.weights[:8]) + "]"
+        if result.law:
+            text = f"{result.law} ({result.deviation:.0e}, noise {self._noise:.0e})"
             return Relation(name, Verdict.HOLDS, weights, text)
-        if found.factor is not None:
-            text = f"{found.factor:.3f} x {found.nearest}"
-            if found.factor < 1 and ranks.counts_what_nothing_predicts(of_ranks, found.factor, self._noise):
-                text += ": the count has each row's first label, too, which nothing predicts"
+        if result.factor is not None:
+            text = f"{result.factor:.3f} x {result.nearest}"
+            if result.factor < 1 and ranks.counts_what_nothing_predicts(of_ranks, result.factor, self._noise):
+                text += ": the count includes each row's first label, which is not predicted"
             return Relation(name, Verdict.DEVIATES, weights, text)
-        if found.of_the_even is not None:
-            text = f"the router's loss counts {found.of_the_even:.3f} x; the rest is {found.nearest}"
+        if result.of_the_even is not None:
+            text = f"the router's loss has weight {result.of_the_even:.3f}; the rest is {result.nearest}"
             return Relation(name, Verdict.DEVIATES, weights, text)
-        if found.residual > window.limit(self._noise):
-            text = (
-                f"{found.residual:.2g} of the gradient comes from no micro-batch's own loss (noise {self._noise:.0e})"
-            )
+        if result.residual > window.limit(self._noise):
+            text = f"{result.residual:.2g} of the gradient comes from no micro-batch's loss (noise {self._noise:.0e})"
             return Relation(name, Verdict.DEVIATES, weights, text)
-        text = f"no law of weights gives these; they sum to {sum(found.weights):.3f}"
-        nothing = sum(1 for each in found.weights if abs(each) < 1e-3 * max(map(abs, found.weights)))
+        text = f"unexpected weights; their sum is {sum(result.weights):.3f}"
+        nothing = sum(1 for each in result.weights if abs(each) < 1e-3 * max(map(abs, result.weights)))
         if nothing:
-            text += f", and {nothing} of {micro_batches(len(found.weights))} count for nothing"
+            text += f", and {nothing} of {micro_batches(len(result.weights))} have weight 0"
         return Relation(name, Verdict.DEVIATES, weights, text)
 
     def _agree(self, of_ranks: list[ranks.Mine]) -> Relation:
@@ -281,21 +279,21 @@ class Rehearsal:
         apart = max(float((each.used - of_ranks[0].used).norm()) / size for each in of_ranks)
         if apart == 0:
             return Relation(RANKS, Verdict.HOLDS, "0")
-        return Relation(RANKS, Verdict.DEVIATES, f"{apart:.2g}", "data-parallel ranks are to hold the same gradient")
+        return Relation(RANKS, Verdict.DEVIATES, f"{apart:.2g}", "data-parallel ranks must hold the same gradient")
 
-    # -- windows that the trainer makes once more
+    # -- windows that the trainer replays
 
     def _copies(self, of_ranks: list[ranks.Mine]) -> Relation:
-        """Two copies of the first micro-batch in a window: a mean of equal things is that thing."""
+        """A window of two copies of the first micro-batch must have the micro-batch's own gradient."""
         if why := self._no_second_window():
-            return not_held(COPIES, why)
+            return not_checked(COPIES, why)
         first = self._steps[0]
         made = self._attempt(lambda: self._replay.made([first, first]))
         of_all = ranks.gathered(made if isinstance(made, ranks.Mine) else ranks.Mine(used=made))
         if why := ranks.problem(of_all):
-            return not_held(COPIES, why)
+            return not_checked(COPIES, why)
         firsts = [each.only(0) for each in of_ranks]
-        laws = ranks.laws(firsts) if len(firsts) > 1 else {"its own gradient": [1.0]}
+        laws = ranks.laws(firsts) if len(firsts) > 1 else {"the micro-batch's own gradient": [1.0]}
         return self._judged(COPIES, firsts, made, laws)
 
     def _no_second_window(self) -> str:
@@ -303,41 +301,41 @@ class Rehearsal:
 
         trainer, base = type(self._trainer), transformers.Trainer
         if trainer._prepare_inputs is not base._prepare_inputs:
-            return f"{trainer.__name__} makes its inputs itself (rollouts)"
+            return f"{trainer.__name__} generates its inputs (rollouts)"
         return self._counted_elsewhere()
 
     def _counted_elsewhere(self) -> str:
-        """Who would count micro-batches that the run does not take; empty where nobody does."""
+        """Return which component would count the replayed micro-batches; empty if none would."""
         if self._where.steps_in_backward is not None:
             return "DeepSpeed's engine counts micro-batches itself"
         if self._goes_on and self._model is not self._inner:
-            return "the run goes on, and DistributedDataParallel would count one more window"
+            return "the run continues, and DistributedDataParallel would count one more window"
         return ""
 
     # -- a micro-batch in pieces
 
     def _one_by_one(self, call: Call) -> Relation:
-        """Of each rank's first micro-batch, without dropout."""
+        """Compare each rank's first micro-batch with its pieces, without dropout."""
         cut = pieces.cut(call.inputs)
         why = cut.why or pieces.unknown(self._trainer, self._inner)
         asked = ranks.gathered(ranks.Mine(used=torch.tensor(float(len(cut.pieces))), problem=why))
         most = max(int(each.used) for each in asked)
         if why := ranks.problem(asked):
-            return not_held(cut.name, why)
+            return not_checked(cut.name, why)
         of_ranks = ranks.gathered(self._attempt(lambda: self._of_pieces(call, cut, most)))
         if why := ranks.problem(of_ranks):
-            return not_held(cut.name, why)
+            return not_checked(cut.name, why)
         return _first_that_deviates([pieces.judge(cut.name, each, self._noise) for each in of_ranks])
 
     def _of_pieces(self, call: Call, cut: pieces.Cut, most: int) -> ranks.Mine:
-        """Their own gradients, and as ``used`` that of all of them at once."""
+        """Return the pieces' own gradients, and as ``used`` the gradient of all pieces together."""
 
         def of(inputs: Any, random: states.Random = call.random) -> Call:
             return Call(inputs, {}, random, call.buffers)
 
         with pieces.without_dropout(self._inner), self._replay.without_routers_loss():
             own = [self._replay.sketch(self._replay.own(of(each))) for each in cut.pieces]
-            for _ in range(most - len(own)):  # a rank that has more may need this one's shards
+            for _ in range(most - len(own)):  # a rank with more pieces may need this rank's shards
                 self._replay.own(of(cut.pieces[-1]))
             whole = self._replay.sketch(self._replay.own(of(cut.whole)))
             losses = []
@@ -345,16 +343,16 @@ class Rehearsal:
                 losses.append(float(self._replay.alone(of(cut.whole, random)).detach()))
                 self._where.after_forward()
         if losses[0] != losses[1]:
-            return ranks.Mine(problem="the loss draws random numbers")
+            return ranks.Mine(problem="the loss uses random numbers")
         return ranks.Mine(whole, torch.stack(own), counts=labels.counts_of(cut.pieces))
 
-    # -- the loss from its logits
+    # -- the reference loss
 
     def _by_formula(self, call: Call) -> Relation:
-        """Of the first micro-batch, without dropout."""
+        """Compare the first micro-batch's loss with the reference loss, without dropout."""
         why = formula.unknown(self._trainer, self._inner, call.inputs)
         if why := ranks.problem(ranks.gathered(ranks.Mine(problem=why))):
-            return not_held(formula.NAME, why)
+            return not_checked(formula.NAME, why)
 
         def both() -> ranks.Mine:
             with pieces.without_dropout(self._inner), self._replay.without_routers_loss():
@@ -368,17 +366,17 @@ class Rehearsal:
 
         of_ranks = ranks.gathered(self._attempt(both))
         if why := ranks.problem(of_ranks):
-            return not_held(formula.NAME, why)
+            return not_checked(formula.NAME, why)
         both_of = [each.used.tolist() for each in of_ranks]
         return _first_that_deviates([formula.judge(loss, expected, self._noise) for loss, expected in both_of])
 
-    # -- the loss along its gradient
+    # -- the directional derivative
 
     def _slope(self) -> Relation:
         if why := self._where.coarse():
-            return not_held(SLOPE, why)
+            return not_checked(SLOPE, why)
         if self._noise > _FINE:
-            return not_held(SLOPE, f"the loss is too coarse (noise {self._noise:.0e})")
+            return not_checked(SLOPE, f"the loss's precision is too low (noise {self._noise:.0e})")
         call = self._steps[0].calls[0]
         gradients = self._replay.own(call)
         size = sum(float(each.double().pow(2).sum()) for each in gradients if each is not None) ** 0.5
@@ -398,16 +396,18 @@ class Rehearsal:
                 for parameter, value in zip(self._where.parameters, kept, strict=True):
                     parameter.copy_(value)
         if not size:
-            return not_held(SLOPE, "the gradient is 0")
+            return not_checked(SLOPE, "the gradient is 0")
         ratio = rise / (2 * step) / size**2
         if abs(ratio) < _STILL:
-            return not_held(SLOPE, "the loss stays what it is: it holds the model against itself, as GRPO's first does")
+            return not_checked(
+                SLOPE, "the loss is constant: it compares the model with itself, as GRPO's first step does"
+            )
         if abs(ratio - 1) <= _SMOOTH:
             return Relation(SLOPE, Verdict.HOLDS, f"{ratio:.3f}")
-        text = "of what the gradient says: a part of the loss is detached or not smooth, or a backward pass is wrong"
+        text = "relative to the gradient: a part of the loss is detached or not smooth, or a backward pass is wrong"
         return Relation(SLOPE, Verdict.NOTE, f"{ratio:.3f}", text)
 
 
 def _first_that_deviates(of_ranks: list[Relation]) -> Relation:
-    """Else that of rank 0."""
+    """Return the first relation that deviates, or rank 0's."""
     return next((each for each in of_ranks if each.verdict is Verdict.DEVIATES), of_ranks[0])

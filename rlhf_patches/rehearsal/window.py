@@ -1,7 +1,7 @@
-"""The law of the window: a window's gradient is a weighted sum of its micro-batches' own gradients.
+"""Micro-batch weights: a window's gradient is a weighted sum of its micro-batches' own gradients.
 
-Each micro-batch's own gradient is that of its loss by itself: no accumulation, no other rank. The weights say what the
-training loop made of the window: shares of the tokens, or one part each, are right; all 1 is a missing division.
+A micro-batch's own gradient is the gradient of its loss alone: no accumulation, no other rank. Weights in proportion to
+the tokens, or equal weights that sum to 1, are correct; weights of 1 mean a missing division.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import dataclass, replace
 import torch
 
 FLOOR = 1e-5
-"""Below this a deviation is rounding, whatever the noise was."""
+"""A deviation below this is rounding, for any noise."""
 _TIMES_NOISE = 10.0
 
 
 @dataclass(frozen=True)
 class Window:
-    """What was found."""
+    """The result for one window. A law is a set of correct weights."""
 
     law: str
-    """Which of the laws the weights follow; empty where they follow none."""
+    """The law that the weights follow; empty if they follow none."""
     deviation: float
-    """What is left of the gradient under that law, or under the nearest of them: a share of its size."""
+    """The relative residual of the gradient under that law, or under the nearest one."""
     weights: tuple[float, ...]
-    """By least squares."""
+    """The least-squares weights."""
     residual: float
-    """What is left of the gradient under these."""
+    """The relative residual under the least-squares weights."""
     factor: float | None
-    """By how much the gradient is larger than ``nearest`` makes it; None where that is no factor."""
+    """The ratio of the gradient to that of ``nearest``; None if they are not proportional."""
     nearest: str = ""
     of_the_even: float | None = None
-    """By how much too much there is of what is a mean whatever the law is; None where it is not that."""
+    """The weight of the part that is always a mean over micro-batches; None if that is not the deviation."""
 
 
 def limit(noise: float) -> float:
-    """Above which a deviation is none of rounding."""
+    """Return the limit above which a deviation is not rounding."""
     return max(FLOOR, _TIMES_NOISE * noise)
 
 
@@ -47,17 +47,17 @@ def judge(
     noise: float,
     evenly: torch.Tensor | None = None,
 ) -> Window:
-    """Hold a window's gradient against its micro-batches'.
+    """Compare a window's gradient with its micro-batches' gradients.
 
     Args:
-        used: the window's gradient, one dimension, float64.
-        own: the micro-batches' own, a row each.
-        laws: weights that are right, by what they are called.
-        noise: how far the same gradient moves by rounding, a share of its size.
-        evenly: what of ``own`` is a mean over micro-batches whatever the law is, as a router's loss is.
+        used: the window's gradient, a float64 vector.
+        own: the micro-batches' own gradients, one row each.
+        laws: correct weights by name.
+        noise: the relative rounding error of a repeated gradient.
+        evenly: the part of ``own`` that is always a mean over micro-batches, such as a router's loss.
 
     Returns:
-        which law holds; else the factor over the nearest law, or the weights.
+        the law that holds; else the factor over the nearest law, or the weights.
     """
     size = float(used.norm()) or 1.0
     fit = torch.linalg.lstsq(own.T, used[:, None], driver="gelsd").solution[:, 0]
@@ -76,11 +76,11 @@ def judge(
     nearest = min(factors, key=lambda name: factors[name][1])
     times, rest = factors[nearest]
     factor = times if rest <= limit(noise) else None
-    found = Window("", by_law[nearest], weights, left, factor, nearest)
+    result = Window("", by_law[nearest], weights, left, factor, nearest)
     if evenly is None or factor is not None:
-        return found
+        return result
     for name, right in should_be.items():
         more = float((used - right) @ mean) / (float(mean @ mean) or 1.0)
         if float((used - right - more * mean).norm()) / size <= limit(noise):
-            return replace(found, nearest=name, of_the_even=1 + more)
-    return found
+            return replace(result, nearest=name, of_the_even=1 + more)
+    return result

@@ -26,11 +26,11 @@ def test_without_the_patches_then_with_them(installed, tmp_path):
     assert done.returncode == found["status"] == 1, done.stdout + done.stderr
     assert "weights 0x" not in done.stdout
     (first, *_) = found["relations"]
-    assert (first["relation"], first["verdict"]) == ("the window's weights", "deviates")
-    assert first["text"] == "4.000 x one part for each micro-batch"
+    assert (first["relation"], first["verdict"]) == ("micro-batch weights", "deviates")
+    assert first["text"] == "4.000 x the mean over micro-batches"
     assert found["with"]["status"] == 0
     assert found["with"]["repaired"] == ["transformers-accumulation-scale"]
-    assert "with the patches it holds (transformers-accumulation-scale): the window's weights, copies" in done.stdout
+    assert "with the patches it holds (transformers-accumulation-scale): micro-batch weights, duplicated" in done.stdout
 
 
 @exhaustive

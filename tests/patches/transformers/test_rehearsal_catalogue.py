@@ -13,8 +13,8 @@ from tests.harness.forkserver import TRL, beside
 from tests.patches.transformers import rehearsal_catalogue_ranks as runs
 
 WORKER = runs.__name__
-FORMULA = "the loss by its formula"
-WINDOW, TRAINED = "the window's weights", "trained and frozen"
+FORMULA = "reference loss"
+WINDOW, TRAINED = "micro-batch weights", "trainable parameters"
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ CASES = (
     Case(
         "trl-grpo-dapo-scale",
         "two generations in a step",
-        "2.000 x a share by the tokens of its gen",
+        "2.000 x the mean over the generation's tokens",
         release="trl-1.5",
     ),
-    Case("trl-grpo-truncated-count", "truncated", "0.759 x a share by the tokens of its generation", release="trl-1.5"),
-    Case("trl-online-dpo-accumulation", "online", "4.000 x one part for each micro-batch"),
+    Case("trl-grpo-truncated-count", "truncated", "0.759 x the mean over the generation's tokens", release="trl-1.5"),
+    Case("trl-online-dpo-accumulation", "online", "4.000 x the mean over micro-batches"),
     Case("peft-disable-adapter-restore", "a frozen half", "that were frozen require a gradient after", TRAINED),
 )
 MORE = (
-    Case("trl-grpo-dapo-scale", "half of a generation in a step", "0.500 x a share by the tokens", release="trl-1.5"),
-    Case("transformers-moe-aux-loss", "mixture on two ranks", "the router's loss counts 2.000 x", ranks=2),
-    Case("transformers-smoothed-labels", "smoothed and compiled", "the cross entropy of its logits", FORMULA),
+    Case("trl-grpo-dapo-scale", "half of a generation in a step", "0.500 x the mean over the gen", release="trl-1.5"),
+    Case("transformers-moe-aux-loss", "mixture on two ranks", "the router's loss has weight 2.000", ranks=2),
+    Case("transformers-smoothed-labels", "smoothed and compiled", "the cross entropy of the logits", FORMULA),
     Case("deepspeed-offload-accumulation", "offloaded", "4 of 8 micro-batches", release="deepspeed-0.18.2", ranks=2),
     Case("accelerate-fsdp2-upcast", "mixed precision", "12 are in bfloat16", TRAINED, "accelerate-1.13", 2, "note"),
 )

@@ -1,4 +1,4 @@
-"""What a rehearsal reads of a micro-batch's tokens, and the loss by its formula: without a model."""
+"""What a rehearsal reads of a micro-batch's tokens, and the reference loss: without a model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_padding_with_a_label_and_two_start_tokens_are_notes():
     relation = found.relation()
     assert relation.verdict.value == "note"
     assert relation.text == (
-        "1 more are padding; 1 of 1 end tokens have a label; 1 tokens of padding have a label; "
+        "1 padding token; 1 of 1 end tokens have a label; 1 padding token has a label; "
         "1 of 1 rows begin with the start token twice"
     )
 
@@ -113,7 +113,7 @@ def of(tokens, size, totals):
     ],
 )
 def test_shares_of_generations(of_ranks, shares):
-    assert ranks.laws(of_ranks) == {"a share by the tokens of its generation": pytest.approx(shares)}
+    assert ranks.laws(of_ranks) == {"the mean over the generation's tokens": pytest.approx(shares)}
 
 
 # -- the formula
