@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of slime's Megatron backend: what its functions are replaced by."""
+"""Replacements for the log-probability and entropy functions of slime's Megatron backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Both = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
 def compute_log_probs(logits: torch.Tensor, tokens: torch.Tensor, process_group: Any) -> torch.Tensor:
-    """``compute_log_probs``: ``[T, V / TP]`` to ``[T, 1]``, float32. The logits stay as they are."""
+    """``compute_log_probs``: ``[T, V / TP]`` to ``[T, 1]``, float32. The logits are not changed."""
     return minus_cross_entropy(logits, tokens, process_group)[0].unsqueeze(-1)
 
 
@@ -34,7 +34,7 @@ def whole(logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any, with_entrop
     """``calculate_log_probs_and_entropy`` of 0.2.0 and 0.2.1.
 
     Returns:
-        Log-probabilities ``[T, 1]``, and entropies ``[T]`` or None. Without tokens, both are ``[0]``, as slime has it.
+        Log-probabilities ``[T, 1]``, and entropies ``[T]`` or None. Without tokens, both are ``[0]``, as in slime.
     """
     if not len(logits):
         return logits.new_zeros((0,)), logits.new_zeros((0,)) if with_entropy else None
@@ -45,12 +45,12 @@ def whole(logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any, with_entrop
 def in_chunks(
     logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any, with_entropy: bool = False, chunk_size: int = -1
 ) -> _Both:
-    """``calculate_log_probs_and_entropy`` of 0.2.2 to 0.3.0: all at once, which takes no more memory than a chunk."""
+    """``calculate_log_probs_and_entropy`` of 0.2.2 to 0.3.0: all at once, which needs no more memory than a chunk."""
     return whole(logits, tokens, tp_group, with_entropy)
 
 
 def around_masked(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Both:
-    """Around ``calculate_log_probs_and_entropy`` since 0.3.1, which computes itself what top-p has left over."""
+    """Wrap ``calculate_log_probs_and_entropy`` since 0.3.1, which itself computes log-probabilities under top-p."""
     logits, tokens, tp_group, with_entropy, _, keep_mask, with_entropy_grad = args
     if keep_mask is not None or not can_take(logits, tokens):
         masked: _Both = wrapped(*args, **kwargs)

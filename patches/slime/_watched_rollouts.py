@@ -1,4 +1,4 @@
-"""What `slime-watch-rollouts` looks at: in a rank that trains, and in the process that has the rollouts."""
+"""What `slime-watch-rollouts` reads: in a training rank, and in the process that has the rollouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .watch_rollouts import NAME, TOO_LONG
 _DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 _SAMPLING = ("temperature", "top_p", "top_k")
 _OF_OTHERS = ("partial_rollout", "keep_old_actor", "use_rollout_logprobs", "load_debug_rollout_data")
-"""Settings with which trainer and engine may differ rightly, or are not compared."""
+"""Settings with which trainer and engine may legitimately differ, or are not compared."""
 _SAMPLING_FUNCTIONS = (
     "slime.rollout.sglang_rollout.generate_rollout",
     "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
@@ -25,12 +25,12 @@ FIGURES = (_difference, _long)
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures of this process so far."""
     return watching.observed(*FIGURES)
 
 
 def around_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`logging_utils.log`, which one rank calls with the metrics of a step."""
+    """Wrap `logging_utils.log`, which one rank calls with the metrics of a step."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         settings, metrics, key = args
@@ -41,7 +41,7 @@ def around_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
 
 
 def around_rollout(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`_log_rollout_data`, which has the samples of a rollout for training."""
+    """Wrap `_log_rollout_data`, which has the samples of a rollout for training."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         number, settings, rollout, *_ = args
@@ -59,7 +59,7 @@ def _lengths(rollout: Any) -> Iterator[int]:
 
 
 def _is_the_policys(settings: Any) -> bool:
-    """Whether log-probabilities of rollouts have to agree with the trainer's."""
+    """Whether log-probabilities of rollouts must agree with the trainer's."""
     if not settings.colocate or any(getattr(settings, name, None) for name in _OF_OTHERS):
         return False
     return _is_slimes_own(settings) and samples.is_plain(
@@ -68,5 +68,5 @@ def _is_the_policys(settings: Any) -> bool:
 
 
 def _is_slimes_own(settings: Any) -> bool:
-    """Whether its rollouts are sampled by slime: others of its functions have the data's own answers, or a file's."""
+    """Whether slime samples the rollouts: its other functions use the answers of the data, or a file."""
     return settings.rollout_function_path in _SAMPLING_FUNCTIONS

@@ -1,4 +1,4 @@
-"""slime's fully asynchronous rollout: groups that are finished before they are asked for wait for the next step."""
+"""slime's fully asynchronous rollout: surplus finished groups wait for the next step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _RELEASED_ROOM = 1000
 
 
 def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
-    """Up to ``count`` of the worker's finished groups, those that were finished first; the others stay with it.
+    """Up to ``count`` of the worker's finished groups, in the order they finished; others stay with the worker.
 
-    What a function of the user's own, in place of slime's, says that is finished, it says itself; and the queue of one
-    that fills it in a way of his own is emptied, as released.
+    A user's function in place of slime's decides itself which groups are finished. The queue of a worker that fills it
+    in its own way is emptied, as released.
     """
     other = _own(worker)
     if other:
@@ -40,21 +40,21 @@ def at_most(worker: Any, count: int) -> list[tuple[int, list[Any]]]:
 
 
 def _own(worker: Any) -> str:
-    """What of that which fills and empties the queue is a user's; empty where all is slime's."""
-    # known: slime's own, by what no decorator copies
+    """The first function that fills or empties the queue and is a user's; empty if all are slime's."""
+    # known: slime's own, from attributes that no decorator copies
     return next((name for name in _QUEUE if _released.written_in(getattr(worker, name, None)) != _MODULE), "")
 
 
 def size(worker: Any) -> int:
-    """Of the queue: without a bound; the released one for a worker that fills or empties it in a way of its own."""
+    """The size of the queue: unbounded; the released size for a worker that fills or empties it in its own way."""
     return _RELEASED_ROOM if _own(worker) else 0
 
 
 def has_room(worker: Any, at_once: int) -> bool:
-    """Whether another prompt is to be sampled: not while as many groups wait as are sampled ``at_once``.
+    """Whether to sample another prompt: not while as many groups wait as are sampled ``at_once``.
 
-    Who takes them by a rollout of his own, or calls slime's from it, may wait for more: there as many may wait as
-    released. So it is where a buffer of his own cannot be asked.
+    A user's rollout that takes the groups, or calls slime's, may wait for more: as many may wait as released. The same
+    holds if a user's buffer cannot be queried.
     """
     if not _taken_by_slimes(worker):
         at_once = max(at_once, _RELEASED_ROOM)
@@ -66,8 +66,8 @@ def has_room(worker: Any, at_once: int) -> bool:
 
 
 def _taken_by_slimes(worker: Any) -> bool:
-    """Whether slime itself calls its own rollout: of another one it is not known for how many it waits."""
-    # known: slime loads the function by this name, and what that calls and takes from the worker is slime's own
+    """Whether slime itself calls its own rollout; the number that another rollout waits for is unknown."""
+    # known: slime loads the function by this name, and its callees and the worker's functions are slime's own
     return (
         getattr(getattr(worker, "args", None), "rollout_function_path", None) == f"{_MODULE}.{_ROLLOUT}"
         and all(
@@ -79,37 +79,37 @@ def _taken_by_slimes(worker: Any) -> bool:
 
 PATCH = Patch(
     name=_NAME,
-    summary="the fully asynchronous rollout trains on every group that it has sampled",
+    summary="the fully asynchronous rollout trains on every sampled group",
     harm="wrong data",
     affects_rollouts=True,
-    bug="the fully asynchronous rollout throws away groups that are finished, and their prompts with them",
+    bug="the fully asynchronous rollout discards finished groups, and their prompts with them",
     when="`--rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async`",
     symptom="""\
-With `slime.rollout.fully_async_rollout.generate_rollout_fully_async` most of what is sampled is never trained on: an
-epoch is over after far fewer steps than it has prompts for, engines are busy and training waits for them. Of the groups
-that were ready, those of the earliest prompts are kept. No error; `queue_left` in the log is near 0 after each
-rollout. It is the more, the more groups are sampled at once: `--sglang-server-concurrency` (512) times the engines,
-against `--rollout-batch-size`.""",
+With `slime.rollout.fully_async_rollout.generate_rollout_fully_async`, most sampled groups are never trained on. An
+epoch ends after far fewer steps than it has prompts for, engines are busy, and training waits for them. Of the finished
+groups, those of the earliest prompts are kept. No error is raised; `queue_left` in the log is near 0 after each
+rollout. The loss grows with the number of groups that are sampled at once: `--sglang-server-concurrency` (512) times
+the engines, relative to `--rollout-batch-size`.""",
     cause="""\
-`_generate_rollout_async` empties the worker's queue, which has all groups that were finished since the last step,
-returns the first `rollout_batch_size` of them by index, and lets go of the others. Their prompts have been taken from
-the data source, and do not come again in the epoch. The worker goes on sampling, whatever waits, and where 1000 groups
-do, its next one blocks the event loop of all that are being sampled.""",
+`_generate_rollout_async` empties the worker's queue, which has all groups that finished since the last step, returns
+the first `rollout_batch_size` of them by index, and discards the others. Their prompts were taken from the data source
+and do not come again in the epoch. The worker samples on, however many groups wait. When 1000 groups wait, the next one
+blocks the event loop of all groups that are being sampled.""",
     repair="""\
-A step takes as many groups as it is short of, those that were finished first; the others stay in the queue for the next
-one. As in upstream's repair (PR 2238) the queue has no bound of its own, and the worker takes no new prompt while as
-many groups wait as it samples at once: at most twice that many wait. So, within one process, each prompt of the data
-source is trained on once, but for those of groups that fail. Where never more groups are finished than are asked for,
-nothing changes. A rollout of yours that takes them from slime's worker, or calls slime's, may wait for 1000, as
-released.
+A step takes as many groups as it still needs, in the order in which they finished. The others stay in the queue for the
+next step. As in upstream's repair (PR 2238), the queue has no bound of its own, and the worker takes no new prompt
+while as many groups wait as it samples at once: at most twice that many wait. Within one process, each prompt of the
+data source is trained on once, except for those of groups that fail. If there are never more finished groups than a
+step needs, nothing changes. Your own rollout that takes groups from slime's worker, or calls slime's rollout, may wait
+for 1000, as released.
 
-Not repaired: a run that is resumed. Groups that wait or are sampled when a process ends are lost: checkpoints have none
-of them, and slime's data source goes on after their prompts.
+The patch does not repair a resumed run. Groups that wait or are being sampled when a process ends are lost: checkpoints
+do not contain them, and slime's data source continues after their prompts.
 
-Left alone, with one line: a worker of yours with a `get_completed_groups`, a `_loop` or a `_make_done_cb` of its own,
-all of whose groups a step takes and may drop, and whose queue holds 1000, as released. Left alone as well: the rollout
-of the examples' folder up to 0.2.4, which is no module of slime's. main has been repaired since, and calls itself 0.3.1
-all the same: there the patch is refused, because the code is not that of 0.3.1, and is not needed.""",
+The patch does not change your own worker with its own `get_completed_groups`, `_loop` or `_make_done_cb`, and logs one
+warning. A step takes all groups of such a worker and may drop some, and its queue holds 1000, as released. The patch
+does not repair the rollout of the examples' folder up to 0.2.4, which is not a module of slime. main has the repair and
+still has version 0.3.1: the patch is refused there because its code is not that of 0.3.1, and is not needed.""",
     references=("https://github.com/THUDM/slime/pull/2238", "https://github.com/THUDM/slime/pull/1920"),
     variants=(
         Variant(
@@ -139,11 +139,11 @@ all the same: there the patch is refused, because the code is not that of 0.3.1,
             ),
         ),
     ),
-    obsolete_when="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    obsolete_when="when the oldest slime in use has the repair: main since August 2026, still with version 0.3.1",
     changes_numbers="""\
-0.3.0 and 0.3.1 trained on a choice of what was ready, those of the earliest prompts, and lost the others. With the
-patch a run takes more steps for an epoch, each sooner, and on groups that have waited in the queue: where far more are
-sampled at once than a step takes (`--sglang-server-concurrency` times the engines against `--rollout-batch-size`), they
-were sampled by the weights of as many steps before as it holds batches. Lower `--sglang-server-concurrency` where that
-is too many. Checkpoints can be trained on.""",
+0.3.0 and 0.3.1 trained on a selection of the finished groups, those of the earliest prompts, and lost the others. With
+the patch, an epoch has more steps, each step starts sooner, and it trains on groups that have waited in the queue. If
+far more groups are sampled at once than a step takes (`--sglang-server-concurrency` times the engines, relative to
+`--rollout-batch-size`), the groups are as many steps old as the queue holds batches. Lower
+`--sglang-server-concurrency` if that is too many. Training can continue from checkpoints.""",
 )

@@ -1,4 +1,4 @@
-"""slime's `--normalize-advantages`: over all tokens of the batch, whichever rank has them."""
+"""slime's `--normalize-advantages`: over all tokens of the batch, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 
 def whiten(released: Callable[..., Any], advantages: Any, masks: Any, **options: Any) -> Any:
-    """slime's own function, which every rank of the group has to call: one without tokens too."""
+    """slime's own function, which every rank of the group must call, including one without tokens."""
     try:
         return released(advantages, masks, **options)
-    except ValueError:  # no rank has a token that counts: after the collective, so all ranks are here
+    except ValueError:  # no rank has a valid token: raised after the collective, so all ranks are here
         if masks.numel():
             raise
         return advantages
@@ -23,34 +23,34 @@ _REPAIRED = "mpu.get_data_parallel_group(with_context_parallel=True)"
 
 PATCH = Patch(
     name="slime-context-parallel-whitening",
-    summary="--normalize-advantages whitens over the tokens of all context-parallel ranks, and hangs on none",
+    summary="--normalize-advantages whitens over the tokens of all context-parallel ranks, and does not hang",
     harm="wrong gradient",
-    bug="under context parallelism --normalize-advantages whitens each rank's part of the sequences by itself",
+    bug="under context parallelism, --normalize-advantages whitens each rank's part of the sequences separately",
     when="--normalize-advantages with --context-parallel-size above 1; or a data-parallel rank without response tokens",
     symptom="""\
-`--normalize-advantages` with `--context-parallel-size` above 1: runs learn less than without it, and two
-halves of one response have different advantages, some of another sign. Where a rank has no token of any response (long
-prompts and short answers, or responses that were all aborted), training hangs in an all-reduce until a timeout.""",
+With `--normalize-advantages` and `--context-parallel-size` above 1, runs learn less than without context parallelism.
+Two halves of one response have different advantages, some with another sign. If a rank has no token of any response
+(long prompts and short answers, or only aborted responses), training hangs in an all-reduce until a timeout.""",
     cause="""\
-Each context-parallel rank has two pieces of every sequence, and advantages are whitened with the mean and the variance
-of the data-parallel group, in which all ranks have pieces of the same place: so there is one mean for the beginnings
-and the ends, and another one for what lies between. And a rank without response tokens does not take part.""",
+Each context-parallel rank has two pieces of every sequence. Advantages are whitened with the mean and the variance of
+the data-parallel group, whose ranks all have pieces of the same position. So the beginnings and ends have one mean, and
+the pieces between have another. A rank without response tokens does not take part in the all-reduce.""",
     repair="""\
-Under context parallelism the group is the one of data and context parallelism, so mean and variance are those of all
-tokens, as they are without: (A - mean) / sqrt(var + 1e-8) with slime's own sums over the tokens that the loss mask has.
-Every rank takes part, whatever it has. Without context parallelism the group is the one that it was. Where no rank has
-a response token, advantages stay as they are, as released.
+Under context parallelism, the group covers data and context parallelism, so mean and variance are those of all tokens,
+as without context parallelism: (A - mean) / sqrt(var + 1e-8), with slime's own sums over the tokens of the loss mask.
+Every rank takes part, with or without tokens. Without context parallelism, the group is unchanged. If no rank has a
+response token, advantages are not changed, as released.
 
-Left alone: v0.1.0, which whitens over all ranks, and leaves out one without tokens too. main has been repaired since,
-and calls itself 0.3.1 all the same: there the patch is refused, and is not needed.""",
+The patch does not repair v0.1.0, which whitens over all ranks and also omits a rank without tokens. main has the repair
+and still has version 0.3.1: the patch is refused there, and is not needed.""",
     changes_numbers="""\
-From 0.2.0 to 0.3.1 a run with `--normalize-advantages` under context parallelism had advantages with another shift and
-scale on each part of the sequences: on a small batch of two context-parallel ranks up to 0.67 off, and 11 of 63 had
-another sign. With the patch they are those of a run without context parallelism. A learning rate that was tuned with it
-should be looked at again; checkpoints can be trained on.""",
+From 0.2.0 to 0.3.1, a run with `--normalize-advantages` under context parallelism had advantages with a different shift
+and scale on each part of the sequences: on a small batch on two context-parallel ranks they differed by up to 0.67, and
+11 of 63 had another sign. With the patch, they equal those without context parallelism. If you tuned a learning rate
+without the patch, check it again. Training can continue from checkpoints.""",
     references=("https://github.com/THUDM/slime/pull/2235",),
     variants=(
-        # v0.1.0 whitens over all ranks of the world. main, which still calls itself 0.3.1, has been repaired.
+        # v0.1.0 whitens over all ranks of the world. main, still with version 0.3.1, has the repair.
         Variant(
             Guard("slime", ">=0.2.0,<=0.3.1"),
             (
@@ -79,7 +79,7 @@ should be looked at again; checkpoints can be trained on.""",
             ),
         ),
     ),
-    obsolete_when="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    obsolete_when="when the oldest slime in use has the repair: main since August 2026, still with version 0.3.1",
     conditions=(
         Condition(
             "slime.backends.megatron_utils.loss:compute_advantages_and_returns",

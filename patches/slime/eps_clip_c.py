@@ -1,4 +1,4 @@
-"""slime on Megatron: the third bound of dual-clip PPO is the one that was asked for."""
+"""slime on Megatron: dual-clip PPO uses the configured third bound."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MODULE = "slime.utils.ppo_utils"
 
 
 def bound(args: Any, function: Callable[..., Any]) -> tuple[float, ...]:
-    """``--eps-clip-c``; empty where there is none, or one that slime's function refuses in the middle of a step.
+    """``--eps-clip-c``; empty if it is absent, or if slime's function would raise for it in the middle of a step.
 
-    Empty as well where the function is one of the user's own, in place of slime's.
+    Also empty if the function is a user's, in place of slime's.
     """
     asked: Any = getattr(args, "eps_clip_c", None)
     if asked is None or not _takes_a_bound(function):
@@ -32,7 +32,7 @@ def bound(args: Any, function: Callable[..., Any]) -> tuple[float, ...]:
 
 
 def _is_a_bound(asked: Any) -> bool:
-    """A number above 1: NaN is none, and no more is a text, such as 1e1 of a configuration in YAML."""
+    """Whether it is a number above 1; NaN is not, nor is a string, such as 1e1 of a configuration in YAML."""
     try:
         return bool(asked > 1.0)
     except (TypeError, ValueError, RuntimeError):
@@ -40,20 +40,20 @@ def _is_a_bound(asked: Any) -> bool:
 
 
 def _takes_a_bound(function: Callable[..., Any]) -> bool:
-    """Slime's own, within torch.compile's wrapper: one of the user's may have a bound already, whatever it takes."""
-    # In the globals of what was decorated there is another module's name, whatever attributes it has copied.
+    """Whether it is slime's own, in torch.compile's wrapper; a user's may have a bound already."""
+    # The globals of a decorated function have another module's name, whatever attributes it copies.
     while _released.written_in(function).startswith("torch.") and hasattr(function, "_torchdynamo_orig_callable"):
         function = function._torchdynamo_orig_callable
-    # known: slime's own, by what no decorator copies
+    # known: slime's own, from attributes that no decorator copies
     if _released.written_in(function) != _MODULE or not isinstance(function, FunctionType):
         return False
-    code = function.__code__  # known: slime's function was read; in every release that has it
+    code = function.__code__  # known: slime's function was read in every release that has it
     return code.co_varnames[: code.co_argcount][4:5] == ("eps_clip_c",)  # known: the name is in the fifth place
 
 
 @functools.cache
 def _ignored(asked: str) -> None:
-    logger.warning("--eps-clip-c %s is ignored, as slime has always done: expected a number above 1, or none", asked)
+    logger.warning("--eps-clip-c %s is ignored, as in released slime: expected a number above 1, or none", asked)
 
 
 def _forward(alongside: str) -> tuple[Rewrite]:
@@ -73,35 +73,35 @@ PATCH = Patch(
     name="slime-eps-clip-c",
     summary="--eps-clip-c clips the policy loss",
     harm="wrong gradient",
-    bug="--eps-clip-c clips nothing",
+    bug="--eps-clip-c has no effect",
     when="--eps-clip-c, and tokens with a negative advantage and a large ratio",
     symptom="""\
-`--eps-clip-c` changes nothing. Tokens with a negative advantage that have become far more likely since they were
-sampled (a large ratio) dominate the loss and its gradient, which is what dual-clip PPO is there to prevent.""",
-    cause="`policy_loss_function` calls `compute_policy_loss` without it, whose default is None: no bound.",
+`--eps-clip-c` has no effect. Tokens with a negative advantage that have become far more likely since they were sampled
+(a large ratio) dominate the loss and its gradient. Dual-clip PPO is meant to prevent this.""",
+    cause="`policy_loss_function` does not pass it to `compute_policy_loss`, whose default is None: no bound.",
     repair="""\
-It is passed on. Where the advantage A is negative, the loss of a token is at most -c A: the objective is
-max(min(r A, clip(r, 1 - eps, 1 + eps_high) A), c A), equation 5 of arXiv 1912.09729, with a gradient of 0 beyond r = c.
-Without the option nothing changes. A c that is no number above 1, which slime's function refuses with an error, is
-ignored as released, with a warning.
+The patch passes it on. If the advantage A is negative, the loss of a token is at most -c A: the objective is max(min(r
+A, clip(r, 1 - eps, 1 + eps_high) A), c A), equation 5 of arXiv 1912.09729, with a gradient of 0 beyond r = c. Without
+the option, nothing changes. If c is not a number above 1, slime's function would raise an error; the patch ignores such
+a c, as released, and logs a warning.
 
-Left alone: a `compute_policy_loss` of your own in slime's place, or around it, which may have a bound already; the FSDP
-backend of 0.2.0 to 0.2.2, which has the same call. main has been repaired since, and calls itself 0.3.1 all the same:
-there the patch is refused, because the code is not that of 0.3.1, and is not needed.""",
+The patch does not change your own `compute_policy_loss` in place of slime's, or a wrapper of slime's, which may have a
+bound already. It does not repair the FSDP backend of 0.2.0 to 0.2.2, which has the same call. main has the repair and
+still has version 0.3.1: the patch is refused there because its code is not that of 0.3.1, and is not needed.""",
     references=(
         "https://github.com/THUDM/slime/pull/2247",
         "https://arxiv.org/abs/1912.09729",
     ),
     variants=(
-        # The tag v0.1.0 calls itself 0.0.1 in its metadata. No code is that of both.
+        # The tag v0.1.0 has version 0.0.1 in its metadata. No code matches both variants.
         Variant(Guard("slime", "==0.0.1"), _forward('old_log_probs = batch["log_probs"]')),
         Variant(Guard("slime", ">=0.2.0,<=0.3.1"), _forward("args.use_rollout_logprobs")),
     ),
-    obsolete_when="when the oldest slime in use has it: main since August 2026, which still calls itself 0.3.1",
+    obsolete_when="when the oldest slime in use has the repair: main since August 2026, still with version 0.3.1",
     changes_numbers="""\
-Every release up to 0.3.1 has ignored --eps-clip-c. A run that was started with it has been trained on PPO's loss
-without that bound, and with the patch is trained on the one it asked for; to go on as before, leave the option out.
-Checkpoints can be trained on.""",
+Every release up to 0.3.1 ignores --eps-clip-c. A run with this option was trained on PPO's loss without the bound, and
+with the patch is trained with it. To keep the loss without the bound, remove the option. Training can continue from
+checkpoints.""",
     conditions=(
         Condition(
             "slime.backends.megatron_utils.loss:policy_loss_function", f"{__package__}._conditions:without_eps_clip_c"

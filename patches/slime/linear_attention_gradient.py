@@ -1,4 +1,4 @@
-"""slime's linear attention (Qwen3-Next, Qwen3.5), of which every rank computes the whole: what goes back to its part.
+"""slime's linear attention (Qwen3-Next, Qwen3.5), which every rank computes whole: the gradient of the rank's part.
 
 Source: https://github.com/THUDM/slime, ``slime_plugins/models/hf_attention.py``.
 """
@@ -17,8 +17,8 @@ _COMPUTES_ALL = ("slime_plugins.models.qwen3_next", "slime_plugins.models.qwen3_
 
 
 def computes_all(layer: Any) -> bool:
-    """Whether each rank computes the same from whole sequences, and leaves the gradient to the gathering."""
-    # known: slime's own two were read; another may compute a rank's share of the heads, or add up the gradient itself.
+    """Whether each rank computes the same from whole sequences, and the gathering's backward handles the gradient."""
+    # known: slime's own two were read; another may compute a rank's share of the heads, or sum the gradient itself.
     if _released.written_in(vars(layer).get("hf_forward", type(layer).hf_forward)) in _COMPUTES_ALL:
         return True
     _released.stays(_NAME, f"{type(layer).__name__}.hf_forward is not slime's own", "linear attention")
@@ -26,7 +26,7 @@ def computes_all(layer: Any) -> bool:
 
 
 def gathering(layer: Any) -> Callable[..., Any]:
-    """What gathers a layer's sequences of all tensor-parallel ranks."""
+    """The function that gathers a layer's sequences of all tensor-parallel ranks."""
     from megatron.core import tensor_parallel
 
     return gathered_sequence if computes_all(layer) else tensor_parallel.gather_from_sequence_parallel_region
@@ -35,7 +35,7 @@ def gathering(layer: Any) -> Callable[..., Any]:
 def gathered_sequence(hidden_states: Any, tensor_parallel_output_grad: bool = False, group: Any = None) -> Any:
     """``[tokens, batch, hidden]`` of all tensor-parallel ranks; backward takes this rank's piece of the gradient.
 
-    Source: ``megatron.core.tensor_parallel``, whose default adds up the ranks' gradients.
+    Source: ``megatron.core.tensor_parallel``, which by default sums the ranks' gradients.
     """
     from megatron.core import tensor_parallel
 
@@ -45,10 +45,10 @@ def gathered_sequence(hidden_states: Any, tensor_parallel_output_grad: bool = Fa
 
 
 def gathered(hidden_states: Any, group: Any) -> Any:
-    """Of each context-parallel rank its part, ``[tokens, batch, hidden]``; backward adds up all ranks' gradients of it.
+    """Each context-parallel rank's part, ``[tokens, batch, hidden]``; backward sums all ranks' gradients of it.
 
-    Source: ``megatron.core.tensor_parallel``; ``torch.distributed.nn.functional`` does it on a world's ranks alone
-    where the backend is not NCCL.
+    Source: ``megatron.core.tensor_parallel``; ``torch.distributed.nn.functional`` does this only on all ranks of the
+    world if the backend is not NCCL.
     """
     from megatron.core import tensor_parallel
 
@@ -62,41 +62,42 @@ _FORWARD = "slime_plugins.models.hf_attention:HuggingfaceAttention.forward"
 
 PATCH = Patch(
     name=_NAME,
-    summary="what goes back through a layer of linear attention is the whole model's, under TP and under CP",
+    summary="the gradient through a linear attention layer equals that of one rank, under TP and under CP",
     harm="wrong gradient",
-    bug="what goes back through linear attention is multiplied by TP, or, since v0.2.4, a part of it under CP is lost",
+    bug="the gradient through linear attention is multiplied by TP; since v0.2.4, a part of it is lost under CP",
     when="Qwen3-Next or Qwen3.5, sequence parallelism before v0.2.4 or context parallelism since",
     symptom="""\
-A model with linear attention (Qwen3-Next, Qwen3.5, by `slime_plugins`) trains otherwise than on one rank. The gradient
-norm grows with the tensor parallel size and the number of layers (v0.2.0 to v0.2.3), or there is nothing to see at all
-(v0.2.4 and later, context parallelism). No error.""",
+A model with linear attention (Qwen3-Next, Qwen3.5, with `slime_plugins`) trains differently than on one rank. The
+gradient norm grows with the tensor parallel size and the number of layers (v0.2.0 to v0.2.3), or shows nothing (v0.2.4
+and later, context parallelism). No error is raised.""",
     cause="""\
 Each rank gathers the whole sequences, computes the layer on all of them, and keeps its part of the output. With
-sequence parallelism the gathering's backward added up what the ranks had, which is the same on each: TP times the
-gradient went back to all layers before this one, in each layer of linear attention. v0.2.4 took that out, and took
-out the sum over context-parallel ranks with it. But a context-parallel rank's loss is of its own part of the output
-alone: what the others' parts owe to this rank's tokens, through the recurrence, is on the other ranks, and is lost.
-Gradients of the layer's own weights were right.""",
+sequence parallelism, the gathering's backward summed the ranks' gradients, which are the same on each rank: all earlier
+layers got TP times the gradient, for each layer of linear attention. v0.2.4 removed this sum, and with it the sum over
+context-parallel ranks. But a context-parallel rank's loss covers only its own part of the output. The gradient of the
+other parts with respect to this rank's tokens, through the recurrence, is on the other ranks and is lost. Gradients of
+the layer's own weights were right.""",
     repair="""\
-The sequence-parallel gathering's backward takes this rank's piece, the context-parallel one's adds up what all ranks
-have. The gradient is then that of one rank. Without sequence and context parallelism nothing changes. In v0.2.0 to
-v0.2.3 without sequence parallelism, and in later ones without context parallelism, all is bit for bit as before.
+The backward of the sequence-parallel gathering takes this rank's piece of the gradient. The backward of the
+context-parallel gathering sums all ranks' gradients. The gradient then equals that of one rank. Without sequence and
+context parallelism, nothing changes. In v0.2.0 to v0.2.3 without sequence parallelism, and in later releases without
+context parallelism, results are bitwise identical.
 
-Left alone: a layer with an `hf_forward` of the user's own, which may divide the heads, where the sum over ranks was
-right, or add up the gradient itself; and `--allgather-cp`, whose ranks have other pieces of a sequence than this layer
-puts together ([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",
+The patch does not change a layer with a user's own `hf_forward`, which may divide the heads, so that the sum over ranks
+was right, or may sum the gradient itself. It does not repair `--allgather-cp`, whose ranks have other pieces of a
+sequence than this layer puts together ([slime's issue](https://github.com/THUDM/slime/issues/1871)).""",
     changes_numbers="""\
 In v0.2.0 to v0.2.3, with sequence parallelism, the gradient of everything before a layer of linear attention had a part
-that was TP times too large, and products of it over the layers. From v0.2.4 to 0.3.1, with context parallelism, it
-lacks what goes back to other ranks' tokens: in a test it was 0.45 of its norm off on one of two ranks, and 0.26 on the
-other. With the patch it is that of one rank. A learning rate that was tuned with it should be looked at again;
-checkpoints can be trained on.""",
+that was TP times too large, multiplied over the layers. From v0.2.4 to 0.3.1, with context parallelism, it lacks the
+gradient with respect to other ranks' tokens: in a test the error was 0.45 of its norm on one of two ranks, and 0.26 on
+the other. With the patch, it equals that of one rank. If you tuned a learning rate without the patch, check it again.
+Training can continue from checkpoints.""",
     references=("https://github.com/THUDM/slime/pull/1748",),
     variants=(
         Variant(
             Guard("slime", ">=0.2.0,<=0.3.1"),
             (
-                # v0.2.4 calls itself 0.2.3: either way of gathering is recognised in each release.
+                # v0.2.4 has version 0.2.3: both ways of gathering are recognised in each release.
                 Rewrite(
                     target=_FORWARD,
                     pattern="tensor_parallel.gather_from_sequence_parallel_region",
@@ -118,5 +119,5 @@ checkpoints can be trained on.""",
             ),
         ),
     ),
-    obsolete_when="when the oldest slime in use adds up over context-parallel ranks, and not over tensor-parallel ones",
+    obsolete_when="when the oldest slime in use sums over context-parallel ranks, and not over tensor-parallel ones",
 )

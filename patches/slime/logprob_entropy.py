@@ -25,32 +25,32 @@ PATCH = Patch(
     name="slime-logprob-entropy",
     summary="log-probabilities and entropies on Megatron need no copy of the logits, and 2 collectives",
     harm="memory",
-    bug="log-probabilities and entropies make tensors of the size of the logits, and many collectives",
-    when="long sequences; with entropies the more so",
+    bug="log-probabilities and entropies allocate tensors of the size of the logits, and run many collectives",
+    when="long sequences, in particular with entropies",
     symptom="""\
-slime runs out of CUDA memory when it computes log-probabilities or the loss, at sequence lengths at which the model
-itself has room left; with entropies the more so. `--log-probs-chunk-size` helps in forward and not in backward.""",
+slime runs out of CUDA memory when it computes log-probabilities or the loss, at sequence lengths for which the model
+itself has memory left, in particular with entropies. `--log-probs-chunk-size` helps in forward and not in backward.""",
     cause="""\
-Until 0.3.0 log-probabilities come from Megatron's fused cross entropy, which writes into logits in fp32; so
-`calculate_log_probs_and_entropy` clones the logits, once for log-probabilities and once for entropies, and a softmax of
-each is kept for backward, where the fused function rounds its gradient to bfloat16. Since 0.3.1 one function of slime's
-own computes both from one softmax, which it keeps, and with the entropy loss makes two more tensors of that size in
-backward. Two to five collectives, or as many for each chunk; and the backward of each chunk's slice makes a tensor of
-the size of all logits.""",
+Until 0.3.0, log-probabilities come from Megatron's fused cross entropy, which writes into fp32 logits. Therefore
+`calculate_log_probs_and_entropy` clones the logits, once for log-probabilities and once for entropies. A softmax of
+each clone is kept for backward, where the fused function rounds its gradient to bfloat16. Since 0.3.1, slime's own
+function computes both from one softmax, which it keeps; with the entropy loss, it allocates two more tensors of that
+size in backward. There are two to five collectives, or as many for each chunk. The backward of each chunk's slice
+allocates a tensor of the size of all logits.""",
     repair="""\
-Both come from one pass over the logits a block of tokens at a time, with one all-reduce of the maxima and one of all
-sums, whatever the chunks; nothing is cloned. What is saved is the logits and a few numbers per token. Backward needs no
-collective; the gradient is written over the logits if nothing else can ever look at them again, or else into one tensor
-of the logits' dtype. [Why that is exact, and when it is refused](../logprob-in-place.md#slime). Until 0.2.4 slime gives
-each sample's part of the logits to a call of its own: all but one of those gradients need a tensor of that part.
+Both come from one pass over the logits, one block of tokens at a time, with one all-reduce of the maxima and one of all
+sums for any number of chunks. Nothing is cloned. The logits and a few numbers per token are saved. Backward needs no
+collective. It writes the gradient over the logits if nothing else can ever read them again, otherwise into one tensor
+of the logits' dtype. [Why that is exact, and when it is refused](../logprob-in-place.md#slime). Until 0.2.4, slime
+passes each sample's part of the logits to a separate call: all but one of those gradients need a tensor of that part.
 [Where results differ](../logprob-in-place.md#slime).
 
-Left alone: log-probabilities among the tokens that top-p has left over (`log_prob_keep_mask`, 0.3.1).""",
+The patch does not change log-probabilities among the tokens that top-p keeps (`log_prob_keep_mask`, 0.3.1).""",
     references=(
         "https://github.com/THUDM/slime/blob/v0.3.1/slime/utils/ppo_utils.py",
         "https://github.com/NVIDIA/Megatron-LM/issues/1594",
     ),
-    # The tag v0.1.0 calls itself 0.0.1 in its metadata, v0.2.4 0.2.3; main still said 0.3.1 on 2026-08-21.
+    # The tag v0.1.0 has version 0.0.1 in its metadata, v0.2.4 0.2.3; main still had 0.3.1 on 2026-08-21.
     variants=(
         Variant(
             Guard("slime", "==0.0.1"),

@@ -1,4 +1,4 @@
-"""slime's rewards: normalised within the samples of one prompt, however many these are."""
+"""slime's rewards: normalised within the samples of one prompt, for any number of samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def mean(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
-    """What is taken off the rewards ``[rows, columns]``, which has their shape or broadcasts to it."""
+    """The value subtracted from the rewards ``[rows, columns]``, in their shape or broadcastable to it."""
     groups = _uneven_groups(rewards, samples, args)
     if groups is None:
         return rewards.mean(dim=-1, keepdim=True)
@@ -17,7 +17,7 @@ def mean(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
 
 
 def std(rewards: Any, samples: Sequence[Any], args: Any) -> Any:
-    """What the centred rewards are divided by; 0 for a prompt with one sample, whose centred reward is 0."""
+    """The divisor of the centred rewards; 0 for a prompt with one sample, whose centred reward is 0."""
     groups = _uneven_groups(rewards, samples, args)
     if groups is None:
         return rewards.std(dim=-1, keepdim=True)
@@ -33,8 +33,8 @@ def _by_group(rewards: Any, groups: list[list[int]], statistic: Callable[[Any], 
 
 
 def _uneven_groups(rewards: Any, samples: Sequence[Any], args: Any) -> list[list[int]] | None:
-    """Positions of each prompt's samples; None where slime's rows are what there is to go by."""
-    if rewards.numel() != len(samples):  # several rewards of a sample
+    """Positions of each prompt's samples; None if slime's rows are the only information."""
+    if rewards.numel() != len(samples):  # several rewards per sample
         return None
     groups: dict[Any, list[int]] = {}
     for position, sample in enumerate(samples):
@@ -64,30 +64,30 @@ def _statistic(function: Callable[..., Any]) -> Rewrite:
 
 PATCH = Patch(
     name="slime-uneven-groups",
-    summary="rewards are normalised within each prompt's samples where prompts have different numbers of them",
+    summary="rewards are normalised within each prompt's samples if prompts have different numbers of samples",
     harm="wrong gradient",
-    bug="rewards are normalised across prompts where these have different numbers of samples",
+    bug="rewards are normalised across prompts if prompts have different numbers of samples",
     when="GRPO, GSPO, CISPO or REINFORCE++-baseline, and a rollout function with filtered or aborted samples",
     excluded_by=("advantage_estimator=ppo|reinforce_plus_plus",),
     symptom="""\
 GRPO, GSPO, CISPO or REINFORCE++-baseline with a rollout function that returns different numbers of samples per prompt
-(aborted or filtered samples, several samples of one trajectory) learns less or something else: a prompt all of whose
-samples have the same reward still has advantages.""",
+(aborted or filtered samples, several samples of one trajectory) learns less, or a different objective: a prompt whose
+samples all have the same reward still has advantages.""",
     cause="""\
-`_post_process_rewards` reshapes the rewards to one row per prompt if there are as many as equal groups would have. If
-not, all of them become one row: mean and standard deviation are those of the whole batch. If groups are unequal and
-the total is as expected, rows hold samples of several prompts.""",
+`_post_process_rewards` reshapes the rewards to one row per prompt if their number is that of equal groups. Otherwise
+all rewards become one row: mean and standard deviation are those of the whole batch. If groups are unequal and the
+total is as expected, rows contain samples of several prompts.""",
     repair="""\
-Mean and standard deviation are those of the samples with the same `group_index`, in whatever order they come: the
-advantage of sample i of a group is (r_i - mean(r)) / (std(r) + 1e-6), as in DeepSeekMath (arXiv 2402.03300, section
-4.1.2), with slime's own 1e-6. A prompt with one sample gets 0.
+Mean and standard deviation are those of the samples with the same `group_index`, in any order: the advantage of sample
+i of a group is (r_i - mean(r)) / (std(r) + 1e-6), as in DeepSeekMath (arXiv 2402.03300, section 4.1.2), with slime's
+own 1e-6. A prompt with one sample gets 0.
 
-Left alone, and so as released: equal groups, bit for bit; batches of which a sample has no `group_index`; as many
-samples as expected, but another number of groups than `rollout_batch_size`; `--custom-reward-post-process-path`. Each
-sample counts once, also where several are parts of one trajectory.
+These are as released: equal groups, with bitwise identical results; batches with a sample without a `group_index`; as
+many samples as expected with another number of groups than `rollout_batch_size`; `--custom-reward-post-process-path`.
+Each sample counts once, even if several are parts of one trajectory.
 
-`RolloutManager` is a Ray actor. Ray sends the class as it is in the driver, so the patch has to be in force there,
-before the actor is made; and rlhf_patches has to be installed where the actor runs.""",
+`RolloutManager` is a Ray actor. Ray sends the class as defined in the driver, so the patch must be applied there before
+the actor is created. rlhf_patches must be installed where the actor runs.""",
     references=(
         "https://github.com/THUDM/slime/issues/1414",
         "https://github.com/THUDM/slime/issues/2230",
@@ -96,13 +96,13 @@ before the actor is made; and rlhf_patches has to be installed where the actor r
         "https://arxiv.org/abs/2402.03300",
     ),
     variants=(
-        # v0.1.0 only knows equal groups, and says so. main still said 0.3.1 on 2026-08-21.
+        # v0.1.0 supports only equal groups, and documents it. main still had 0.3.1 on 2026-08-21.
         Variant(Guard("slime", ">=0.2.0,<=0.3.1"), (_statistic(mean), _statistic(std))),
     ),
     obsolete_when="when the oldest slime in use normalises by group_index; none so far does",
     changes_numbers="""\
-Since 0.2.0 slime has normalised rewards over the whole batch wherever prompts had different numbers of samples: easy
-prompts were reinforced as such, hard ones discouraged, and advantages had the scale of the spread between prompts. With
-the patch they are relative to their own prompt. A run of that kind should have its learning rate looked at again; its
-checkpoints can be trained on.""",
+Since 0.2.0, slime normalised rewards over the whole batch if prompts had different numbers of samples: easy prompts
+were reinforced as such, hard ones were discouraged, and advantages had the scale of the spread between prompts. With
+the patch, they are relative to their own prompt. Check the learning rate of such a run again. Training can continue
+from its checkpoints.""",
 )

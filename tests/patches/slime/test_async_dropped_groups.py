@@ -36,8 +36,8 @@ RULE_COVERAGE = {
     "each prompt of the data source is trained on": "test_every_group_is_trained_on_once",
     "once": "test_every_group_is_trained_on_once",
     "nothing changes": "test_where_no_more_are_finished_than_asked_for_nothing_changes",
-    "Left alone": "test_a_worker_that_filters_is_not_bypassed",
-    "the others stay in the queue": "test_what_a_step_takes",
+    "does not change your own worker": "test_a_worker_that_filters_is_not_bypassed",
+    "The others stay in the queue": "test_what_a_step_takes",
 }
 WORKER = "tests.patches.slime.async_dropped_groups_ranks"
 FILES = tuple(f"slime/{name}.py" for name in ("rollout/fully_async_rollout", "utils/async_utils", "utils/types"))

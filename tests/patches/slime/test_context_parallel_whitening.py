@@ -28,9 +28,8 @@ RULE_COVERAGE = {
     "no side effects": "because it chooses a group, and calls slime's own function on slime's tensors",
     "backward compatible": ("test_where_no_rank_has_a_token_advantages_stay", "test_errors_are_slimes"),
     "no new blocking": "test_no_rank_waits",
-    "as they are, as released": "test_where_no_rank_has_a_token_advantages_stay",
-    "Left alone": "because the record of its tags has it (tests/record)",
-    "is the one that it was": "test_without_context_parallelism_nothing_changes",
+    "advantages are not changed, as released": "test_where_no_rank_has_a_token_advantages_stay",
+    "the group is unchanged": "test_without_context_parallelism_nothing_changes",
 }
 
 

@@ -33,11 +33,10 @@ RULE_COVERAGE = {
     # An error would be one of the last pipeline stage alone.
     "no new blocking": "test_a_bound_that_slime_refuses_is_ignored_as_released",
     "known": "test_a_bound_is_given_to_what_takes_one",
-    "Left alone": "test_a_function_of_one_s_own_is_called_as_released",
-    "changes nothing": "test_unpatched_there_is_none",
+    "does not change your own `compute_policy_loss`": "test_a_function_of_one_s_own_is_called_as_released",
     "nothing changes": "test_the_bound_is_the_one_that_was_asked_for",
-    "ignored as": "test_a_bound_that_slime_refuses_is_ignored_as_released",
-    "to go on as before": "because that is what the option left out does: test_unpatched_there_is_none",
+    "ignores such a c, as released": "test_a_bound_that_slime_refuses_is_ignored_as_released",
+    "To keep the loss without the bound": "test_unpatched_there_is_none",
 }
 BOUNDS = ("no bound", "3", "1.5")
 LOSS = 1e-5

@@ -35,8 +35,8 @@ RULE_COVERAGE = {
     "no new blocking": "because all ranks of a group gather, forward and backward, as they did forward",
     "own weights were right": "test_context_parallelism",
     "Without sequence and context": "test_without_either_nothing_changes",
-    "bit for bit as before": ("test_without_either_nothing_changes", "test_the_half_that_a_release_has_right"),
-    "Left alone": "because nothing of slime's is looked at for it",
+    "results are bitwise identical": ("test_without_either_nothing_changes", "test_the_half_that_a_release_has_right"),
+    "does not change a layer": "because nothing of slime's is looked at for it",
 }
 exhaustive = pytest.mark.exhaustive
 

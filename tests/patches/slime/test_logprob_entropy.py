@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "backward compatible": ("test_functions", "test_what_is_put_in"),
     "known": "vocab_parallel/test_sharing.py::test_views_made_without_grad_are_cut_off",
     "no new blocking": "because every rank makes one all-reduce of maxima and one of sums; no lock is held",
-    "Left alone": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
+    "does not change log-probabilities": "test_a_metric_gets_no_gradient_and_what_top_p_leaves_over_is_slimes",
 }
 
 FILES = ("slime/utils/ppo_utils.py", *(f"slime/backends/megatron_utils/{name}.py" for name in ("loss", "cp_utils")))

@@ -17,7 +17,6 @@ RULE_COVERAGE = {
     "no side effects": "test_a_dictionary_of_the_callers",
     "backward compatible": ("test_the_rest_is_as_released", "test_what_is_left"),
     "no new blocking": "because it is arithmetic on one sample",
-    "Left alone": "test_the_rest_is_as_released",
     "as it was until 0.2.4": "test_a_response_in_parts_is_no_longer_than_one_in_one",
     "as released": "test_the_rest_is_as_released",
     "no request is sent": "test_nothing_is_left",
