@@ -1,4 +1,4 @@
-"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+"""In which calls the bugs of these patches occur, decided from attributes alone (`rlhf_patches.Condition`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import grpo_loss_scale
 
 
 def part_of_a_window(self: Any) -> float | bool | None:
-    """Of GRPOTrainer: how many times its size the gradient is; None while it evaluates, or with code of one's own."""
+    """The factor of GRPOTrainer's gradient; None in evaluation, or with a user's own code."""
     if self.loss_type not in ("dapo", "cispo", "fipo"):
         return False
     if self.model_accepts_loss_kwargs or self.compute_loss_func is not None:
@@ -21,5 +21,5 @@ def part_of_a_window(self: Any) -> float | bool | None:
 
 
 def another_loss(self: Any) -> bool | None:
-    """Of MegatronDPOTrainer: False of sigmoid; else it is told where the loss is computed, or cannot be."""
+    """False for the sigmoid loss; otherwise None: MegatronDPOTrainer's loss function decides."""
     return False if self.args.loss_type == "sigmoid" else None

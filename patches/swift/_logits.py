@@ -1,4 +1,4 @@
-"""What ms-swift's Megatron trainers make of their logits: what its functions are replaced by."""
+"""Replacements for what ms-swift's Megatron trainers compute from their logits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _IGNORED = -100
 
 
 def sum_over_ranks(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    """The sum of the tensors of a group's ranks, where each rank goes on to use it in another way.
+    """The sum of the tensors of a group's ranks, if each rank uses it differently afterwards.
 
-    Its gradient is the sum of those of all ranks.
+    Its gradient is the sum of the gradients of all ranks.
     """
     summed: torch.Tensor = functional.all_reduce(tensor, group=group)
     return summed
@@ -30,7 +30,7 @@ _Both = tuple[torch.Tensor, "torch.Tensor | None"]
 def where_the_vocabulary_is_split(
     wrapped: Callable[..., _Both], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _Both:
-    """Around ``compute_logps_and_entropy_from_logits`` of 3.12.1 to 4.5.2, which is right on one rank."""
+    """Wrap ``compute_logps_and_entropy_from_logits`` of 3.12.1 to 4.5.2, which is right on one rank."""
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return wrapped(*args, **kwargs)
     return logps_and_entropy(wrapped, instance, args, kwargs)
@@ -39,12 +39,12 @@ def where_the_vocabulary_is_split(
 def logps_and_entropy(
     wrapped: Callable[..., _Both], instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _Both:
-    """Around ``compute_logps_and_entropy_from_logits``: both in one pass over the logits, which stay as they are.
+    """Wrap ``compute_logps_and_entropy_from_logits``: both in one pass over the logits, which are not changed.
 
-    ``args``, of which the last is not used, since blocks are sized by bytes, which changes no result:
+    ``args``, whose last is not used, because blocks are sized by bytes, which does not change results:
 
     - logits: ``[B, S, V / TP]`` or, packed, ``[1, T, V / TP]``.
-    - labels: ``[B, S]`` or ``[1, T]``, shifted already; -100 where there is nothing to predict.
+    - labels: ``[B, S]`` or ``[1, T]``, already shifted; -100 where there is nothing to predict.
     - whether to return entropies.
     - ms-swift's tokens per chunk of entropies.
 
@@ -61,5 +61,5 @@ def logps_and_entropy(
         parallel_state.get_tensor_model_parallel_group(),
         with_entropy=compute_entropy,
     )
-    # A product, as ms-swift has it: NaN stays NaN.
+    # A product, as in ms-swift: NaN stays NaN.
     return log_probs * ~ignored, None if entropy is None else entropy.to(logits.dtype)

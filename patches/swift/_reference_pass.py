@@ -1,13 +1,13 @@
-"""A reference pass that is one: what goes around ms-swift's own ``null_ref_context``.
+"""A wrapper around ms-swift's own ``null_ref_context`` that makes it a proper reference pass.
 
-The context itself is the release's: it disables the adapter, or switches to the reference adapter. Around it comes
-what it lacks. While it is open, every module of the reference model is in eval mode: no dropout, and no activation
-checkpointing, which megatron-core and transformers do for modules in training mode only. When it is left, however
-that happens, every module, adapter and parameter has the flags that it had before.
+The context itself is the release's: it disables the adapter, or switches to the reference adapter. The wrapper adds
+what it lacks. While the context is open, every module of the reference model is in eval mode: no dropout, and no
+activation checkpointing, which megatron-core and transformers do only for modules in training mode. When the context is
+left, in any way, every module, adapter and parameter has its previous flags.
 
-Contexts of one model may overlap, in one thread or in several. The flags are those before the first, and are put back
-after the last; until then the release's own contexts stay open too, because leaving one would switch adapters back in
-the middle of another's pass.
+Contexts of one model may overlap, in one thread or in several. The flags are those before the first context, and are
+restored after the last one. Until then the release's own contexts stay open too, because leaving one would switch
+adapters back in the middle of another's pass.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from peft.utils import other
 from torch.nn import Module
 
 _TUNERS = (PeftModel, BaseTuner)
-# peft before 0.16 has only the one that newer ones derive from the other.
+# peft before 0.16 has only ModulesToSaveWrapper, which newer releases derive from AuxiliaryTrainingWrapper.
 _ADAPTER_LAYERS = (BaseTunerLayer, getattr(other, "AuxiliaryTrainingWrapper", other.ModulesToSaveWrapper))
 
 
 def of_megatron(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
-    """Around ``MegatronRLHFTrainer.null_ref_context`` (3.9 and later), which yields one model per pipeline chunk."""
+    """Wrap ``MegatronRLHFTrainer.null_ref_context`` (3.9 and later), which yields one model per pipeline chunk."""
     own = contextmanager(wrapped)(*args, **kwargs)
     with _reference_pass(trainer.peft_models, own, lambda reference_models: reference_models) as reference_models:
         yield reference_models
 
 
 def of_megatron_dpo(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
-    """Around ``MegatronDPOTrainer.null_ref_context`` (before 3.9), which yields one model."""
+    """Wrap ``MegatronDPOTrainer.null_ref_context`` (before 3.9), which yields one model."""
     own = contextmanager(wrapped)(*args, **kwargs)
     with _reference_pass([trainer.peft_model], own, lambda reference_model: [reference_model]) as reference_model:
         yield reference_model
 
 
 def of_transformers(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
-    """Around the ``null_ref_context`` of the trainers without Megatron: the policy's own model is the reference.
+    """Wrap ``null_ref_context`` of the trainers without Megatron: the policy's own model is the reference model.
 
-    The flag of that model itself stays: within the context, GRPO's trainer chooses by ``self.model.training`` between
-    the batch size of training and that of evaluation. PEFT's model does not look at it, and what is around it (FSDP,
-    torch.compile) may show its flag as that model's.
+    The flag of that model itself does not change: in the context, GRPO's trainer uses ``self.model.training`` to choose
+    between the batch size of training and that of evaluation. PEFT's model does not read the flag, and wrappers (FSDP,
+    torch.compile) may show their flag as that model's.
     """
     outermost = [module for module in _modules([trainer.model]) if isinstance(module, PeftModel)] or [trainer.model]
     below = [child for model in outermost for child in model.children()]
@@ -63,12 +63,12 @@ def of_transformers(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs
 
 @contextmanager
 def _reference_pass(models: list[Module], own: Any, in_eval_mode: Callable[[Any], Iterable[Module]]) -> Iterator[Any]:
-    """The release's context within ours.
+    """The release's context inside ours.
 
     Args:
-        models: the models whose adapters are switched. Passes that overlap are known by them.
+        models: the models whose adapters are switched; they identify passes that overlap.
         own: the release's context manager.
-        in_eval_mode: which models have to be in eval mode, given what the release's context yields.
+        in_eval_mode: the models that must be in eval mode, given what the release's context yields.
     """
     with _turn():
         shared = _open.setdefault(tuple(map(id, models)), _Shared(models))
@@ -83,11 +83,11 @@ def _reference_pass(models: list[Module], own: Any, in_eval_mode: Callable[[Any]
 
 
 class _Shared:
-    """What the passes that are open on the same models share. All of it is to be used under the lock."""
+    """The shared state of the passes that are open on the same models. Use it only with the lock held."""
 
     def __init__(self, models: list[Module]) -> None:
-        self.models = models  # held, so that their ids stay theirs
-        self.wanted: dict[object, _State] = {}  # of each pass that is open, in the order in which they were entered
+        self.models = models  # referenced, so that their ids stay valid
+        self.wanted: dict[object, _State] = {}  # by open pass, in the order of entry
 
     def enter(self, this: object, own: Any, in_eval_mode: Callable[[Any], Iterable[Module]]) -> Any:
         if not self.wanted:
@@ -98,8 +98,8 @@ class _Shared:
         yielded = self.contexts.enter_context(own)
         self.wanted[this] = self.adapters.entered(before)
         for module in _modules(in_eval_mode(yielded)):
-            # Flag by flag, not by `eval()` and `train()`: that would put modules into training that were kept out of
-            # it (a frozen vision tower), and run what a model does in `train` besides (transformers exchanges kernels).
+            # Flag by flag, not by `eval()` and `train()`: these would put modules into training mode that were not (a
+            # frozen vision tower), and run a model's own code in `train` (transformers exchanges kernels).
             self.training.setdefault(module, module.training)
             if module.training:
                 _set_training(module, False)
@@ -120,10 +120,10 @@ class _Shared:
 
 
 PATIENCE = 60.0
-"""Seconds. Whoever holds the lock so long is stuck in a release's own context, and other ranks wait for this one."""
+"""Timeout in seconds. A thread that holds the lock longer hangs in a release's own context; other ranks wait for it."""
 
-_lock = threading.RLock()  # of one thread more than once: the garbage collector may close an abandoned context anywhere
-# Weakly: it is the passes that are open which hold what they share.
+_lock = threading.RLock()  # reentrant: the garbage collector may close an abandoned context anywhere
+# Weak: the open passes hold the references.
 _open: weakref.WeakValueDictionary[tuple[int, ...], _Shared] = weakref.WeakValueDictionary()
 
 
@@ -149,7 +149,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 def _modules(models: Iterable[Module]) -> list[Module]:
     """Every module of these models, once."""
-    # Module.modules() passes each module up through a generator for every level, which takes several times as long.
+    # Module.modules() passes each module up through one generator per level, which is several times slower.
     found = dict.fromkeys(models)
     waiting = list(found)
     for module in waiting:
@@ -162,7 +162,7 @@ def _modules(models: Iterable[Module]) -> list[Module]:
 
 def _set_training(module: Module, training: bool) -> None:
     if type(module).__setattr__ is Module.__setattr__:
-        # torch's looks among parameters, buffers and modules first, which takes ten times as long.
+        # torch's searches parameters, buffers and modules first, which is ten times slower.
         object.__setattr__(module, "training", training)
     else:
         module.training = training
@@ -170,12 +170,12 @@ def _set_training(module: Module, training: bool) -> None:
 
 @functools.cache
 def _has_adapters(kind: type) -> bool:
-    """`issubclass`, which takes its time with abstract classes such as PEFT's, remembered."""
+    """`issubclass`, cached because it is slow with abstract classes such as PEFT's."""
     return issubclass(kind, (*_TUNERS, *_ADAPTER_LAYERS))
 
 
 class _State(NamedTuple):
-    """Which adapters are active and which are disabled, of every tuner and of every layer."""
+    """The active and the disabled adapters of every tuner and of every layer."""
 
     of_tuners: list[Any]
     of_layers: list[Any]
@@ -183,10 +183,10 @@ class _State(NamedTuple):
 
 
 class _Adapters:
-    """The adapters of some models, as they are when this is made."""
+    """The adapters of some models, as they are when this object is created."""
 
     def __init__(self, models: Iterable[Module]) -> None:
-        # mypy holds that classes cannot be hashed.
+        # mypy reports that classes cannot be hashed.
         modules = [module for module in _modules(models) if _has_adapters(type(module))]  # type: ignore[arg-type]
         self.tuners: list[Any] = [module for module in modules if isinstance(module, _TUNERS)]
         self.layers: list[Any] = [module for module in modules if isinstance(module, _ADAPTER_LAYERS)]
@@ -206,9 +206,9 @@ class _Adapters:
         )
 
     def entered(self, before: _State) -> _State:
-        """What the release's context has made of the state, and had to: it cannot know that another is open.
+        """The state that the release's context should have set: it does not know that another is open.
 
-        To switch to the reference adapter does nothing where another pass has all adapters disabled.
+        Switching to the reference adapter has no effect if another pass has disabled all adapters.
         """
         state = self.state()
         if state.of_layers != before.of_layers:
@@ -226,7 +226,7 @@ class _Adapters:
                 tuner.active_adapter = active
 
     def restore(self) -> None:
-        """Let all be as it was, and trainable what was: PEFT makes every parameter of an active adapter trainable."""
+        """Restore all flags, including trainability: PEFT makes every parameter of an active adapter trainable."""
         self.set_state(self.first)
         for parameter, flag in self.trainable:
             if parameter.requires_grad != flag:

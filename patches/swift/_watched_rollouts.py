@@ -1,4 +1,4 @@
-"""What `swift-watch-rollouts` looks at, in a process that trains."""
+"""What `swift-watch-rollouts` reads in a training process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .watch_rollouts import NAME, ONE_SEED, OTHER_POLICY
 
 _KL = "rollout_correction/kl"
 _TEMPERATURES = (0.9, 1.1)
-"""Between these the mean log-probability at 1 is off by (1/T - 1)^2 / 2 of its variance: 0.03 nats where that is 5."""
+"""In this range the mean log-probability at 1 is off by (1/T - 1)^2 / 2 of its variance: 0.03 nats for 5."""
 
-# Its number is noted by one rank: with Megatron only the last pipeline stage has it, which is not that of rank 0.
+# One rank records this figure: with Megatron only the last pipeline stage has it, which is not rank 0's.
 _difference = figures.log_probabilities(NAME, OTHER_POLICY, local=True)
 _equal = figures.equal_completions(NAME, ONE_SEED)
 FIGURES = (_difference, _equal)
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures of this process so far."""
     return watching.observed(*FIGURES)
 
 
 def around_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`GRPOTrainer.log`, which adds the mean of each metric to the dictionary that it is given."""
+    """Wrap `GRPOTrainer.log`, which adds the mean of each metric to its dictionary."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         if instance.accelerator.is_main_process:
@@ -35,7 +35,7 @@ def around_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
 
 
 def around_on_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`BaseMegatronTrainer.on_log`, which makes numbers of the metrics in the dictionary that it is given."""
+    """Wrap `BaseMegatronTrainer.on_log`, which converts the metrics in its dictionary to numbers."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         logs, prefix = args
@@ -45,7 +45,7 @@ def around_on_log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
 
 
 def around_outputs(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`_postprocess_rollout_outputs`, which is given this rank's rows and what the engine returned for them."""
+    """Wrap `_postprocess_rollout_outputs`, which gets this rank's rows and the engine's results for them."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         if instance.model.training and not instance.is_multimodal and _is_the_policys(instance):
@@ -74,7 +74,7 @@ def _look(trainer: Any, outputs: Any, at: str) -> None:
 
 
 def _is_the_policys(trainer: Any) -> bool:
-    """Whether rollouts are of the weights that are trained, and log-probabilities of what was sampled from."""
+    """Whether rollouts come from the trained weights, and log-probabilities from the sampled distribution."""
     if trainer.async_generate or trainer.multi_turn_scheduler or trainer.enable_server_multi_turn:
         return False
     asked = trainer.request_config

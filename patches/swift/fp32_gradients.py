@@ -1,4 +1,4 @@
-"""ms-swift's Megatron trainers: gradients add up in the precision that the arguments say."""
+"""ms-swift's Megatron trainers accumulate gradients in the configured precision."""
 
 from __future__ import annotations
 
@@ -6,33 +6,38 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="swift-fp32-gradients",
-    summary="Megatron's gradients add up in float32 where the arguments say so, as they do by default in bfloat16",
+    summary="Megatron accumulates gradients in float32 if configured, which is the default in bfloat16",
     harm="wrong gradient",
-    bug="gradients add up in bfloat16, over micro-batches and ranks, whatever accumulate_allreduce_grads_in_fp32 says",
+    bug=(
+        "gradients are accumulated in bfloat16, over micro-batches and ranks, despite "
+        "accumulate_allreduce_grads_in_fp32"
+    ),
     when="megatron sft, pt or rlhf in bfloat16, and several micro-batches or data-parallel ranks",
     excluded_by=("bf16=false", "main_grads_dtype=bf16"),
     symptom="""\
-Megatron training in bfloat16 with many micro-batches in a step (`global_batch_size` far above `micro_batch_size`)
-learns a little worse than with few, or than ms-swift 3: gradients are off by 1 % at 64 micro-batches, and by more with
-each further one. No error; `--accumulate_allreduce_grads_in_fp32 true` changes nothing.""",
+Megatron training in bfloat16 with many micro-batches per step (`global_batch_size` far above `micro_batch_size`) learns
+slightly worse than with few, or than with ms-swift 3: the gradient error is 1 % at 64 micro-batches, and grows with
+each further one. No error is raised. `--accumulate_allreduce_grads_in_fp32 true` has no effect.""",
     cause="""\
-`wrap_model` takes over the arguments that have the name of one of DistributedDataParallelConfig's fields. There this
-one is called `grad_reduce_in_fp32`, so it stays False, its default, and gradients lie in buffers of the parameters'
-type. The sum of a small gradient and of what was added up before loses the small one's last digits each time.""",
+`wrap_model` copies the arguments that have the name of a field of DistributedDataParallelConfig. The field for this
+argument is named `grad_reduce_in_fp32`, so it keeps its default of False, and gradients are in buffers of the
+parameters' dtype. Each addition of a small gradient to the accumulated sum loses the last digits of the small one.""",
     repair="""\
-`grad_reduce_in_fp32` is what `accumulate_allreduce_grads_in_fp32` says. In bfloat16 ms-swift sets that itself, unless
-`main_grads_dtype` is another; in float16 it is False unless it is asked for, and float32 adds up in float32 anyway.
-The buffers take 4 bytes for each trainable parameter in place of 2, and reductions send as much more.""",
+The patch sets `grad_reduce_in_fp32` to `accumulate_allreduce_grads_in_fp32`. In bfloat16, ms-swift sets this argument
+to True itself, unless `main_grads_dtype` is another dtype. In float16 it is False by default. Float32 training
+accumulates in float32 in any case. The buffers need 4 bytes instead of 2 per trainable parameter, and reductions send
+twice as much.""",
     changes_numbers="""\
-ms-swift 4.0.0 to 4.3.1 added up Megatron's gradients in bfloat16: each is off by some 1 % at 64 micro-batches, at
-random and towards less. With the patch sums are exact to float32. No learning rate depends on it; memory does, by 2
-bytes for each trainable parameter: a run that only just fits can go on as before with `--main_grads_dtype bf16`, which
-needs `--use_precision_aware_optimizer true`.
+ms-swift 4.0.0 to 4.3.1 accumulated Megatron's gradients in bfloat16: each has an error of about 1 % at 64
+micro-batches, random and biased towards smaller values. With the patch, sums are exact to float32. No learning rate
+depends on it. Memory grows by 2 bytes per trainable parameter: if a run barely fits, use `--main_grads_dtype bf16`,
+which needs `--use_precision_aware_optimizer true`, to keep the released behaviour.
 
-Checkpoints can be trained on, but for the optimizer's state in the default format, dp_reshardable: it is kept under the
-name of the sums' type, so that a run does not resume from one that was saved without the patch ("Missing key in
-checkpoint state_dict"), nor the reverse, as from 4.3.1 to 4.3.2. Finish such a run with
-`RLHF_PATCHES_DISABLE=swift-fp32-gradients`; `--dist_ckpt_optim_fully_reshardable true` saves what either can load.""",
+Training can continue from checkpoints, except for the optimizer's state in the default format, dp_reshardable. The
+state is saved under the name of the sums' dtype, so a run does not resume from a checkpoint that was saved without the
+patch ("Missing key in checkpoint state_dict"), nor the reverse; the same holds from 4.3.1 to 4.3.2. Finish such a run
+with `RLHF_PATCHES_DISABLE=swift-fp32-gradients`; `--dist_ckpt_optim_fully_reshardable true` saves checkpoints that
+either can load.""",
     references=("https://github.com/modelscope/ms-swift/pull/9590",),
     variants=(
         Variant(
@@ -43,7 +48,7 @@ checkpoint state_dict"), nor the reverse, as from 4.3.1 to 4.3.2. Finish such a 
                     pattern="DistributedDataParallelConfig(**kwargs)",
                     alongside=("kwargs[f.name] = getattr(args, f.name)",),
                     unless=("kwargs['grad_reduce_in_fp32'] = $FLAG",),
-                    # What `args` has under the field's own name comes first.
+                    # A value in `args` under the field's own name has precedence.
                     replacement=(
                         "DistributedDataParallelConfig(**{'grad_reduce_in_fp32':"
                         " bool(getattr(args, 'accumulate_allreduce_grads_in_fp32', False)), **kwargs})"

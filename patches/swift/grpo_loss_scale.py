@@ -1,4 +1,4 @@
-"""GRPO's losses over a whole accumulation window in ms-swift's trainer without Megatron: divided twice."""
+"""GRPO's losses over a whole accumulation window in ms-swift's trainer without Megatron, divided twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def divided_once(trainer: Any, loss: Any) -> Any:
         trainer: a GRPOTrainer.
         loss: this micro-batch's sum over tokens, divided by the tokens of the whole window.
     """
-    # What transformers' Trainer.training_step divides by, and when.
+    # The divisor of transformers' Trainer.training_step, and its condition.
     if not trainer.model.training or trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None:
         return loss
     steps = getattr(trainer, "current_gradient_accumulation_steps", trainer.args.gradient_accumulation_steps)
@@ -31,7 +31,7 @@ def divided_once(trainer: Any, loss: Any) -> Any:
 
 
 def replaced(trainer: Any) -> str:
-    """What of a step is somebody else's, and may have the size right already; empty where all is the releases'."""
+    """The first user-defined part of a step, which may already have the right scale; empty if all are released code."""
     of_the_step = _released.others(trainer, "training_step", "compute_loss", *_COMPUTES, packages=_PACKAGES)
     return of_the_step or _released.others(trainer.accelerator, "backward", packages=_PACKAGES)
 
@@ -58,32 +58,33 @@ PATCH = Patch(
     excluded_by=("loss_type=grpo|bnpo|dr_grpo|sapo|real", "rlhf_type=dpo|kto|orpo|simpo|cpo|rm|ppo"),
     symptom="""\
 GRPO without Megatron (`swift rlhf --rlhf_type grpo`) with `--loss_type dapo`, `cispo` or `fipo`: loss and `grad_norm`
-are as many times too small as `--gradient_accumulation_steps` says, and gradient clipping hardly ever acts. The same
-run with more accumulation on fewer GPUs learns less from each step. Where CHORD or SDAR adds a loss of its own, that
-one has as many times too much weight.""",
+are too small by a factor of `--gradient_accumulation_steps`, and gradient clipping hardly ever acts. The same run with
+more accumulation on fewer GPUs learns less from each step. If CHORD or SDAR adds its own loss, the weight of that loss
+is too large by the same factor.""",
     cause="""\
-These losses are a sum over a micro-batch's tokens, divided by the tokens of all micro-batches on all ranks: the
-micro-batches of a step add up to the mean. transformers' Trainer divides each of them by the number of accumulation
-steps once more, as is right for losses that are means of a micro-batch.""",
+These losses are a sum over a micro-batch's tokens, divided by the tokens of all micro-batches on all ranks: the losses
+of a step's micro-batches sum to the mean. transformers' Trainer divides each of them by the number of accumulation
+steps again, which is right for losses that are means over a micro-batch.""",
     repair="""\
-The loss is multiplied by what the Trainer divides by, before CHORD's and SDAR's losses are added, which are means of a
-micro-batch; in training only, as in 4.6.0. Then a step follows the gradient of
-`sum_i sum_t min(r A, clip(r, 1 - low, 1 + high) A) / sum_i |o_i|` (Yu et al. 2025, DAPO,
-[arXiv 2503.14476](https://arxiv.org/abs/2503.14476), eq. 8), of CISPO with `sg(min(r, high)) A log p` under the sums
-(MiniMax 2025, [arXiv 2506.13585](https://arxiv.org/abs/2506.13585), eq. 4).
+The patch multiplies the loss by the Trainer's divisor, before the losses of CHORD and SDAR, which are means over a
+micro-batch, are added; in training only, as in 4.6.0. A step then follows the gradient of `sum_i sum_t min(r A, clip(r,
+1 - low, 1 + high) A) / sum_i |o_i|` (Yu et al. 2025, DAPO, [arXiv 2503.14476](https://arxiv.org/abs/2503.14476), eq.
+8), of CISPO with `sg(min(r, high)) A log p` under the sums (MiniMax 2025, [arXiv
+2506.13585](https://arxiv.org/abs/2506.13585), eq. 4).
 
-Not repaired, as in 4.6.0: the tokens are those of a whole generation. Where `--steps_per_generation` is another number
-than `--gradient_accumulation_steps`, a step's loss is their quotient away from the mean.
+The patch does not repair, as 4.6.0 does not, that the tokens are those of a whole generation. If
+`--steps_per_generation` differs from `--gradient_accumulation_steps`, a step's loss differs from the mean by their
+quotient.
 
-Left as released, with one line on rank 0 that names it: a `training_step`, a `compute_loss` or one of the methods that
-it calls, or an `accelerator.backward`, that is not ms-swift's, TRL's, transformers' or accelerate's own, in a subclass,
-by assignment or within a decorator. Such code may have corrected the size already.""",
+The patch does not change a step with user code: a `training_step`, a `compute_loss` or one of its callees, or an
+`accelerator.backward` that is not ms-swift's, TRL's, transformers' or accelerate's own, in a subclass, by assignment or
+in a decorator. Such code may have corrected the scale already. Rank 0 logs one warning that names it.""",
     changes_numbers="""\
-since ms-swift 3.11.0 loss and gradient of `dapo`, `cispo` and `fipo` were too small by the number of accumulation
-steps. With Adam alone that changes little; gradient clipping, the weight of CHORD's and SDAR's losses, weight decay
-coupled to the gradient, and optimizers that are not scale-free do change. A run whose `max_grad_norm`,
-`chord_mu_*` or `sdar_loss_coef` was tuned with it wants the norm multiplied, and the weight of the other loss divided,
-by the number of accumulation steps to go on as before. Runs without accumulation do not change.""",
+since ms-swift 3.11.0, loss and gradient of `dapo`, `cispo` and `fipo` were too small by the number of accumulation
+steps. With Adam alone, this has little effect. It affects gradient clipping, the weight of CHORD's and SDAR's losses,
+weight decay coupled to the gradient, and optimizers that are not scale-invariant. To keep the behaviour of a run whose
+`max_grad_norm`, `chord_mu_*` or `sdar_loss_coef` was tuned without the patch, multiply the norm, and divide the weight
+of the other loss, by the number of accumulation steps. Runs without accumulation are not affected.""",
     references=(
         "https://github.com/modelscope/ms-swift/issues/10117",
         "https://github.com/modelscope/ms-swift/pull/10116",

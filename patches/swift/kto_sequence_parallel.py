@@ -12,15 +12,15 @@ _NAME = "swift-kto-sequence-parallel"
 
 
 def length_on_this_rank(length: Any, trainer: Any) -> Any:
-    """How many positions of the pipeline's input this tensor-parallel rank holds of one part of the batch.
+    """The number of positions of the pipeline's input that this tensor-parallel rank holds for one part of the batch.
 
     Args:
         length: of the whole part, in tokens: an int, or a tensor without dimensions.
-        trainer: of its arguments ``sequence_parallel`` is read.
+        trainer: its argument ``sequence_parallel`` is read.
     """
     if not trainer.args.sequence_parallel:
         return length
-    # known: a user's own of either has what it takes, or may divide already.
+    # known: a user's own version of either has its own arguments, or may divide already.
     if other := _released.others(trainer, "_get_kto_length", "_get_input_tensor", packages=("swift",)):
         _released.stays(_NAME, f"{other} is not ms-swift's own", "the pipeline's input")
         return length
@@ -31,24 +31,24 @@ def length_on_this_rank(length: Any, trainer: Any) -> Any:
 
 PATCH = Patch(
     name=_NAME,
-    summary="MegatronKTOTrainer slices the pipeline's input by what a sequence-parallel rank holds",
+    summary="MegatronKTOTrainer slices the pipeline's input by the length on a sequence-parallel rank",
     harm="crash",
-    bug="pipeline stages but the first slice the reference's and the KL's input wrongly",
+    bug="pipeline stages but the first slice the input of the reference and the KL pass wrongly",
     when="Megatron KTO with pipeline and sequence parallelism",
     excluded_by=("rlhf_type=dpo|grpo|gkd|rm", "pipeline_model_parallel_size=1"),
     symptom="""\
-KTO (`megatron rlhf --rlhf_type kto`) with pipeline parallelism and `--sequence_parallel true`: on every pipeline
-stage but the first, the slices for the reference and the KL passes are wrong or empty. TransformerEngine stops with
-"Input x is not allocated!"; other layers fail on shapes, or go on with the wrong tokens.""",
+KTO (`megatron rlhf --rlhf_type kto`) with pipeline parallelism and `--sequence_parallel true`: on every pipeline stage
+but the first, the slices for the reference and the KL passes are wrong or empty. TransformerEngine raises "Input x is
+not allocated!"; other layers raise for shapes, or continue with the wrong tokens.""",
     cause="""\
 The stages exchange one tensor, `[policy; reference; policy KL; reference KL]` on dimension 0, the sequence. Under
-sequence parallelism each tensor-parallel rank holds its share of each part, but `forward_step` slices by the length
-of the whole part.""",
+sequence parallelism, each tensor-parallel rank holds its share of each part, but `forward_step` slices by the length of
+the whole part.""",
     repair="""\
-The length that `forward_step` slices by is divided by the tensor-parallel size when `args.sequence_parallel` is set,
-as 3.12.3 does. The loss, which slices the last stage's output (whole sequences), is left alone, and so is a trainer
-with a `_get_kto_length` or a `_get_input_tensor` of its own, which may have the repair. 3.9.0 to 3.11.3 have the defect
-of 3.12.0 in another form. Not repaired: 3.9.0 to 3.10.0 forget context parallelism in this line too.""",
+The length that `forward_step` slices by is divided by the tensor-parallel size if `args.sequence_parallel` is set, as
+in 3.12.3. The patch does not change the loss, which slices the last stage's output (whole sequences), or a trainer with
+its own `_get_kto_length` or `_get_input_tensor`, which may have the repair. 3.9.0 to 3.11.3 have the bug of 3.12.0 in
+another form. The patch does not repair that 3.9.0 to 3.10.0 also ignore context parallelism in this line.""",
     signatures=(Signature("RuntimeError", "cannot reshape tensor of 0 elements", specific=False),),
     references=("https://github.com/modelscope/ms-swift/pull/7882",),
     variants=(

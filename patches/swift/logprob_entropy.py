@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies in one pass, which leaves the logits as they are."""
+"""Log-probabilities and entropies in one pass, which does not change the logits."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from rlhf_patches import Guard, Patch, Variant, Wrap
 
 PATCH = Patch(
     name="swift-logprob-entropy",
-    summary="log-probabilities and entropies of GRPO need no memory beside the logits, and leave them as they are",
+    summary="GRPO's log-probabilities and entropies need no memory except the logits, and do not change them",
     harm="memory",
     bug="GRPO's log-probabilities and entropies copy the logits, and change them",
-    when="megatron rlhf with GRPO, long sequences, most of all with entropies",
+    when="megatron rlhf with GRPO, long sequences, in particular with entropies",
     symptom="""\
-GRPO with `megatron rlhf` runs out of CUDA memory in `compute_logps_and_entropy_from_logits`, most of all where
-entropies are asked for (`--log_entropy`, `--top_entropy_quantile` below 1), at sequence lengths at which the model
-itself has room left. Code of one's own that reads the logits after that function finds other numbers in them, or stops
-with "modified by an inplace operation".""",
+GRPO with `megatron rlhf` runs out of CUDA memory in `compute_logps_and_entropy_from_logits`, in particular with
+entropies (`--log_entropy`, `--top_entropy_quantile` below 1), at sequence lengths for which the model itself has memory
+left. Your own code that reads the logits after that function gets changed values, or raises "modified by an inplace
+operation".""",
     cause="""\
-For entropies the function makes a whole `log_softmax` of the logits with autograd, which keeps it and the exponentials
-it was made of for backward, whether or not the entropies are part of the loss. For log-probabilities it calls
-Megatron's cross entropy, which keeps a float32 softmax: made in the logits' own memory if these are float32, which the
-function's docstring warns of, and beside them if not.""",
+For entropies, the function computes a whole `log_softmax` of the logits with autograd, which keeps it and its
+exponentials for backward, even if the entropies are not part of the loss. For log-probabilities, it calls Megatron's
+cross entropy, which keeps a float32 softmax. The softmax overwrites float32 logits, as the function's docstring warns,
+and is an additional tensor for other dtypes.""",
     repair="""\
-Both are computed in one pass over the logits: two collectives forward, none backward, and no memory beside the logits
-(which float32 logits without entropies did not need before either, at the price of their contents).
-The gradient is written over the logits if nothing else can ever look at them again, or else into one tensor of the
-logits' dtype. [Why that is exact, and when it is refused](../logprob-in-place.md); [where results
-differ](../logprob-in-place.md#where-results-are-not-upstreams). 3.12.1 to 4.5.2 get the same on
-two tensor-parallel ranks or more from `swift-vocab-parallel-logprob-gradient`. GKD's divergence is left alone: it takes
-512 tokens at a time.""",
+Both are computed in one pass over the logits: two collectives in forward, none in backward, and no memory except the
+logits. (Float32 logits without entropies needed no more memory before either, but their contents were lost.) The
+gradient is written over the logits if nothing else can ever read them again, otherwise into one tensor of the logits'
+dtype. [Why that is exact, and when it is refused](../logprob-in-place.md); [where results
+differ](../logprob-in-place.md#where-results-are-not-upstreams). On two tensor-parallel ranks or more,
+`swift-vocab-parallel-logprob-gradient` does the same for 3.12.1 to 4.5.2. The patch does not change GKD's divergence,
+which takes 512 tokens at a time.""",
     references=(
         "https://github.com/modelscope/ms-swift/pull/9947",
         "https://github.com/NVIDIA/Megatron-LM/issues/1594",

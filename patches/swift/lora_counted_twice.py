@@ -1,4 +1,4 @@
-"""ms-swift's rollouts with `vllm_enable_lora`: vLLM's base weights have no adapter in them."""
+"""ms-swift's rollouts with `vllm_enable_lora`: vLLM's base weights do not contain the adapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def sent_apart(trainer: Any) -> bool:
-    """Whether vLLM gets the adapter as one: not where it sleeps at level 2, and is sent all weights each time."""
+    """Whether vLLM gets the adapter separately: not at sleep level 2, where each update sends all weights."""
     return bool(trainer.rollout_enable_lora) and getattr(trainer.args, "sleep_level", 0) != 2
 
 
@@ -52,30 +52,31 @@ def _since_3_12_1(versions: str, mixin: str) -> Variant:
 
 PATCH = Patch(
     name="swift-lora-counted-twice",
-    summary="rollouts with vllm_enable_lora are the policy's: base weights, and the adapter once",
+    summary="rollouts with vllm_enable_lora come from the policy: base weights, and the adapter once",
     harm="wrong data",
     affects_rollouts=True,
-    bug="after a resume the adapter is merged into vLLM's base weights, and added to them once more",
+    bug="after a resume the adapter is merged into vLLM's base weights, and added to them again",
     when="GRPO or GKD with LoRA and vllm_enable_lora, and an adapter that is not new: resume_from_checkpoint, adapters",
     excluded_by=("vllm_enable_lora=false|absent", "use_vllm=false|absent"),
     symptom="""\
-`vllm_enable_lora` with `--resume_from_checkpoint` or `--adapters`: from the second update on, rollouts are those of
-the base model with the adapter counted twice, up to text without any form and rewards of 0. In 3.10.0 to 3.11.3 with
-`--adapters` alone the first rollouts are the base model's instead; in 3.11.1 to 3.11.3 with `sleep_level=2` all of them
-are. No error.""",
+`vllm_enable_lora` with `--resume_from_checkpoint` or `--adapters`: from the second update on, rollouts come from the
+base model with the adapter counted twice, up to incoherent text and rewards of 0. In 3.10.0 to 3.11.3 with `--adapters`
+alone, the first rollouts come from the base model instead. In 3.11.1 to 3.11.3 with `sleep_level=2`, all of them do. No
+error is raised.""",
     cause="""\
-The first update sends vLLM all weights, with the adapter merged into them, and those after it send the adapter, which
-vLLM adds to what it has. Up to 3.11.3 it is merged only for `--resume_from_checkpoint`, or the first does without.""",
+The first update sends vLLM all weights, with the adapter merged into them. Later updates send the adapter, which vLLM
+adds to its weights. Up to 3.11.3, the adapter is merged only for `--resume_from_checkpoint`; otherwise the first update
+lacks it.""",
     repair="""\
-Where vLLM gets the adapter as one, the first update sends base weights and then the adapter, as 4.0.2 does. Without
-`vllm_enable_lora` nothing changes; from 3.12.0 on `sleep_level=2` stays as it was, where every update sends merged
-weights and no adapter. An adapter that is new does nothing yet, so its rollouts stay what they were.
+If vLLM gets the adapter separately, the first update sends base weights and then the adapter, as in 4.0.2. Without
+`vllm_enable_lora`, nothing changes. Since 3.12.0, `sleep_level=2` is not affected, because every update sends merged
+weights and no adapter. A new adapter has no effect yet, so its rollouts are unchanged.
 
-Not repaired: `sleep_level=2` in 3.10.0 to 3.11.0, where base weights that vLLM dropped are not sent again.""",
+The patch does not repair `sleep_level=2` in 3.10.0 to 3.11.0, where base weights that vLLM dropped are not sent
+again.""",
     changes_numbers="""\
-Since ms-swift 3.10.0 a run with `vllm_enable_lora` that was resumed, or began with an adapter, sampled with that
-adapter's change counted twice. With the patch it samples from the policy. What was trained after such a resume should
-be trained again from there.""",
+Since ms-swift 3.10.0, a run with `vllm_enable_lora` that was resumed, or started with an adapter, sampled with that
+adapter's change counted twice. With the patch, it samples from the policy. Repeat the training after such a resume.""",
     references=(
         "https://github.com/modelscope/ms-swift/issues/8233",
         "https://github.com/modelscope/ms-swift/pull/8275",

@@ -1,4 +1,4 @@
-"""GRPO in ms-swift's Megatron trainer: the mask of the completion's tokens lies where their log-probabilities do."""
+"""GRPO in ms-swift's Megatron trainer: the completion mask is aligned with the log-probabilities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 from .. import _released
 
 _NAME = "swift-megatron-grpo-mask"
-# What makes the mask, is handed it, or says where log-probabilities stand.
+# Methods that make the mask, receive it, or determine the position of log-probabilities.
 _USES = (
     *("_generate_and_score_completions", "_get_encoded_batch", "_maybe_compute_logps", "_compute_kl_from_batches"),
     *("_replace_data_iterator", "forward_step", "loss_func", "model_forward", "get_logps"),
@@ -17,8 +17,8 @@ _USES = (
 
 
 def as_predicted(labels: Any, trainer: Any) -> Any:
-    """Each label where it is predicted, as get_batch_on_this_tp_rank has it before the model sees it."""
-    # known: another of these may shift the mask itself, or stand on where it is as released.
+    """Each label where it is predicted, as get_batch_on_this_tp_rank shifts it before the model sees it."""
+    # known: a user's own version of these may shift the mask itself, or rely on its released position.
     if other := _released.others(trainer, *_USES, packages=("swift", "rlhf_patches")):
         _released.stays(_NAME, f"{other} is not ms-swift's own", "the mask")
         return labels
@@ -46,7 +46,7 @@ def _variant(versions: str, function: str, matches: int) -> Variant:
 
 PATCH = Patch(
     name=_NAME,
-    summary="Megatron GRPO's loss is over the tokens of the completion, the first one included",
+    summary="Megatron GRPO's loss covers the tokens of the completion, including the first one",
     harm="wrong gradient",
     affects_rollouts=True,
     bug="Megatron GRPO never trains a completion's first token, and shifts the rollout's log-probabilities by one",
@@ -54,23 +54,24 @@ PATCH = Patch(
     excluded_by=("rlhf_type=dpo|kto|gkd|rm",),
     symptom="""\
 GRPO with Megatron (`megatron rlhf --rlhf_type grpo`): the first token of each completion is not trained, nor that of
-each later turn, `<think>` say, or the answer where it is one token. With `--rollout_importance_sampling_mode` the
-weights compare neighbouring tokens: off-policy figures such as `rollout_correction/kl` are high from the first step on.
-No error.""",
+each later turn, for example `<think>`, or the answer if it is one token. With `--rollout_importance_sampling_mode`, the
+weights compare neighbouring tokens: off-policy metrics such as `rollout_correction/kl` are high from the first step on.
+No error is raised.""",
     cause="""\
-Log-probabilities stand where a token is predicted, one place before the token, and the mask stands where the token is.
-So each turn's first token is left out, and one place after its last is counted, where there is nothing to predict.""",
+Log-probabilities are at the position where a token is predicted, one before the token, and the mask is at the position
+of the token. So each turn's first token is left out, and the position after its last token is counted, where there is
+nothing to predict.""",
     repair="""\
-The mask is shifted by one, as the labels are and as 4.0.3 does; it has as many tokens as before. Log-probabilities
-that the rollout engine sent lie by the mask, and so where the trainer's own do. A trainer stays as released that has
-a loss of its own, or another method of its own that is handed the mask: it may have the repair.
+The patch shifts the mask by one position, as the labels are shifted and as 4.0.3 does. The mask has as many tokens as
+before. Log-probabilities from the rollout engine are aligned with the mask, and so with the trainer's own. The patch
+does not change a trainer with its own loss, or with another own method that receives the mask: it may have the repair.
 
-Not repaired: before 4.0.3 the trainer's log-probabilities are those at temperature 1 whatever `--temperature` the
-rollouts were sampled with. In 3.11 the losses `dapo` and `cispo` are divided by the prompts' tokens too.""",
+The patch does not repair that before 4.0.3, the trainer's log-probabilities are computed at temperature 1 for every
+`--temperature` of the rollouts. In 3.11, the losses `dapo` and `cispo` are also divided by the prompts' tokens.""",
     changes_numbers="""\
-Megatron GRPO has not trained the first token of any completion or turn since ms-swift 3.11.0, and importance weights
-between rollout and trainer (`--rollout_importance_sampling_mode`) were those of neighbouring tokens. With the patch
-losses and gradients are those of the completion; a threshold that was tuned for these weights is to be tuned anew.""",
+Since ms-swift 3.11.0, Megatron GRPO did not train the first token of any completion or turn, and importance weights
+between rollout and trainer (`--rollout_importance_sampling_mode`) compared neighbouring tokens. With the patch, losses
+and gradients are those of the completion. Tune thresholds for these weights again.""",
     references=("https://github.com/modelscope/ms-swift/pull/8427",),
     variants=(
         _variant(">=3.11.0,<3.12.0", "_generate_and_score_completions", 1),

@@ -14,9 +14,7 @@ RULE_COVERAGE = {
     "minimal scope": "test_where_float32_is_not_asked_for_nothing_changes",
     "no side effects": "because it hands one more field to a configuration that ms-swift makes anew",
     "backward compatible": "test_where_float32_is_not_asked_for_nothing_changes",
-    # Without the patch: it is asked for, and not done.
-    "changes nothing": "test_gradients_add_up_in_float32_as_asked_for_by_default",
-    "go on as before": "test_where_float32_is_not_asked_for_nothing_changes",
+    "to keep the released behaviour": "test_where_float32_is_not_asked_for_nothing_changes",
     "no new blocking": "because the same collectives reduce the same buffers, of another type",
 }
 # float32 keeps 24 bits of sums of bfloat16's 8: exact, but for the last additions. Seen: 4e-9.

@@ -17,10 +17,9 @@ RULE_COVERAGE = {
         "test_a_loss_that_is_a_mean_of_its_micro_batch_keeps_its_weight",
         "test_what_is_one_s_own_is_left_alone",
     ),
-    "Left as released": "test_what_is_one_s_own_is_left_alone",
+    "does not change a step with user code": "test_what_is_one_s_own_is_left_alone",
     "no new blocking": "because it is one product on this rank's loss; no lock, no collective",
-    "as before": "test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches",
-    "do not change": "test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches",
+    "Runs without accumulation are not affected": "test_a_step_is_the_mean_over_the_tokens_of_all_micro_batches",
     "in training only, as in 4.6.0": "test_in_evaluation_nothing_divides_and_nothing_is_multiplied",
 }
 

@@ -22,7 +22,7 @@ RULE_COVERAGE = {
     "no side effects": "because it divides a number, and reads one argument",
     "backward compatible": "test_without_sequence_parallelism_it_changes_nothing",
     "no new blocking": "because it is one division; no lock, no collective",
-    "is left alone": "test_with_it_every_pass_gets_its_part_and_the_numbers_are_right",
+    "does not change the loss": "test_with_it_every_pass_gets_its_part_and_the_numbers_are_right",
 }
 
 NAME = "swift-kto-sequence-parallel"

@@ -17,10 +17,10 @@ RULE_COVERAGE = {
     "no side effects": "because it gathers and scatters the tensors that ms-swift gathers and scatters",
     "backward compatible": "test_without_sequence_parallelism_nothing_changes",
     "no new blocking": "because all ranks of the group gather where they did",
-    "bit for bit what it was": ("test_what_goes_back", "test_the_layers_own_weights"),
+    "bitwise identical": ("test_what_goes_back", "test_the_layers_own_weights"),
     "with TP of 1, nothing changes": "test_without_sequence_parallelism_nothing_changes",
     "known": "test_the_layers_own_weights",
-    "Left alone": "test_the_layers_own_weights",  # what is marked; of the others nothing is looked at
+    "does not change these, and logs one warning": "test_the_layers_own_weights",  # what is marked; of the others nothing is looked at
 }
 exhaustive = pytest.mark.exhaustive
 

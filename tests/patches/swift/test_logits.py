@@ -25,9 +25,9 @@ RULE_COVERAGE = {
         "test_the_gradient_of_log_probabilities",
     ),
     "no new blocking": "because every rank makes two all-reduces, or ms-swift's own; no lock is held",
-    "is left alone": "test_the_gradient_of_gkds_divergence",
+    "does not change GKD's divergence": "test_the_gradient_of_gkds_divergence",
     "summed as before": ("test_the_gradient_of_gkds_divergence", "test_a_training_step_of_grpo"),
-    "leave them as they are": "test_one_pass_leaves_the_logits_as_they_are",
+    "do not change them": "test_one_pass_leaves_the_logits_as_they_are",
 }
 exhaustive = pytest.mark.exhaustive
 each_number_of_ranks = pytest.mark.parametrize(

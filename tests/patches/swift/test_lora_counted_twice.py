@@ -21,8 +21,8 @@ RULE_COVERAGE = {
         "because what it calls is the update that comes next anyway, on the same ranks in the same order"
     ),
     "nothing changes": "test_without_it_and_at_level_2_nothing_changes",
-    "as it was": "test_without_it_and_at_level_2_nothing_changes",
-    "what they were": "test_where_the_adapter_is_new",
+    "is not affected": "test_without_it_and_at_level_2_nothing_changes",
+    "its rollouts are unchanged": "test_where_the_adapter_is_new",
 }
 
 # Parts of what the adapter adds: float32's rounding of W + s B A, and of merging and taking it out again. Seen: 2e-7.

@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "no side effects": "because it calls the trainer's dpo_loss and get_logps, and assigns nothing",
     "backward compatible": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
     "as released": "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
-    "do not change": "test_a_training_step_minimises_the_loss_that_was_asked_for",
+    "Runs with `sigmoid` are not affected": "test_a_training_step_minimises_the_loss_that_was_asked_for",
     "known": "test_other_releases",
     "no new blocking": (
         "test_what_this_trainer_cannot_compute_stays_sigmoid_in_words",
