@@ -1,4 +1,4 @@
-"""What `nemo-rl-watch-rollouts` looks at, in the process that drives a run."""
+"""What `nemo-rl-watch-rollouts` reads in the process that drives a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _STALE = "avg_trajectory_age"
 _difference = figures.log_probabilities(NAME, ())
 FIGURES = (_difference,)
 _found: list[float] = []
-"""Of the step that is running, until its metrics say what kind of step it is."""
+"""The value of the current step, until the step's metrics show which kind of step it is."""
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures noted so far in this process."""
     return watching.observed(*FIGURES)
 
 
 def around_masking(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`compute_and_apply_seq_logprob_error_masking`, which may take sequences out of ``sample_mask``."""
+    """`compute_and_apply_seq_logprob_error_masking`, which may remove sequences from ``sample_mask``."""
     with watching.looking(NAME):
         _found.clear()
         value = _of(args[0])
@@ -43,7 +43,7 @@ def _of(data: Any) -> float | None:
 
 
 def around_log_metrics(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`Logger.log_metrics`, which is given a step's metrics when it is over."""
+    """`Logger.log_metrics`, which receives a step's metrics at its end."""
     with watching.looking(NAME):
         metrics, step, prefix = args[:3]
         if _OF_THE_STEP in metrics and _found:

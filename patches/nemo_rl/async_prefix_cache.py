@@ -1,4 +1,4 @@
-"""NeMo-RL's asynchronous GRPO: no request is answered from what older weights have left in the prefix cache."""
+"""NeMo-RL's asynchronous GRPO: reset the prefix cache, which older weights have computed, with each weight update."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FLAG = 'async_cfg.get("recompute_kv_cache_after_weight_updates", False)'
 
 
 def _resumed(module: str, unless: str | None = None) -> Rewrite:
-    # Nothing of ours is called: NeMo-RL's actors have environments of their own, to which Ray sends this class.
+    # The code calls no function of ours: NeMo-RL's actors have separate environments, to which Ray sends this class.
     waited = f"not {_IN_FLIGHT}" + (f" and {unless}" if unless else "")
     return Rewrite(
         target=f"{module}:AsyncTrajectoryCollector.resume_after_refit",
@@ -24,32 +24,32 @@ PATCH = Patch(
     summary="asynchronous GRPO without in-flight updates resets the prefix cache with each weight update",
     harm="wrong data",
     affects_rollouts=True,
-    bug="after a weight update prompts are read from the prefix cache, as older weights have computed it",
-    when="GRPO with `async_grpo.enabled` and without `in_flight_weight_updates`, and a prompt that comes again",
+    bug="after a weight update, requests read the prefix cache that older weights have computed",
+    when="GRPO with `async_grpo.enabled` and without `in_flight_weight_updates`, and repeated prompts or prefixes",
     excluded_by=("grpo.async_grpo.enabled=false|absent", "grpo.async_grpo.in_flight_weight_updates=true"),
     symptom="""\
 With `grpo.async_grpo.enabled` the difference between the log-probabilities of generation and of training
-(`token_mult_prob_error`, `gen_kl_error`) grows from step to step, and falls back where validation or a restart empties
-the cache. It is the more, the more prompts have in common: a system prompt, tools, a prompt of the next epoch. No
-error.""",
+(`token_mult_prob_error`, `gen_kl_error`) grows from step to step, and decreases where validation or a restart empties
+the cache. The difference is larger if prompts share a longer prefix: a system prompt, tools, a prompt of the next
+epoch. There is no error.""",
     cause="""\
-`AsyncTrajectoryCollector.resume_after_refit` resets vLLM's prefix cache with `in_flight_weight_updates` and
-`recompute_kv_cache_after_weight_updates` alone. Without in-flight updates it does not, whatever the latter says: keys
-and values of a prefix stay those of the weights that have computed it first, on GPUs of compute capability 8 and
-later, where NeMo-RL has the cache on.""",
+`AsyncTrajectoryCollector.resume_after_refit` resets vLLM's prefix cache only with both `in_flight_weight_updates` and
+`recompute_kv_cache_after_weight_updates`. Without in-flight updates it never resets the cache: keys and values of a
+prefix remain those of the weights that computed it first, on GPUs of compute capability 8 and later, where NeMo-RL
+enables the cache.""",
     repair="""\
-Without `in_flight_weight_updates` the prefix cache is reset with each weight update, by NeMo-RL's own
-`invalidate_kv_cache`, when all generations have ended, as `prepare_for_refit` waits for them. PR 3152 does so where
+Without `in_flight_weight_updates` the patch resets the prefix cache with each weight update, by NeMo-RL's own
+`invalidate_kv_cache`, after all generations have ended, for which `prepare_for_refit` waits. PR 3152 does this where
 `recompute_kv_cache_after_weight_updates` is set.
 
-Left alone, and so as released: `in_flight_weight_updates`, with which the flag is a choice, and vLLM does not reset a
-cache that a running request holds (PR 4018 is about that); Megatron's generation, which has no such method. main has
-been repaired for the flag alone, and calls itself 0.6.0: there the patch is refused.""",
+The following stay as released: `in_flight_weight_updates`, with which the flag is a choice, and vLLM does not reset a
+cache that a running request holds (see PR 4018); Megatron's generation, which has no such method. main contains the fix
+for the flag alone, and its version is 0.6.0: there the patch is refused.""",
     references=(
         "https://github.com/NVIDIA-NeMo/RL/pull/3152",
         "https://github.com/NVIDIA-NeMo/RL/pull/4018",
     ),
-    # The tag v0.5.0 calls itself 0.5.0rc0 in its metadata; main said 0.6.0 on 2026-08-22, after v0.7.0.
+    # The metadata of the tag v0.5.0 has version 0.5.0rc0; main had 0.6.0 on 2026-08-22, after v0.7.0.
     variants=(
         Variant(Guard("nemo-rl", ">=0.4.0,<0.7.0"), (_resumed("nemo_rl.algorithms.async_utils"),)),
         Variant(
@@ -62,10 +62,10 @@ been repaired for the flag alone, and calls itself 0.6.0: there the patch is ref
             ),
         ),
     ),
-    obsolete_when="when NeMo-RL resets the cache without in-flight updates whatever the flag says; none so far does",
+    obsolete_when="when NeMo-RL resets the cache without in-flight updates for any flag; no release so far does",
     changes_numbers="""\
-Since 0.4.0, GRPO with `async_grpo.enabled` and without in-flight updates sampled with prefixes as older weights had
-computed them. Log-probabilities of generation were those of that mixture, which importance sampling corrected for. With
-the patch they are those of the weights of the last update, and the first requests after an update compute their
-prompts. Checkpoints can be trained on.""",
+Since 0.4.0, GRPO with `async_grpo.enabled` and without in-flight updates sampled with prefixes that older weights had
+computed. Log-probabilities of generation were those of that mixture, and importance sampling corrected for it. With the
+patch they are those of the last update's weights, and the first requests after an update compute their prompts.
+Training can continue from existing checkpoints.""",
 )

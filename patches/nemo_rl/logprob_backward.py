@@ -1,4 +1,4 @@
-"""Token log-probabilities over vocabulary-parallel logits: two collectives forward, none backward, no second copy."""
+"""Token log-probabilities over vocabulary-parallel logits: two collectives in forward, none in backward, no copy."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ _UPSTREAM = "rlhf_patches.patches._vocab_parallel.upstream"
 
 PATCH = Patch(
     name="nemo-rl-logprob-backward",
-    summary="token log-probabilities need no memory beside the logits in backward, and 2 collectives per call",
+    summary="token log-probabilities need no memory besides the logits in backward, and 2 collectives per call",
     harm="memory",
-    bug="token log-probabilities make tensors of the size of the logits, and many collectives",
-    when="vocabulary or context split over ranks, long sequences",
+    bug="token log-probabilities allocate tensors of the size of the logits, and need many collectives",
+    when="vocabulary or context split over ranks, and long sequences",
     symptom="""\
 NeMo-RL runs out of CUDA memory in the backward pass of the loss, or in its forward pass, at sequence lengths at which
-the model itself has room left; and that step is slow, the more so the smaller `logprob_chunk_size` is.""",
+the model itself has memory left. That step is slow, and slower with a smaller `logprob_chunk_size`.""",
     cause="""\
 `ChunkedDistributedLogprob.backward` computes the softmax a second time, with two all-reduces per chunk after three in
-forward. It keeps the fp32 gradient of every chunk and then joins them (0.4.0, 0.5.0), or collects them in one tensor,
-fp32 (0.6.0) or of the logits' dtype (0.7.0), and makes int64 one-hot rows on the way, eight bytes for every logit of a
-chunk. `DistributedLogprob` keeps a whole fp32 softmax for backward, and makes a whole fp32 gradient there.""",
+forward. It keeps the fp32 gradient of every chunk and then concatenates them (0.4.0, 0.5.0), or writes them into one
+tensor, fp32 (0.6.0) or of the logits' dtype (0.7.0), and allocates int64 one-hot rows, eight bytes for every logit of a
+chunk. `DistributedLogprob` saves a whole fp32 softmax for backward, and allocates a whole fp32 gradient there.""",
     repair="""\
-As `skyrl-logprob-backward`: forward needs one all-reduce of the maxima and one of all sums, for the whole call, and
-saves the logits and a few numbers per token; backward needs no collective. The gradient is computed a block of tokens
-at a time and written over the logits, if nothing else can ever look at them again, or else into one tensor of the
-logits' dtype. [Why that is exact, and when it is refused](../logprob-in-place.md); [where results
+Like `skyrl-logprob-backward`: forward needs one all-reduce of the maxima and one of all sums, for the whole call, and
+saves the logits and a few numbers per token; backward needs no collective. Backward computes the gradient a block of
+tokens at a time and writes it over the logits, if nothing else can read the logits again, or else into one tensor of
+the logits' dtype. [Why that is exact, and when it is refused](../logprob-in-place.md); [where results
 differ](../logprob-in-place.md#where-results-are-not-upstreams).
 
-Left alone: `DistributedLogprob` before 0.4.0, which computes in the logits' dtype and so gives other numbers; the
-variants with top-k or top-p sampling, which exchange whole rows; those for several targets per token, for hidden
-states, for soft targets, and `ChunkedDistributedEntropy`.""",
+The patch does not change `DistributedLogprob` before 0.4.0, which computes in the logits' dtype and so returns other
+numbers; the variants with top-k or top-p sampling, which exchange whole rows; the variants for several targets per
+token, for hidden states and for soft targets; and `ChunkedDistributedEntropy`.""",
     references=(
         "https://github.com/NVIDIA-NeMo/RL/blob/v0.7.0/nemo_rl/distributed/model_utils.py",
         "https://github.com/NovaSky-AI/SkyRL/pull/1543",
     ),
-    # The tag v0.5.0 calls itself 0.5.0rc0 in its metadata; main said 0.6.0 on 2026-08-22, after v0.7.0.
+    # The metadata of the tag v0.5.0 has version 0.5.0rc0; main had 0.6.0 on 2026-08-22, after v0.7.0.
     variants=(
         Variant(
             Guard("nemo-rl", ">=0.4.0,<=0.7.0"),

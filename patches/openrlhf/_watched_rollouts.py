@@ -1,4 +1,4 @@
-"""What `openrlhf-watch-rollouts` looks at, in the process that drives a run."""
+"""What `openrlhf-watch-rollouts` reads in the process that drives a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIGURES = (_difference,)
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures noted so far in this process."""
     return watching.observed(*FIGURES)
 
 
@@ -36,7 +36,7 @@ def around_make_experience(wrapped: Callable[..., Any], instance: Any, args: tup
 
 
 def _by_these_weights(args: Any) -> bool:
-    """Whether all rollouts are by the weights that are trained, from the distribution that these have."""
+    """Whether all rollouts come from the weights that are trained, sampled from their full distribution."""
     at_once = _setting(args, "rollout", "vllm_generate_batch_size", "vllm_generate_batch_size")
     batch = _setting(args, "rollout", "batch_size", "rollout_batch_size")
     return (
@@ -47,5 +47,5 @@ def _by_these_weights(args: Any) -> bool:
 
 
 def _setting(args: Any, group: str, name: str, flat: str) -> Any:
-    """Since 0.10.2 settings are in groups."""
+    """A setting, which is in a group since 0.10.2."""
     return getattr(getattr(args, group), name, None) if hasattr(args, group) else getattr(args, flat, None)

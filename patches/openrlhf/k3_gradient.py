@@ -1,4 +1,4 @@
-"""The k3 estimate of the KL: bounded before the exponential, not only after it."""
+"""The k3 estimate of the KL: clamp it before the exponential, not only after it."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _BOUNDED_K3 = "(-log_ratio.clamp(min=-10)).exp() - 1 + log_ratio.clamp(min=-10)"
 
 PATCH = Patch(
     name="openrlhf-k3-gradient",
-    summary="the gradient of the k3 KL is 0 where it is bounded, and not NaN",
+    summary="the gradient of the k3 KL is 0 where the KL is clamped, not NaN",
     harm="wrong gradient",
-    bug="the gradient of the k3 KL is NaN where the KL is bounded",
+    bug="the gradient of the k3 KL is NaN where the KL is clamped",
     when="--use_kl_loss, --kl_estimator k3, and a token 88 less likely (in log-probability) than under the reference",
     excluded_by=("kl_estimator=k1|k2",),
     symptom="""\
 With `--use_kl_loss` and `--kl_estimator k3`, the loss is finite and its gradient is NaN, and the next optimizer step
-makes every weight NaN. A token's log-probability under the policy is lower than under the reference by more than 88.
-The token may be masked.""",
+sets every weight to NaN. This occurs if a token's log-probability under the policy is lower than under the reference by
+more than 88. The token may be masked.""",
     cause="""\
-`compute_approx_kl` bounds its result by 10, which hides that the exponential has overflowed. In backward the bound's
-gradient, 0, is multiplied with the exponential's, inf.""",
+`compute_approx_kl` clamps its result to 10, which hides the overflow of the exponential. Backward multiplies the
+clamp's gradient, 0, by the exponential's, inf.""",
     repair="""\
-The difference is bounded by 10 before the exponential, where the estimate is 22,015 and bounded anyway. So all results
-and gradients that were not NaN are bit for bit what they were. The result itself was NaN for a token without any
-probability under the policy (a log-probability of minus infinity): there it is the bound, 10. The estimate is that of
+The patch clamps the difference to 10 before the exponential, where the estimate is 22,015 and is clamped anyway. All
+results and gradients that were not NaN are bitwise identical. The result itself was NaN for a token with probability 0
+under the policy (a log-probability of minus infinity): there it is now the clamp's limit, 10. The estimate is that of
 GRPO (Shao et al., [arXiv:2402.03300](https://arxiv.org/abs/2402.03300), equation 4).
 
-Before 0.8.6 nothing is bounded, and the estimate itself is infinite.""",
+Releases before 0.8.6 clamp nothing, and the estimate itself is infinite.""",
     references=(
         "https://github.com/OpenRLHF/OpenRLHF/pull/1335",
         "https://github.com/OpenRLHF/OpenRLHF/pull/1160",

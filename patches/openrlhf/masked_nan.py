@@ -1,4 +1,4 @@
-"""What is masked or filtered out of the policy loss stays out of it, whatever is there."""
+"""Excludes masked and filtered tokens from the policy loss, whatever their values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def selected(mask: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
-    """Values where the mask is not 0, and exact zeros elsewhere, in forward and in the gradient.
+    """Returns the values where the mask is not 0, and exact zeros elsewhere, in forward and in the gradient.
 
     Args:
         mask: [batch, tokens], or [batch, 1]; None (packed samples of releases before 0.7) for all.
@@ -43,13 +43,13 @@ _ICEPOP = _rewrite("vllm_is = vllm_is * mask", "vllm_is = $SELECTED(mask, vllm_i
 _SEQUENCE = _rewrite(
     "loss = seq_mask.unsqueeze(-1) * vllm_is * loss", "loss = $SELECTED(seq_mask.unsqueeze(-1), vllm_is) * loss"
 )
-# Not p and q, which the statistic is of: where both are 1, as half precision rounds 1 - 1e-6, it is NaN.
+# Not p and q, from which the statistic is computed: where both are 1 (half precision rounds 1 - 1e-6), it is NaN.
 _DIVERGENCE = _rewrite(
     "masked_mean(stat, action_mask, dim=-1).unsqueeze(-1)",
     "masked_mean($SELECTED(action_mask, stat), action_mask, dim=-1).unsqueeze(-1)",
 )
 
-# The corrections for the mismatch with vLLM were added one by one.
+# OpenRLHF added the corrections for the mismatch with vLLM one by one.
 _SHAPES = {
     ">=0.3.6.post1,<0.8.9": (_ONCE, _ADVANTAGES),
     ">=0.8.9,<0.8.10": (_ONCE, _ADVANTAGES, _WEIGHT, _KL),
@@ -63,35 +63,36 @@ _SHAPES = {
 
 PATCH = Patch(
     name="openrlhf-masked-nan",
-    summary="tokens that are masked or filtered out cannot make the policy loss NaN",
+    summary="masked or filtered tokens cannot make the policy loss NaN",
     harm="wrong gradient",
-    bug="a NaN or an overflow of a masked or filtered token makes the whole policy loss NaN",
-    when="numbers that are not finite where nothing is trained: padding, tools' answers, filtered tokens",
+    bug="a NaN or an overflow of a masked or filtered token makes the policy loss NaN",
+    when="values that are not finite on tokens that are not trained: padding, tools' answers, filtered tokens",
     symptom="""\
-The policy loss and its metrics `ppo_kl` and `vllm_kl` are NaN although every token that is trained has finite numbers,
-and the next optimizer step may make every weight NaN. Either a NaN or an infinity is in the log-probabilities or
-advantages of a masked token, padding or a tool's answer. Or, from 0.9.1 on, ICEPOP or seq-mask-tis filter a token out
-whose importance weight overflows: a difference of more than 88 between log-probabilities of the policy and of vLLM.""",
+The policy loss and its metrics `ppo_kl` and `vllm_kl` are NaN although every trained token has finite values, and the
+next optimizer step may set every weight to NaN. There are two cases. Either a NaN or an infinity is in the
+log-probabilities or advantages of a masked token, padding or a tool's answer. Or, from 0.9.1 on, ICEPOP or seq-mask-tis
+filters out a token whose importance weight overflows: a difference of more than 88 between log-probabilities of the
+policy and of vLLM.""",
     cause="""\
-`PolicyLoss.forward` computes ratios and losses of all tokens and multiplies what is masked with 0, and NaN * 0 and
-inf * 0 are NaN. ICEPOP (0.9.1 to 0.11.0) and seq-mask-tis (0.9.3 to 0.11.1) multiply with their filters in the same
-way. The gradient is NaN as well with GSPO, up to 0.10.2 in general, and where a filtered weight overflows. From 0.10.3
-on the ratio is bounded first, which happens to cut the gradient of a masked NaN off: there a NaN in the loss is all
-that PPO shows. Filters of whole sequences compare with NaN and drop every sequence that has one in its padding.""",
+`PolicyLoss.forward` computes ratios and losses of all tokens and multiplies masked tokens by 0, but NaN * 0 and inf * 0
+are NaN. ICEPOP (0.9.1 to 0.11.0) and seq-mask-tis (0.9.3 to 0.11.1) multiply by their filters in the same way. The
+gradient is NaN as well with GSPO, up to 0.10.2 in general, and where a filtered weight overflows. From 0.10.3 on the
+ratio is clamped first, which also removes the gradient of a masked NaN: with PPO only the loss is NaN there. Filters of
+whole sequences compare with NaN and drop every sequence that has a NaN in its padding.""",
     repair="""\
-Differences of log-probabilities, advantages and divergences are selected by `action_mask` before anything is computed
-of them, and importance weights by the filters: exact zeros, in forward and in the gradient. Tokens that are trained
-have bit for bit the loss and the gradient that they had: the clipped objective of PPO (Schulman et al.,
+The patch selects differences of log-probabilities, advantages and divergences by `action_mask` before any computation,
+and importance weights by the filters: exact zeros, in forward and in the gradient. Loss and gradient of trained tokens
+are bitwise identical: the clipped objective of PPO (Schulman et al.,
 [arXiv:1707.06347](https://arxiv.org/abs/1707.06347), equation 7), with dual clipping (Ye et al.,
 [arXiv:1912.09729](https://arxiv.org/abs/1912.09729), equation 5), and GSPO (Zheng et al.,
 [arXiv:2507.18071](https://arxiv.org/abs/2507.18071), equation 5). A divergence that filters whole sequences (0.11.2)
-is that of their own tokens, in half precision, too.
+covers their own tokens, in half precision, too.
 
-Of a token that is trained, a NaN in `log_probs`, `old_log_probs` or `advantages` stays one. One in `rollout_log_probs`
-stays one with TIS and with GSPO; ICEPOP and seq-mask-tis filter the token or the sequence out, as 0.11.2 does itself.
+A NaN of a trained token in `log_probs`, `old_log_probs` or `advantages` stays a NaN. A NaN in `rollout_log_probs` stays
+a NaN with TIS and with GSPO; ICEPOP and seq-mask-tis filter out the token or the sequence, as 0.11.2 itself does.
 
-Left alone: packed samples before 0.7, which have no mask; `ValueLoss`; the KL penalty, which is a function of its own;
-and before 0.10.3 sequences without any token, whose mean is 0 / 0.""",
+The patch does not change packed samples before 0.7, which have no mask; `ValueLoss`; the KL penalty, which is a
+separate function; and, before 0.10.3, sequences without any token, whose mean is 0 / 0.""",
     references=(
         "https://github.com/OpenRLHF/OpenRLHF/pull/1240",
         "https://github.com/OpenRLHF/OpenRLHF/pull/1314",

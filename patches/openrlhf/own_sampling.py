@@ -1,4 +1,4 @@
-"""OpenRLHF's agents of several turns: each sample has sampling parameters of its own."""
+"""OpenRLHF's multi-turn agents: give each sample its own sampling parameters."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _COPY = "sampling_params = deepcopy(sampling_params)"
 
 PATCH = Patch(
     name="openrlhf-own-sampling",
-    summary="the samples of a prompt do not write to one another's sampling parameters",
+    summary="the samples of a prompt do not modify each other's sampling parameters",
     harm="wrong data",
     affects_rollouts=True,
-    bug="samples of a prompt share sampling parameters that each of them writes to",
+    bug="samples of a prompt share one object of sampling parameters, and each sample modifies it",
     when="an agent (`--train.agent_func_path`), several samples per prompt, and observations of several lengths",
     symptom="""\
-With an agent of several turns and several samples per prompt, some samples begin with a part of their first observation
-only, "Truncating to fit within max_length", though it leaves room enough; or with one that leaves less than
-`max_new_tokens`. What an environment sets in `states["sampling_params"]`, a temperature say, is in force for the other
-samples of the prompt too.""",
+With a multi-turn agent and several samples per prompt, some samples begin with only a part of their first observation
+(the log contains "Truncating to fit within max_length", although there is enough room), or with an observation that
+leaves less room than `max_new_tokens`. Values that an environment sets in `states["sampling_params"]`, such as a
+temperature, also apply to the other samples of the prompt.""",
     cause="""\
-`MultiTurnAgentExecutor.execute` sets `sampling_params.max_tokens` to what is left in its own sample at each turn, and
-hands the object to the environment. All samples of a prompt are given the same one, and each computes how long its
-first observation may be from the `max_tokens` that it finds.""",
+`MultiTurnAgentExecutor.execute` sets `sampling_params.max_tokens` to the remaining length of its own sample at each
+turn, and passes the object to the environment. All samples of a prompt share one object, and each computes the maximum
+length of its first observation from the current `max_tokens`.""",
     repair="""\
-Each sample begins with a copy of the parameters, as the prompt was sent with. Where all samples of a prompt begin
+Each sample begins with a copy of the parameters with which the prompt was sent. Where all samples of a prompt begin
 with the same observation at once and no environment sets parameters, nothing changes.
 
-Left alone: 0.9.1's environment, which all samples share; since 0.9.1.post1 each has one of its own.""",
+The patch does not change 0.9.1's environment, which all samples share; since 0.9.1.post1 each sample has its own.""",
     references=("https://github.com/OpenRLHF/OpenRLHF/blob/v0.11.2/openrlhf/utils/agent.py",),
     variants=(
         Variant(
@@ -43,5 +43,5 @@ Left alone: 0.9.1's environment, which all samples share; since 0.9.1.post1 each
             ),
         ),
     ),
-    obsolete_when="when OpenRLHF copies the parameters before it writes to them; 0.11.2, the newest, does not",
+    obsolete_when="when OpenRLHF copies the parameters before it modifies them; 0.11.2, the newest, does not",
 )

@@ -1,4 +1,4 @@
-"""What `vllm-watch-requests` looks at, in an engine's worker."""
+"""What `vllm-watch-requests` reads in an engine's worker."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FIGURES = (_unused,)
 
 
 class Engine:
-    """What one engine was asked for since its trainer sent the first adapter.
+    """The requests to one engine since its trainer sent the first adapter.
 
     Attributes:
-        adapters: how many were followed by a request.
-        requests: how many began since the first.
-        asked: whether any of them was for an adapter.
-        new: whether none has begun since the last adapter.
+        adapters: the number of adapters that were followed by a request.
+        requests: the number of requests that began since the first adapter.
+        asked: whether any of these requests was for an adapter.
+        new: whether no request has begun since the last adapter.
     """
 
     def __init__(self) -> None:
@@ -38,16 +38,16 @@ class Engine:
 
 
 ENGINES: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()
-"""By worker, those to which a trainer has sent an adapter."""
+"""By worker, the engines to which a trainer has sent an adapter."""
 
 
 def observed() -> dict[str, Any]:
-    """What was seen so far in this process."""
+    """The figures noted so far in this process."""
     return watching.observed(*FIGURES)
 
 
 def around_add_lora(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`Worker.add_lora`, which loads an adapter; what raises has loaded none."""
+    """`Worker.add_lora`, which loads an adapter; if it raises, it has loaded none."""
     result = wrapped(*args, **kwargs)
     with watching.looking(NAME):
         # All ranks of an engine get the same requests; one of each pipeline stage is its driver.
@@ -57,7 +57,7 @@ def around_add_lora(wrapped: Callable[..., Any], instance: Any, args: tuple[Any,
 
 
 def around_execute_model(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`Worker.execute_model`, which computes one step; it is told of each request when that begins."""
+    """`Worker.execute_model`, which computes one step; its argument lists the requests that begin."""
     if ENGINES:
         with watching.looking(NAME):
             engine = ENGINES.get(instance)

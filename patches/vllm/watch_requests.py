@@ -1,4 +1,4 @@
-"""vLLM: a trainer's adapter is loaded, and no request is for it."""
+"""vLLM: detect an adapter that a trainer has loaded and no request uses."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
 WATCH = Watch(
     name=NAME,
-    summary="an engine is looked at for adapters of a trainer that no request asks for, which is said once",
+    summary="one warning if no request uses the adapters that a trainer sends to an engine",
     symptom=f"""\
-One line for each engine, or each of its pipeline's stages, at level warning:
+One line for each engine, or each of its pipeline stages, at level warning:
 
     vllm-watch-requests: the trainer has sent 3 adapters, and every request since the first was for the base model
     at request 1025 (limit {LIMIT}). ...""",
     cause="""\
-Rollouts come from the base model: whoever asks the engine for them does not say that the adapter is to be used, so what
-the trainer has learned is never sampled from. Rewards do not move, and the engine's log-probabilities are further
-from the trainer's with each step.""",
+Rollouts come from the base model: requests to the engine do not name the adapter, so the engine never samples from what
+the trainer has learned. Rewards do not change, and the engine's log-probabilities diverge from the trainer's with each
+step.""",
     looks_at="""\
-In the worker, of each adapter that is loaded whether it came as tensors (`lora_tensors` of a `LoRARequest`, by which
-verl and ms-swift hand over the policy's), and of each request that begins whether it names an adapter. Both are plain
-objects that the worker is called with.
+In the worker: for each loaded adapter, whether it was sent as tensors (`lora_tensors` of a `LoRARequest`, with which
+verl and ms-swift send the policy's adapter), and for each request that begins, whether it names an adapter. Both are
+plain objects that the worker receives as arguments.
 
-Not looked at are adapters from a folder, since a server for users may well have some that nobody asks for, nor the
-warm-up's own, nor batches without a request, which ranks without work compute. The first request that is for any
-adapter ends it for this engine. Nor are engines looked at whose steps go past that worker: vLLM's V0, those on Ray's
-executor (verl and ms-swift choose another one), and hardware that has a worker of its own (GPUs, CPUs and XPUs
-share one).""",
+The watch ignores adapters from a folder, since a server for users may have adapters that no request uses, the warm-up's
+own adapters, and batches without a request, which ranks without work compute. The first request for any adapter ends
+the watch for this engine. The watch does not cover engines whose steps bypass that worker: vLLM's V0, engines on Ray's
+executor (verl and ms-swift choose another one), and hardware that has a worker of its own (GPUs, CPUs and XPUs share
+one).""",
     limits=f"""\
-`unused-adapters`: how many adapters have come from the trainer and were followed by requests, while not one request
-since the first of them was for an adapter: above {LIMIT}. One is not enough: requests may have waited in the engine's
-queue since before it came, or be an evaluation of the base model, or a teacher's log-probabilities. A trainer that
-sends its third has made two updates from rollouts, and where none of those was sampled with an adapter, it
-trains on those of the base model. Requests are not counted, because a queue may be of any length.""",
+`unused-adapters`: the number of adapters that the trainer has sent and that were followed by requests, while no
+request since the first of them was for an adapter: above {LIMIT}. One adapter is not enough: requests may have
+waited in the engine's queue since before the adapter, or be an evaluation of the base model, or a teacher's
+log-probabilities. A trainer that sends its third adapter has made two updates from rollouts. If no rollout was
+sampled with an adapter, the trainer trains on rollouts of the base model. The watch does not count requests,
+because a queue may have any length.""",
     points_to=BASE_MODEL,
     references=(
         "https://github.com/modelscope/ms-swift/issues/9855",
@@ -51,18 +52,18 @@ trains on those of the base model. Requests are not counted, because a queue may
                     target=f"{_WORKER}.add_lora",
                     implementation=f"{_HERE}:around_add_lora",
                     signature="(self, lora_request)",
-                    signature_suffices="it reads an attribute of the argument, and says nothing where there is none",
+                    signature_suffices="it reads an attribute of the argument, and logs nothing where there is none",
                 ),
                 Wrap(
                     target=f"{_WORKER}.execute_model",
                     implementation=f"{_HERE}:around_execute_model",
                     signature="(self, scheduler_output)",
-                    signature_suffices="it reads which requests are new, and says nothing where that is another thing",
+                    signature_suffices="it reads which requests are new, and logs nothing where the attribute differs",
                 ),
             ),
         ),
     ),
-    obsolete_when="when vLLM itself says that an adapter is loaded and not used",
+    obsolete_when="when vLLM itself reports that an adapter is loaded and not used",
     affects_rollouts=True,
     observations=f"{_HERE}:observed",
 )

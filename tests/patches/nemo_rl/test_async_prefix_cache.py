@@ -19,8 +19,7 @@ RULE_COVERAGE = {
     "no side effects": "because it calls what NeMo-RL calls there itself, and writes nothing",
     "backward compatible": ("test_the_rest_is_as_released", "test_a_reset_that_fails_stops_nothing"),
     "no new blocking": "because it is NeMo-RL's own call, within its own try, once no generation is running",
-    "Left alone": "test_the_rest_is_as_released",
-    "as released": "test_the_rest_is_as_released",
+    "The following stay as released": "test_the_rest_is_as_released",
 }
 CLONE = os.environ.get("NEMO_RL_CLONE", "")
 pytestmark = pytest.mark.skipif(not CLONE, reason="NEMO_RL_CLONE names no clone of NeMo-RL: its functions were NOT run")

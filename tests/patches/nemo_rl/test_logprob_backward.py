@@ -19,7 +19,7 @@ RULE_COVERAGE = {
     "no side effects": "test_numbers_memory_and_collectives",
     "backward compatible": "test_within_torch_compile",
     "no new blocking": "because every rank makes one all-reduce of maxima and one of sums; no lock is held",
-    "Left alone": "test_what_computes_in_the_dtype_of_the_logits_is_left_alone",
+    "The patch does not change": "test_what_computes_in_the_dtype_of_the_logits_is_left_alone",
 }
 
 CLONE = os.environ.get("NEMO_RL_CLONE", "")

@@ -18,8 +18,8 @@ RULE_COVERAGE = {
         "test_without_any_probability_under_the_policy_it_is_the_bound",
     ),
     "no new blocking": "because it computes on one rank's tensors; no lock, no collective",
-    "bit for bit": "test_as_released_the_gradient_is_nan_and_nothing_else_changes",
-    "there it is the bound": "test_without_any_probability_under_the_policy_it_is_the_bound",
+    "that were not NaN are bitwise identical": "test_as_released_the_gradient_is_nan_and_nothing_else_changes",
+    "there it is now the clamp's limit": "test_without_any_probability_under_the_policy_it_is_the_bound",
 }
 RELEASES = ["0.10.2", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("0.8.9", "0.11.1"))]
 

@@ -26,17 +26,13 @@ RULE_COVERAGE = {
         "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
     ),
     "no new blocking": "because it selects within one rank's tensors: no lock, no collective, and nothing that raises",
-    "bit for bit": (
+    "of trained tokens are bitwise identical": (
         "test_what_is_trained_has_the_same_bits_in_every_type",
         "test_loss_and_gradient_are_those_of_the_formula",
     ),
-    "stays one": (
-        "test_a_nan_in_what_is_trained_on_is_not_hidden",
-        "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
-    ),
-    "Left alone": "test_without_a_mask_everything_counts",
-    "or `advantages` stays one": "test_a_nan_in_what_is_trained_on_is_not_hidden",
-    "One in `rollout_log_probs` stays one": "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
+    "The patch does not change": "test_without_a_mask_everything_counts",
+    "or `advantages` stays a NaN": "test_a_nan_in_what_is_trained_on_is_not_hidden",
+    "A NaN in `rollout_log_probs` stays a NaN": "test_a_nan_of_vllm_is_filtered_out_where_there_is_a_filter",
 }
 
 

@@ -11,7 +11,7 @@ RULE_COVERAGE = {
     "no side effects": "test_the_parameters_that_were_given_stay_as_they_are",
     "backward compatible": "test_alike_or_alone_nothing_changes",
     "no new blocking": "because it is a copy of one small object",
-    "Left alone": "because nothing but the parameters is copied",
+    "The patch does not change": "because nothing but the parameters is copied",
     "nothing changes": "test_alike_or_alone_nothing_changes",
 }
 LIMIT, NEW, ANSWER = 64, 8, 4
