@@ -1,7 +1,7 @@
-"""The loss of a training step: divided by what its forward was believed to have divided it by, where it has not.
+"""The loss of a training step: divided by the divisor that `Trainer` assumes its forward to have applied.
 
-Only where all code that makes the loss is known by identity (`known_loss`). Of that code the top of the autograd graph
-says what it did with ``num_items_in_batch``; of any other nothing does, and its loss is left as released.
+Only if all code that computes the loss is known by identity (`_known_loss`). The top of the autograd graph then shows
+how that code used ``num_items_in_batch``. The loss of any other code is left as released.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import _conditions, _known_loss, _loss_graph, _router_loss
 
 logger = logging.getLogger("rlhf_patches")
 
-# TRL's trainers whose own compute_loss is a mean over the micro-batch and does nothing with the number, by release.
+# TRL's trainers whose own compute_loss is a mean over the micro-batch and ignores num_items_in_batch, by release.
 _MEANS = {
     "CPOTrainer": ("0.12.0", "0.13.0"),
     "DPOTrainer": ("0.12.0", "0.13.0"),
@@ -32,23 +32,23 @@ _MEANS = {
     "ORPOTrainer": ("0.12.0", "0.19.1"),
 }
 
-# known here: releases and classes whose code was read; what is of another package is left as released.
+# known here: releases and classes whose code was read; code of another package is left as released.
 
 
 class _CannotTell(Exception):
-    """Why it is not known what a loss was divided by."""
+    """Why the divisor of a loss is unknown."""
 
 
 @dataclass
 class _Computed:
-    """What `Trainer.compute_loss` returned."""
+    """The result of `Trainer.compute_loss`."""
 
     loss: torch.Tensor
     origin: _loss_graph.Origin
     reading: _loss_graph.Reading
     parts: dict[str, torch.Tensor]
     times: float | None
-    """What it was multiplied with for the ranks; None where that is not known."""
+    """The factor for the ranks; None if it is unknown."""
 
 
 @dataclass
@@ -65,14 +65,14 @@ class _Step:
         """The terms of a loss."""
         try:
             return _loss_graph.read(loss, self.items, parts=parts, below_factor=below_factor)
-        except Exception as error:  # of what was not foreseen in a graph: no rank may stop here
+        except Exception as error:  # an unforeseen graph may raise anything: no rank may stop here
             return _loss_graph.Reading(unclear={f"{type(error).__name__}: {error}"})
 
     def is_divided(self, loss: torch.Tensor) -> bool:
-        """Whether a loss is one term, divided by the number of items: most are, and `read` takes longer to say so."""
+        """Whether a loss is one term, divided by the number of items: most are, and `read` takes longer to see it."""
         try:
             return _loss_graph.is_divided(loss, self.items)
-        except Exception:  # as above; `read` says so
+        except Exception:  # as above; `read` reports it
             return False
 
 
@@ -82,15 +82,15 @@ _step: ContextVar[_Step | None] = ContextVar("step", default=None)
 def loss_of(
     trainer: Any, model: torch.nn.Module, inputs: Any, items: Any, none_is_divided: bool, engine_divides: bool
 ) -> Any:
-    """In ``Trainer.training_step``: what ``compute_loss`` returns, as it has to be where the step does not divide it.
+    """Called in ``Trainer.training_step``: the result of ``compute_loss``, corrected if the step does not divide it.
 
     Args:
-        trainer: a Trainer, whose ``compute_loss`` may be another's.
-        model: as it is wrapped.
+        trainer: a Trainer, whose ``compute_loss`` may be other code.
+        model: with its wrappers.
         inputs: a micro-batch.
         items: the number of items of the window, on all ranks with ``average_tokens_across_devices``; or None.
-        none_is_divided: whether the step divides the loss where the number is None.
-        engine_divides: whether DeepSpeed does, whatever the loss is.
+        none_is_divided: whether the step divides the loss if the number is None.
+        engine_divides: whether DeepSpeed divides any loss.
     """
     if _trl_says_what_it_divides(trainer):
         _note(trainer, by=False)
@@ -102,7 +102,7 @@ def loss_of(
     if reason := _window(trainer, model):
         _leave(trainer, model, reason, steps)
         return trainer.compute_loss(model, inputs, num_items_in_batch=items)
-    smoothed = trainer.label_smoother is not None and "labels" in inputs  # which are taken out
+    smoothed = trainer.label_smoother is not None and "labels" in inputs  # the trainer removes them
     converted = trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED")
     given = _loss_graph.Items(items, converted=converted, counts=functools.partial(_is_a_count, inputs))
     step = _Step(given, trainer.label_smoother if smoothed else None)
@@ -124,7 +124,7 @@ def loss_of(
 
 
 def computed(trainer: Any, loss: Any, outputs: Any, return_outputs: bool) -> Any:
-    """In ``Trainer.compute_loss``: what it returns. Its terms are noted where a training step waits for them."""
+    """Called in ``Trainer.compute_loss``: its result. Notes the loss's terms if a training step waits for them."""
     step = _step.get()
     if step is not None and isinstance(loss, torch.Tensor) and loss.grad_fn is not None and not loss.dim():
         step.computed.append(_noted(trainer, step, loss, outputs))
@@ -134,14 +134,14 @@ def computed(trainer: Any, loss: Any, outputs: Any, return_outputs: bool) -> Any
 def _noted(trainer: Any, step: _Step, loss: torch.Tensor, outputs: Any) -> _Computed:
     origin = _loss_graph.origin(loss)
     if step.is_divided(loss) or (step.smoother is not None and _smoother_divides(step.smoother)):
-        # The smoother divides in part by a multiple of the number, which is not seen.
+        # The smoother divides in part by a multiple of the number, which the graph does not show.
         return _Computed(loss, origin, _loss_graph.Reading(window=True), {}, None)
     parts = dict(_numbers(outputs, loss))
     ranks = _ranks(trainer)
     times_one = ranks == 1 and trainer.args.average_tokens_across_devices and step.items.value is not None
     reading = step.read(loss, tuple(map(_loss_graph.origin, parts.values())), below_factor=times_one)
     if reading.parts and any(name != "aux_loss" and step.read(part).window for name, part in parts.items()):
-        parts = {}  # which have been divided themselves
+        parts = {}  # the parts themselves are divided
         reading = step.read(loss, below_factor=times_one)
     times = 1.0 if ranks == 1 else _loss_graph.factor(loss)
     return _Computed(loss, origin, reading, parts, times)
@@ -152,12 +152,12 @@ def _noted(trainer: Any, step: _Step, loss: torch.Tensor, outputs: Any) -> _Comp
 
 @dataclass(frozen=True)
 class _Window:
-    """What was found of the code at the first micro-batch of a window, for all of them."""
+    """The result of the code check at the first micro-batch of a window, for all its micro-batches."""
 
     trainer: weakref.ref[Any]
     model: weakref.ref[Any]
     state: weakref.ref[Any]
-    """Each training has one of its own, which begins at step 0 again."""
+    """Each training has its own state, which starts at step 0 again."""
     step: int
     reason: str
 
@@ -166,10 +166,10 @@ _last: _Window | None = None
 
 
 def _window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> str:
-    """Why the loss of this window is left as released; empty where the code that makes it is known.
+    """Why the loss of this window is left as released; empty if the code that computes it is known.
 
-    A loss that could not be told, which is when ``reason`` is given, is left for the rest of this trainer's training:
-    no window has both.
+    If ``reason`` is given, which means that a loss could not be read, this trainer's losses are left for the rest of
+    its training: no window mixes both.
     """
     global _last
     last, step = _last, trainer.state.global_step
@@ -186,9 +186,9 @@ def _window(trainer: Any, model: torch.nn.Module, reason: str | None = None) -> 
 
 
 def _unknown(trainer: Any) -> str:
-    """What of a trainer's own code is not known."""
+    """The part of a trainer's own code that is not known."""
     training_step = getattr(trainer, "training_step", None)
-    # Another's may divide the gradients, once Trainer's own has added this micro-batch's to them.
+    # Other code may divide the gradients after Trainer's own step has accumulated this micro-batch's.
     if _known_loss.author(training_step) not in ("transformers", "trl"):
         return f"{_named(training_step)} is not transformers' own"
     smoother = trainer.label_smoother
@@ -200,7 +200,7 @@ def _unknown(trainer: Any) -> str:
 
 
 def _maker(trainer: Any) -> str:
-    """Whose `compute_loss` it is: transformers', TRL's SFTTrainer's, one of TRL's that are means, or another's."""
+    """The owner of `compute_loss`: transformers, TRL's SFTTrainer, one of TRL's that are means, or other code."""
     function = getattr(trainer.compute_loss, "__func__", None)
     author, name = _known_loss.author(function), str(getattr(function, "__qualname__", ""))
     if author == "transformers" and name == "Trainer.compute_loss":
@@ -210,16 +210,17 @@ def _maker(trainer: Any) -> str:
     kind = name.partition(".")[0]
     if kind == "SFTTrainer":
         return kind
-    # Of its own methods it uses several; a subclass may have others.
+    # It uses several of its own methods, which a subclass may override.
     foreign = [each for each in type(trainer).__mro__ if each.__module__.partition(".")[0] not in _known_loss.HELPERS]
     first, last = map(Version, _MEANS.get(kind, ("0", "0")))
     return "mean" if not foreign and first <= Version(sys.modules["trl"].__version__) <= last else ""
 
 
 def _trl_says_what_it_divides(trainer: Any) -> bool:
-    """Whether a class of TRL's own says whether its own `compute_loss` divides for the accumulation.
+    """Whether one of TRL's classes declares whether its own `compute_loss` divides for gradient accumulation.
 
-    By ``loss_is_scaled_for_ga``, or, before transformers 5.19, by a text in place of a ``compute_loss_func``.
+    TRL declares it by ``loss_is_scaled_for_ga``, or, before transformers 5.19, by a string in place of a
+    ``compute_loss_func``.
     """
     name = "loss_is_scaled_for_ga"
     says = isinstance(trainer.compute_loss_func, str)
@@ -230,20 +231,20 @@ def _trl_says_what_it_divides(trainer: Any) -> bool:
 
 
 def _undivided_micro_batches(trainer: Any, items: Any, none_is_divided: bool) -> int | None:
-    """The number of micro-batches by which the step does not divide, as it believes that the loss is divided.
+    """The number of micro-batches by which the step does not divide, because it assumes that the loss is divided.
 
-    None where nothing has to be looked at: the step divides what it is given, or its user has said what that is.
+    None if there is nothing to check: the step divides the loss, or its user has declared how the loss is scaled.
     """
     declared = getattr(trainer, "loss_is_scaled_for_ga", None)
     if trainer.compute_loss_func is not None or not trainer.model_accepts_loss_kwargs or declared:
-        return None  # a compute_loss_func divides by the number, as transformers asks of it
+        return None  # a compute_loss_func divides by the number, as transformers requires
     if items is None and none_is_divided:
         return None
     # Of this window: the last of an epoch may have fewer.
     steps = getattr(trainer, "current_gradient_accumulation_steps", None) or trainer.args.gradient_accumulation_steps
     if trainer.args.n_gpu > 1:
         _say(
-            trainer, "several GPUs in one process (torch.nn.DataParallel): what divides their losses is not looked at."
+            trainer, "several GPUs in one process (torch.nn.DataParallel): the divisor of their losses is not checked."
         )
         return None
     return 1 if declared is False else int(steps)
@@ -258,14 +259,14 @@ def _others_divide(trainer: Any, engine_divides: bool) -> bool:
         _say(
             trainer,
             f"the Accelerator divides every loss by {steps} (ACCELERATE_GRADIENT_ACCUMULATION_STEPS, or accelerate's"
-            " launcher, sets it), and Trainer divides for the accumulation itself. What each does is left as released:"
+            " launcher, sets it), and Trainer divides for the accumulation itself. Both are left as released:"
             f" a loss that is divided by num_items_in_batch gets a gradient that is {steps} times too small.",
         )
     return bool(steps > 1)
 
 
 def _is_a_count(inputs: Any, number: float) -> bool:
-    """Whether a number is that of a micro-batch's samples, or of all its tokens."""
+    """Whether a number is the number of a micro-batch's samples, or of all its tokens."""
     tensors = (
         [each for each in inputs.values() if isinstance(each, torch.Tensor)] if isinstance(inputs, Mapping) else []
     )
@@ -273,12 +274,12 @@ def _is_a_count(inputs: Any, number: float) -> bool:
 
 
 def _ranks(trainer: Any) -> int:
-    """By which a loss may be multiplied."""
+    """The factor by which a loss may be multiplied."""
     return int(trainer.accelerator.num_processes) if trainer.args.average_tokens_across_devices else 1
 
 
 def _numbers(outputs: Any, loss: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a model returns beside its loss that may be a term of it."""
+    """A model's outputs besides its loss that may be terms of the loss."""
     named = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs if isinstance(outputs, tuple) else ()))
     for name, value in named.items():
         if isinstance(value, torch.Tensor) and value is not loss and value.numel() == 1 and value.grad_fn is not None:
@@ -286,22 +287,22 @@ def _numbers(outputs: Any, loss: torch.Tensor) -> Iterator[tuple[str, torch.Tens
 
 
 def _smoother_divides(smoother: Any) -> bool:
-    """Whether this release's label smoother takes the number; those that do divide by it."""
+    """Whether this release's label smoother takes the number; smoothers that take it divide by it."""
     return "num_items_in_batch" in type(smoother).__call__.__code__.co_varnames
 
 
-# -- what is to be made of it
+# -- the corrected loss
 
 
 _Repaired = tuple[torch.Tensor, bool | float]
-"""A loss, and by what its gradient was too large; True where that is no factor, False where it was right."""
+"""A loss, and the factor by which its gradient was too large; True if it is no factor, False if it was right."""
 
 
 def _as_it_should_be(trainer: Any, model: torch.nn.Module, step: _Step, loss: torch.Tensor, steps: int) -> _Repaired:
     """The loss of the step.
 
     Raises:
-        _CannotTell: it is not known what it is divided by.
+        _CannotTell: its divisor is unknown.
     """
     maker = _maker(trainer)
     if maker == "mean":
@@ -309,7 +310,7 @@ def _as_it_should_be(trainer: Any, model: torch.nn.Module, step: _Step, loss: to
     (one, *more) = step.computed or (None,)
     handed_on = one is not None and not more and one.loss is loss and one.origin == _loss_graph.origin(loss)
     if not handed_on or one is None:
-        if maker == "SFTTrainer":  # which divides by the number itself
+        if maker == "SFTTrainer":  # it divides by the number itself
             return loss, False
         raise _CannotTell(f"{_named(trainer.compute_loss)} is not transformers' own")
     reading = one.reading
@@ -322,24 +323,24 @@ def _as_it_should_be(trainer: Any, model: torch.nn.Module, step: _Step, loss: to
 
 
 def _repaired(model: torch.nn.Module, computed: _Computed, loss: torch.Tensor, steps: int) -> _Repaired:
-    """A loss that is divided by the number, without the multiples of what is beside that."""
+    """A loss that is divided by the number of items, without the excess of its other parts."""
     reading = computed.reading
     if reading.means or reading.unclear:
         raise _CannotTell(f"a part of its loss is divided, another one is not ({_listed(reading.unclear) or 'a mean'})")
     scales = dict(reading.parts)
     if reading.compiled and (coefficient := _router_loss._coefficient(model)) and "aux_loss" in computed.parts:
-        place = list(computed.parts).index("aux_loss")  # within the region, where it cannot be seen
+        place = list(computed.parts).index("aux_loss")  # within the region, which hides it
         scales[place] = coefficient * (computed.times or 1.0) + (scales.get(place) or 0.0)
     parts = list(computed.parts.values())
     for place, scale in scales.items() if steps > 1 else ():
         if scale is None:
-            raise _CannotTell("a part of its loss is not divided, with a weight that is not known")
+            raise _CannotTell("a part of its loss is not divided, and its weight is unknown")
         loss = loss - (1 - 1 / steps) * scale * parts[place].to(loss.device)
     return loss, bool(scales) and steps > 1
 
 
 def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> _Repaired:
-    """A loss in which nothing was seen that is divided by the number of items."""
+    """A loss in which no visible term is divided by the number of items."""
     reading, times = computed.reading, computed.times
     # Known code divides last, by that very tensor or a copy on another device: not below a mean.
     copies = {each for each in reading.hidden if each.endswith(_loss_graph.ELSEWHERE) or each == _loss_graph.COMPILED}
@@ -351,7 +352,7 @@ def _averaged(computed: _Computed, loss: torch.Tensor, steps: int) -> _Repaired:
 
 
 def _note_what_others_divide(trainer: Any, steps: int | None, engine_divides: bool) -> None:
-    """What a report can say of a loss that nothing here looks at: what its user says of it is not known."""
+    """Reports a loss that this module does not check, unless its user has declared how it is scaled."""
     by_engine = engine_divides and trainer.accelerator.distributed_type == "DEEPSPEED"
     said = trainer.compute_loss_func is not None or getattr(trainer, "loss_is_scaled_for_ga", None)
     if not said and trainer.args.n_gpu <= 1 and (steps is None or by_engine):
@@ -359,7 +360,7 @@ def _note_what_others_divide(trainer: Any, steps: int | None, engine_divides: bo
 
 
 def _note(trainer: Any, by: bool | float) -> None:
-    """For the report, once in a call; `conditions.alone` has told of a step that is one micro-batch of one rank."""
+    """For the report, once in a call; `conditions.alone` has reported a step of one micro-batch on one rank."""
     if _conditions.alone(trainer) is not None or _divides_twice():
         return
     rlhf_patches.decided("transformers-accumulation-scale", by if by is True or by != 1 else False)
@@ -367,7 +368,7 @@ def _note(trainer: Any, by: bool | float) -> None:
 
 @functools.cache
 def _divides_twice() -> bool:
-    """Whether the Accelerator of this release divides as well, which this patch takes out: each loss is repaired."""
+    """Whether the Accelerator of this release divides as well, which this patch removes: it repairs each loss."""
     return Version("5.2.0") <= Version(sys.modules["transformers"].__version__) < Version("5.5.4")
 
 

@@ -1,4 +1,4 @@
-"""In which calls the bugs of these patches bite, told from attributes alone (`rlhf_patches.Condition`)."""
+"""The calls in which the bugs of these patches occur, decided from attributes alone (`rlhf_patches.Condition`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def averaged_over_ranks(self: Any) -> bool:
-    """Of Trainer: whether several ranks average over their tokens."""
+    """Trainer: whether several ranks average over their tokens."""
     return bool(self.args.world_size > 1 and self.args.average_tokens_across_devices)
 
 
 def routers_of_ranks(self: Any, inputs: Any) -> bool | None:
-    """Of Trainer: False where no router's loss can count more than once; else it is for what the loss is made of.
+    """Trainer: False if no router's loss can count more than once; otherwise the loss decides.
 
-    A batch may ask for it in place of the model's config: TRL's does.
+    A batch may request the router's loss instead of the model's config: TRL's does.
     """
     config = getattr(self.model, "config", None)
     configs = (config, getattr(config, "text_config", None))
@@ -25,16 +25,16 @@ def routers_of_ranks(self: Any, inputs: Any) -> bool | None:
 
 
 def alone(self: Any) -> bool | None:
-    """Of Trainer: False on one rank without accumulation, by accelerate's own setting too; else it is for the model."""
+    """Trainer: False on one rank without accumulation, also by accelerate's setting; otherwise the model decides."""
     steps = max(self.args.gradient_accumulation_steps, self.accelerator.gradient_accumulation_steps)
     return False if self.args.world_size == 1 == steps and self.args.n_gpu <= 1 else None
 
 
 def not_smoothed(self: Any) -> bool | None:
-    """Of Trainer: False without label smoothing; else it is for the model's name."""
+    """Trainer: False without label smoothing; otherwise the model's name decides."""
     return False if self.label_smoother is None else None
 
 
 def not_packed(position_ids: Any) -> bool | None:
-    """Of a batch: False where it has no positions; else they would tell."""
+    """False if a batch has no positions; otherwise the positions decide."""
     return False if position_ids is None else None

@@ -1,4 +1,4 @@
-"""The loss of models whose ``loss_type`` names none, and whether its first label is left out of a trainer's count."""
+"""The loss of models whose ``loss_type`` matches none, and whether a trainer's count omits its first label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.loss import loss_utils
 
 from . import _accumulation, _known_loss
 
-# Every class of 5.10.1 to 5.23.0 whose forward gives its labels to `self.loss_function`, and whose name tells no loss.
+# Every class of 5.10.1 to 5.23.0 whose forward passes its labels to `self.loss_function`, and whose name has no loss.
 _CLASSES = (
     "BertGenerationDecoder",
     "BertLMHeadModel",
@@ -26,17 +26,17 @@ _HOOKING = ("torch", "accelerate", "deepspeed", "peft", "transformers")
 _METHODS = ("training_step", "get_batch_samples", "_get_num_items_in_batch", "prediction_step")
 
 _told = WeakIdKeyDictionary()
-"""Trainers to which `loss_of` gave another answer than the release had."""
+"""Trainers for which `loss_of` returned another loss than the release."""
 
 
 def loss_of(trainer: Any, model: Any, own_loss: Any, found: Any) -> Any:
-    """What ``LOSS_MAPPING`` was ``found`` to have for a model's ``loss_type``, or else the one that the model takes.
+    """The loss that ``LOSS_MAPPING`` has for a model's ``loss_type``, or else the loss that the model uses.
 
     Args:
-        trainer: a Trainer that is being made.
+        trainer: a Trainer under construction.
         model: its model, without PEFT's wrapper.
         own_loss: its ``compute_loss_func``.
-        found: None where the name tells no loss.
+        found: the entry of ``LOSS_MAPPING``; None if the name has no loss.
     """
     if found is not None or own_loss is not None or not _is_known(trainer, model):
         return found
@@ -45,18 +45,18 @@ def loss_of(trainer: Any, model: Any, own_loss: Any, found: Any) -> Any:
 
 
 def shifts(trainer: Any) -> bool:
-    """``trainer._loss_shifts_labels``; where ``loss_of`` made it so, whether that holds still."""
+    """``trainer._loss_shifts_labels``; if ``loss_of`` has set it, whether it is still true."""
     answer = trainer._loss_shifts_labels
     if not answer or trainer not in _told:
         return bool(answer)
-    # The smoother shifts by the name of the class, or does not.
+    # Whether the smoother shifts depends on the name of the class.
     return trainer.compute_loss_func is trainer.label_smoother is None and _is_known(trainer, trainer.model)
 
 
 def of_others(self: Any) -> bool | None:
-    """Of a Trainer: False where its model is of no class that this is about; else its labels would tell.
+    """Trainer: False if its model is of none of these classes; otherwise None, since its labels decide.
 
-    Nothing is told of a forward of somebody else's, which may call one of these, unless the first label is left out.
+    None too for user code's forward, which may call one of these, unless the first label is omitted.
     """
     kind = _with_forward(_known_loss.unwrapped(self.model))
     if kind.__name__ in _CLASSES:  # known: `_is_known` looks at no other class
@@ -66,12 +66,12 @@ def of_others(self: Any) -> bool | None:
 
 
 def _with_forward(model: Any) -> type:
-    """The class that has a model's forward."""
+    """The class that defines a model's forward."""
     return next((each for each in type(model).__mro__ if "forward" in vars(each)), type(model))
 
 
 def _is_known(trainer: Any, model: Any) -> bool:
-    """Whether all that makes the loss is known to leave the first label out, and nothing of a user's is in between."""
+    """Whether all code that computes the loss is known to omit the first label, with no user code in between."""
     inner = _known_loss.unwrapped(model)
     has_forward = _with_forward(inner)
     # known: classes of transformers' own modules, read in each release of the guard
@@ -88,7 +88,7 @@ def _is_known(trainer: Any, model: Any) -> bool:
 
 
 def _changes_labels(model: Any, inner: Any) -> bool:
-    """Whether something puts labels before the first: PEFT's virtual tokens, or a hook, which may."""
+    """Whether something puts labels before the first: PEFT's virtual tokens, or possibly a hook."""
     peft = sys.modules.get("peft")
     for each in model.modules():
         is_pefts = peft is not None and isinstance(each, peft.PeftModel | peft.PeftMixedModel)

@@ -1,4 +1,4 @@
-"""Positions by which transformers' masks tell packed documents apart."""
+"""Positions that separate packed documents in transformers' masks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 def documents(position_ids: torch.Tensor | None) -> torch.Tensor | None:
-    """Each token's distance from the last token at position 0, or from the row's first: of the same shape.
+    """Each token's distance from the last token at position 0, or from the row's first token, in the same shape.
 
-    None of none: positions that a model makes itself are of no packing, which a mask cannot see while it is compiled.
-    For positions that rise by one from 0, packed or not, they are the same. Any other jump is not the border of a
-    document, so that it is none for the masks either. Tensors only: it can be compiled, and waits for no device.
+    None for None: positions that a model creates itself indicate no packing, which a compiled mask cannot check.
+    Positions that rise by one from 0, packed or not, are unchanged. Any other jump is not the border of a document,
+    and the masks ignore it. The function uses only tensors: it can be compiled, and waits for no device.
     """
     if position_ids is None:
         return None

@@ -1,4 +1,4 @@
-"""Whether the code that makes a loss is known by identity: transformers' own, unreplaced, with nothing between."""
+"""Whether the code that computes a loss is known by identity: transformers' own, not replaced or wrapped."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
 MODELS = ("transformers", "liger_kernel", "trl")
-"""Whose forwards divide by the very tensor ``num_items_in_batch``, or by nothing that comes from it."""
+"""The packages whose forwards divide by the tensor ``num_items_in_batch`` itself, or do not use it."""
 _WRAPPERS = ("torch", "torch_xla", "deepspeed", "peft")
 _WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_model", "model")
-# Of modules that compute no losses, or transformers' own.
+# Packages whose modules compute no losses, or transformers' own.
 _LIBRARIES = (*MODELS, *_WRAPPERS, "rlhf_patches", "accelerate", "bitsandbytes", "torchao", "timm")
 _PYTHON_S = os.path.dirname(os.__file__)
 HELPERS = (*_LIBRARIES, *sys.stdlib_module_names, "typing_extensions", "packaging", "numpy", "einops")
 
 _COMPILED = ("__compiled_fn_", "__resume_at_")
-"""What torch.compile puts into the globals of a function, as well as of the losses."""
+"""Names that torch.compile puts into the globals of a function, and of the losses' module."""
 _OF_ANY_CLASS = (
     "__init__",
     "__dict__",
@@ -36,12 +36,12 @@ _OF_ANY_CLASS = (
 )
 _PLAIN = (str, int, float, bool, type(None), tuple, list, dict, set)
 
-# known here: functions and classes are taken for known by their own module and identity; a name is only looked up in
-# the globals of a known function, to find what somebody has put there.
+# known here: functions and classes are known by their own module and identity; a name is only looked up in the globals
+# of a known function, to find a user's replacement.
 
 
 def author(function: Any) -> str:
-    """The package that has the code of a function; empty where something around it is of no known library."""
+    """The package that owns the code of a function; empty if a wrapper around it is of no known library."""
     packages = [_package(each) for each in _layers(function)]
     return packages[-1] if packages and all(each in HELPERS for each in packages[:-1]) else ""
 
@@ -51,7 +51,7 @@ def author_of_forward(model: Any) -> str:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model within wrappers. Only read: accelerate's ``unwrap_model`` assigns to a compiled model."""
+    """The model within wrappers. Only reads: accelerate's ``unwrap_model`` assigns to a compiled model."""
     while author_of_forward(model) in _WRAPPERS:
         children = dict(model.named_children())
         inner = next((children[name] for name in _WRAPPED if name in children), None)
@@ -62,14 +62,14 @@ def unwrapped(model: Any) -> Any:
 
 
 def unknown(model: Any) -> str:
-    """What of the code that makes a model's loss is of no known library; empty where all is known.
+    """The part of the code for a model's loss that is of no known library; empty if all code is known.
 
     Args:
-        model: as it is wrapped.
+        model: with its wrappers.
     """
     try:
         return next(_unknown(model), "")
-    except Exception as error:  # of a model that is like none that was foreseen: no rank may stop here
+    except Exception as error:  # an unforeseen model may raise anything: no rank may stop here
         return f"its code cannot be read ({type(error).__name__}: {error})"
 
 
@@ -90,7 +90,7 @@ def _unknown(model: Any) -> Iterator[str]:
     base = getattr(inner, "base_model", inner)
     within = set() if base is inner else {id(each) for each in base.modules()}
     for part in model.modules():
-        # The base model gives hidden states; what makes a loss of them is outside it.
+        # The base model returns hidden states; the code that computes the loss is outside it.
         if id(part) in within:
             continue
         if author_of_forward(part) not in _LIBRARIES:
@@ -114,7 +114,7 @@ def _of_torch() -> Iterator[Any]:
 
 
 def _hooks(part: Any) -> Iterator[Any]:
-    """What changes what a module is given or returns: torch's hooks, and accelerate's, one or several in a row."""
+    """The hooks that change a module's inputs or outputs: torch's, and accelerate's, one or several in a row."""
     yield from part._forward_pre_hooks.values()
     yield from part._forward_hooks.values()
     hook = vars(part).get("_hf_hook")
@@ -124,7 +124,7 @@ def _hooks(part: Any) -> Iterator[Any]:
 
 
 def _replaced(kind: type, model: Any) -> Iterator[str]:
-    """Attributes of transformers' classes that somebody else's class, assignment or instance stands before."""
+    """Attributes of transformers' classes that a user's class, assignment or instance overrides."""
     known: set[str] = set()
     for each in reversed(kind.__mro__):
         package = _package(each)
@@ -141,7 +141,7 @@ def _replaced(kind: type, model: Any) -> Iterator[str]:
 
 
 def _used(function: Any) -> Iterator[Any]:
-    """What a forward finds in its module, and is of no known library: somebody's loss in the place of one."""
+    """The objects of no known library that a forward looks up in its module: a user's loss that replaces one."""
     innermost = [each for each in _layers(function) if isinstance(each, FunctionType)][-1:]
     for each in innermost:
         for name in each.__code__.co_names:
@@ -161,7 +161,7 @@ def _functions(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _layers(function: Any) -> Iterator[Any]:
-    """What a call goes through, from the outside: what wraps a function as ``functools.wraps`` says it."""
+    """The functions that a call passes through, from the outside, as ``functools.wraps`` records them."""
     for _ in range(32):
         if isinstance(function, MethodType):
             function = function.__func__
@@ -173,7 +173,7 @@ def _layers(function: Any) -> Iterator[Any]:
 
 
 def _package(value: Any) -> str:
-    """Of a function by where its code runs, which no decorator copies; of others by their class."""
+    """The package of a function by its globals, which no decorator copies; of other objects by their class."""
     if isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, MethodType):
@@ -193,7 +193,7 @@ def _package(value: Any) -> str:
 
 
 def _is_python_s(package: str, value: Any) -> bool:
-    """Whether what has a name of the standard library is in it: a user's module may be called `profile`, too."""
+    """Whether an object with a name of the standard library is in it: a user's module may be called `profile`."""
     code = getattr(value, "__code__", None)
     file = code.co_filename if isinstance(code, CodeType) else getattr(sys.modules.get(package), "__file__", None)
     if file is None or file.startswith("<frozen "):

@@ -1,6 +1,6 @@
-"""What a loss consists of, read off the top of its autograd graph.
+"""The terms of a loss, read from the top of its autograd graph.
 
-Nothing here changes the graph, unpacks what a user's hooks have packed, or waits for a device.
+This module does not change the graph, unpack tensors that a user's hooks have packed, or wait for a device.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _python_dispatch
 
-# known here: it is asked of losses whose code is all known by identity (known_loss.py); a node of another kind, or of
-# a number that is not the window's, is an answer of its own: it cannot be told.
+# known here: only losses whose code is all known by identity (known_loss.py) are read; a node of another kind, or of a
+# number that is not the window's, is reported as unclear.
 
 # Nodes by name, without "Backward0".
 _KINDS = {
@@ -23,12 +23,12 @@ _KINDS = {
         *("Clone", "Alias", "View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze"),
         *("Select", "Slice", "Permute", "Transpose", "T", "AsStrided"),
     ),
-    # What takes elements of its inputs.
+    # Nodes that take elements of their inputs.
     "elements": (
         *("Stack", "Cat", "Expand", "Unbind", "Gather", "Index", "IndexSelect"),
         *("MaskedSelect", "MaskedFill", "Where", "ConstantPadNd", "Repeat"),
     ),
-    # Losses that know whether they are reduced to a mean or a sum.
+    # Losses that record whether they are reduced to a mean or a sum.
     "reduced": (
         *("NllLoss", "NllLoss2D", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy"),
         *("BinaryCrossEntropyWithLogits", "SoftMarginLoss", "MultiMarginLoss", "MultilabelMarginLoss"),
@@ -39,8 +39,8 @@ _KINDS = {
     ),
 }
 COMPILED = "CompiledFunction"
-"""Of a compiled region."""
-# What DistributedDataParallel and ZeRO-3 put around each tensor that comes out of a model, as FSDP2 does a ToCopy.
+"""The kind of a compiled region."""
+# The nodes that DistributedDataParallel and ZeRO-3 put around each output tensor of a model, as FSDP2 puts a ToCopy.
 _OF_PYTHON = {
     "_DDPSinkBackward": "around",
     "PreBackwardFunctionForModuleBackward": "around",
@@ -50,12 +50,12 @@ _OF_PYTHON = {
 _MOST_NODES = 256
 
 BY_A_TENSOR = "a product with a tensor, or a quotient"
-"""In `Reading.hidden`; on the device of the number of items, and not that itself."""
+"""In `Reading.hidden`: a tensor on the device of the number of items, other than that number."""
 ELSEWHERE = "by a tensor of another device"
-"""The end of what it has for others."""
+"""The suffix of its entries for tensors on other devices."""
 
 Origin = tuple[Any, int]
-"""A node, and which of its outputs."""
+"""A node, and the index of its output."""
 
 
 @dataclass
@@ -64,13 +64,12 @@ class Reading:
 
     Attributes:
         window: whether a term is divided by the number of items.
-        sums: whether a term is a sum over tokens or samples, divided by nothing but numbers that are no count.
-        means: what multiplies the terms that are means, or divided by something else.
+        sums: whether a term is a sum over tokens or samples, divided only by numbers that are no count.
+        means: the factors of the terms that are means, or divided by another number.
         unclear: the nodes of terms that may be either.
-        hidden: the nodes behind which the number of items may be, in whatever form, if the code knows of it.
-        parts: what multiplies each part that occurs, by its place among those asked about; None where that is no
-            number.
-        plain: whether every mean is one of torch's losses, unweighted and multiplied with numbers alone.
+        hidden: the nodes that may hide the number of items, in whatever form, if the code uses it.
+        parts: the factor of each part that occurs, by its index among the given parts; None if it is no number.
+        plain: whether every mean is one of torch's losses, unweighted and multiplied only by numbers.
         compiled: whether a term comes out of a compiled region, which may hold others.
     """
 
@@ -85,15 +84,15 @@ class Reading:
 
     @property
     def as_released(self) -> bool:
-        """Whether nothing in it is a mean of a micro-batch: it adds up as it is."""
+        """Whether no term is a mean of a micro-batch: the loss adds up correctly as it is."""
         return (self.window or self.sums) and not (self.means or self.unclear or self.parts or self.compiled)
 
 
 class _Edge(NamedTuple):
-    """A term's way on: an output of a node, and what is known of what comes out there.
+    """The path of a term: an output of a node, and the known properties of that output.
 
-    ``scale`` multiplies it, as far as that is numbers; ``exact`` if that is all; ``over`` is what was done last to the
-    samples' losses, "mean" or "sum"; ``counted`` if a number divides it, which may be a count.
+    ``scale`` is its numeric factor; ``exact`` is whether that is the whole factor; ``over`` is the last reduction of
+    the samples' losses, "mean" or "sum"; ``counted`` is whether a number divides it, which may be a count.
     """
 
     node: Any
@@ -105,33 +104,32 @@ class _Edge(NamedTuple):
 
 
 class Items:
-    """The number of items of a window, as the model was given it, and what is known beside it."""
+    """The number of items of a window, as passed to the model, and related settings."""
 
     def __init__(self, value: Any, *, converted: bool = False, counts: Callable[[float], bool] | None = None) -> None:
-        """
-        Args:
-            value: the very tensor, or a Python number, or None.
-            converted: whether a wrapper may have converted it to half precision on its way to the model.
-            counts: whether a number is that of a micro-batch's samples or tokens.
+        """Args:
+        value: the tensor itself, or a Python number, or None.
+        converted: whether a wrapper may have converted it to half precision on its way to the model.
+        counts: whether a number is the number of a micro-batch's samples or tokens.
         """
         self.value, self.converted, self.counts = value, converted, counts
         self._references = self._held_by()
 
     def are_held(self) -> bool:
-        """Whether a graph that was made since holds the tensor, for what does not say which tensors it holds."""
+        """Whether a graph built since then holds the tensor, for nodes that do not expose their saved tensors."""
         return self._held_by() > self._references
 
     def _held_by(self) -> int:
         return int(self.value._use_count()) if isinstance(self.value, torch.Tensor) else 0
 
     def are_on_device_of(self, constant: Any) -> bool:
-        """Whether a tensor that is not this one was not copied from it to another device."""
-        if not isinstance(self.value, torch.Tensor):  # a Python number has no copies that are tensors
+        """Whether a tensor other than this one was not copied from it to another device."""
+        if not isinstance(self.value, torch.Tensor):  # a Python number has no tensor copies
             return True
         return isinstance(constant, torch.Tensor) and self.value.device == constant.device
 
     def are(self, constant: Any) -> bool:
-        """Whether a tensor is this one, or is what it became where it was converted."""
+        """Whether a tensor is this one, or its converted copy."""
         value = self.value
         if value is None or constant is value:
             return value is not None
@@ -164,10 +162,10 @@ def read(loss: torch.Tensor, items: Items, *, parts: Sequence[Origin] = (), belo
     """The terms of a loss.
 
     Args:
-        loss: one number, that requires a gradient.
-        items: what it may be divided by.
-        parts: the origins of tensors that may be terms: of a router's auxiliary loss.
-        below_factor: whether the last that was done to it is a product that does not count.
+        loss: a scalar tensor that requires a gradient.
+        items: the number that may divide it.
+        parts: the origins of tensors that may be terms, such as a router's auxiliary loss.
+        below_factor: whether to ignore a product as the last operation.
     """
     reading = Reading()
     asked = {part: place for place, part in enumerate(parts)}
@@ -211,7 +209,7 @@ def read(loss: torch.Tensor, items: Items, *, parts: Sequence[Origin] = (), belo
 
 
 def _end(reading: Reading, edge: _Edge, kind: str, name: str) -> None:
-    """A term has been followed to where it is no multiple of what is behind, or to what is not known."""
+    """Record a term at a node that is no multiple of its input, or that is unknown."""
     known = kind in ("reduced", "of each token")
     reduction = edge.node._saved_reduction if kind == "reduced" else 0  # as torch numbers them: none, mean, sum
     if edge.over == "mean" or reduction == 1:
@@ -226,13 +224,13 @@ def _end(reading: Reading, edge: _Edge, kind: str, name: str) -> None:
 
 
 def _is_of_losses(node: Any) -> bool:
-    """Whether a sum is one of several losses, and not of samples."""
+    """Whether a sum is over several losses, not over samples."""
     behind = node.next_functions[0][0]
     return behind is not None and _name(behind) in ("Stack", "Cat")
 
 
 def origin(tensor: torch.Tensor) -> Origin:
-    """The node that a tensor comes from, and which of its outputs it is: within what is put around it."""
+    """The node that a tensor comes from, and the index of its output, below the nodes of wrappers."""
     node, output = tensor.grad_fn, tensor.output_nr
     while node is not None and _kind(node) == "around":
         behind = _behind(node, output)
@@ -243,9 +241,9 @@ def origin(tensor: torch.Tensor) -> Origin:
 
 
 def factor(loss: torch.Tensor) -> float | None:
-    """The number that a loss was multiplied with last, before something was taken off it; 1 where it was not.
+    """The number that a loss was last multiplied by, before a subtraction; 1 without a product.
 
-    None where hooks hold it.
+    None if hooks hold it.
     """
     node, _ = origin(loss)
     if _name(node) == "Sub":
@@ -257,11 +255,11 @@ def factor(loss: torch.Tensor) -> float | None:
 
 
 def _behind(node: Any, output: int) -> Origin | None:
-    """Of a node that hands tensors through, where one of them comes from. None where that is not known."""
+    """The input of a pass-through node that belongs to one of its outputs; None if it is unknown."""
     behind = node.next_functions
     if output == 0:
         return behind[0] if len(behind) else None
-    # An output for each thing that is handed through, but an input for each tensor only.
+    # One output per passed object, but one input per tensor only.
     of_tensors_only = len(getattr(node, "_input_metadata", ())) == len(behind)
     return behind[output] if of_tensors_only else None
 
@@ -271,22 +269,22 @@ def _name(node: Any) -> str:
 
 
 def _kind(node: Any) -> str:
-    """What a node does to a loss; its name where that is nothing known."""
+    """The effect of a node on a loss; its name if the effect is unknown."""
     return _kind_of(type(node).__name__)
 
 
 @functools.cache
 def _kind_of(name: str) -> str:
-    if not name[-1].isdigit():  # a Python function's, which may be called as one of torch's
+    if not name[-1].isdigit():  # a Python function, which may have the name of one of torch's
         return _OF_PYTHON.get(name, name)
     name = name.rstrip("0123456789").removesuffix("Backward")
     return next((kind for kind, names in _KINDS.items() if name in names), name)
 
 
 def _follow_factor(reading: Reading, pending: list[_Edge], edge: _Edge, name: str, items: Items) -> None:
-    """A product or quotient: by the number of items, by a number, or by a tensor, which may be a count or a mask."""
+    """A product or quotient with the number of items, a number, or a tensor, which may be a count or a mask."""
     node, _, scale, exact, over, counted = edge
-    left, right = (*node.next_functions, (None, 0))[:2]  # one, of a product with a number within torch
+    left, right = (*node.next_functions, (None, 0))[:2]  # one edge for a product with a number within torch
     if (left[0] is None) == (right[0] is None) or (name == "Div" and left[0] is None):
         _end(reading, edge, "", f"{name} of two tensors")
         return
@@ -312,9 +310,9 @@ _NARROW_INTEGER = torch.ones((), dtype=torch.int8)
 
 
 def _saved(node: Any, side: str) -> Any:
-    """The tensor or number that a node has saved, None without one; `_PACKED` for what hooks have made of a tensor.
+    """The tensor or number that a node has saved, None without one; `_PACKED` for a tensor that hooks have packed.
 
-    Unpacking is the backward pass's: hooks that offload or recompute do so once.
+    Only the backward pass unpacks: hooks that offload or recompute do so once.
     """
     raw = getattr(node, f"_raw_saved_{side}", None)
     if raw is not None and not isinstance(raw, (int, float)):
@@ -322,13 +320,13 @@ def _saved(node: Any, side: str) -> Any:
             if hasattr(raw, "unpack_hook"):
                 if raw.unpack_hook is not None:
                     return _PACKED
-            else:  # an earlier torch tells only by refusing others
+            else:  # an earlier torch shows it only by rejecting other hooks
                 raw.register_hooks(_itself, _itself)
         except RuntimeError:
             return _PACKED
     try:
         return getattr(node, f"_saved_{side}", None)
-    except RuntimeError:  # a graph that has been used up
+    except RuntimeError:  # a graph that has been freed
         return None
 
 
@@ -337,7 +335,7 @@ def _itself(tensor: Any) -> Any:
 
 
 def _number(constant: Any) -> float | None:
-    """Of a Python number, as autograd keeps it: a tensor that does not take part in type promotion."""
+    """The value of a Python number as autograd keeps it: a tensor that takes no part in type promotion."""
     if isinstance(constant, (int, float)):
         return float(constant)
     if type(constant) is not torch.Tensor or constant.dim() or constant.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""The loss of a mixture of experts under data parallelism: the router's part once."""
+"""The loss of a mixture of experts under data parallelism: counts the router's part once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ import rlhf_patches
 
 from ._known_loss import MODELS, author_of_forward, unwrapped
 
-_ON_THE_MODEL = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")  # one: a mixture's, JetMoE's, DBRX's
+_ON_THE_MODEL = ("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight")  # names in mixtures, JetMoE and DBRX
 
 
 def multiplied(
     trainer: Any, model: Any, outputs: Any, loss: Any, factor: int, labels: Any, num_items_in_batch: Any
 ) -> Any:
-    """The loss of ``Trainer.compute_loss`` times the number of data-parallel ranks, but for the router's part.
+    """The loss of ``Trainer.compute_loss`` times the number of data-parallel ranks, except the router's part.
 
     Args:
-        trainer: whose loss it is.
-        model: what was called.
-        outputs: what it returned; their loss is the same tensor, and is multiplied with it.
+        trainer: the trainer.
+        model: the called model.
+        outputs: the model's outputs; their loss is the same tensor, and is multiplied with it.
         loss: before the multiplication.
-        factor: the number.
-        labels: those that the trainer has kept from the model, to compute the loss itself; else None.
-        num_items_in_batch: what the loss was divided by; None where it was not.
+        factor: the number of data-parallel ranks.
+        labels: the labels that the trainer has withheld from the model, to compute the loss itself; otherwise
+            None.
+        num_items_in_batch: the divisor of the loss; None without one.
     """
     loss *= factor
     auxiliary = outputs.get("aux_loss") if isinstance(outputs, dict) else None
-    if isinstance(auxiliary, torch.Tensor) and factor != 1:  # 0 where no router has said anything
+    if isinstance(auxiliary, torch.Tensor) and factor != 1:  # 0 if there are no router logits
         is_the_models = labels is None and trainer.compute_loss_func is None
         if is_the_models and num_items_in_batch is not None and _is_over_ranks(trainer):
             coefficient = _coefficient(model)
@@ -43,13 +44,13 @@ def multiplied(
 
 
 def _is_over_ranks(trainer: Any) -> bool:
-    """Whether the factor is the number of data-parallel ranks: neither under DataParallel nor sequence parallelism."""
+    """Whether the factor is the number of data-parallel ranks: not under DataParallel or sequence parallelism."""
     parallelism = getattr(trainer.accelerator, "parallelism_config", None)
     return trainer.args.n_gpu <= 1 and not getattr(parallelism, "sp_enabled", False)
 
 
 def _coefficient(model: Any) -> float | None:
-    """What a mixture's forward multiplies ``aux_loss`` with; None for all else, and for a forward that is not known."""
+    """The factor of ``aux_loss`` in a mixture's forward; None for other models, and for an unknown forward."""
     model = unwrapped(model)
     author = author_of_forward(model)
     if author not in MODELS:

@@ -1,8 +1,8 @@
-"""Weights of a checkpoint whose names or shapes are not the model's, since saving has converted them.
+"""Weights of a checkpoint whose names or shapes differ from the model's, since saving has converted them.
 
-Transformers converts a model's weights when it saves them (a mixture's experts, which are one tensor in the model, one
-by one), and again when `from_pretrained` reads them. Here the second is done for a model that is there already, by
-transformers' own operations. What comes out is loaded only if saving it would give this very checkpoint, bit for bit.
+Transformers converts a model's weights when it saves them (a mixture's experts, one tensor in the model, become
+separate tensors), and again when `from_pretrained` reads them. This module converts them back for an existing model,
+by transformers' own operations. It loads the result only if saving it would give this very checkpoint, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Weights = dict[str, Any]
 
 
 def converted(model: Any, saved: Weights, result: Any) -> Any:
-    """Load what ``model.load_state_dict(saved, False)`` could not, and return what it has returned, without that.
+    """Load the weights that ``model.load_state_dict(saved, False)`` could not, and return its result without them.
 
     Args:
-        model: whose weights they are.
-        saved: the checkpoint's.
-        result: of that call.
+        model: the model to load.
+        saved: the checkpoint's weights.
+        result: the result of that call.
     """
     return _repaired(model, lambda: saved, result)
 
@@ -42,7 +42,7 @@ def converted_shards(model: Any, folder: Any, result: Any) -> Any:
 
 
 def _repaired(model: Any, read: Callable[[], Weights], result: Any) -> Any:
-    # A tied weight is missing in every checkpoint; what saving has converted is there under another name.
+    # A tied weight is missing in every checkpoint; a converted weight is present under another name.
     if not (getattr(result, "missing_keys", None) and getattr(result, "unexpected_keys", None)):
         rlhf_patches.decided("transformers-resume-weights", False)
         return result
@@ -51,14 +51,14 @@ def _repaired(model: Any, read: Callable[[], Weights], result: Any) -> Any:
     try:
         convert = _converted if importlib.util.find_spec("transformers.core_model_loading") else _renamed
         found = convert(model, read())
-        if found is None:  # saving converts nothing of this model's
+        if found is None:  # saving converts no weight of this model
             return result
         own = model.state_dict()
         if wrong := _misfit(model, own, found, result):
             return _left(result, wrong)
-    except Exception as error:  # a model or a file that these operations do not know
+    except Exception as error:  # these operations do not support the model or the file
         return _left(result, f"{type(error).__name__}: {error}")
-    model.load_state_dict(found, strict=False)  # writes: the weights of the checkpoint are what this repairs
+    model.load_state_dict(found, strict=False)  # writes: loading the checkpoint's weights is the repair
     rlhf_patches.decided("transformers-resume-weights", True)
     missing = [key for key in result.missing_keys if key not in found]
     return torch.nn.modules.module._IncompatibleKeys(missing, [])
@@ -66,8 +66,8 @@ def _repaired(model: Any, read: Callable[[], Weights], result: Any) -> Any:
 
 def _left(result: Any, why: str) -> Any:
     logger.warning(
-        "transformers-resume-weights: these weights of the model are not in the checkpoint under their names, and stay "
-        "what they were: %s (%s)",
+        "transformers-resume-weights: the checkpoint does not contain these weights of the model under their names, "
+        "and they are not loaded: %s (%s)",
         ", ".join(result.missing_keys),
         why,
     )
@@ -75,9 +75,9 @@ def _left(result: Any, why: str) -> Any:
 
 
 def _misfit(model: Any, own: Weights, found: Weights, result: Any) -> str:
-    """Why what was found cannot be loaded; empty where it can."""
+    """Why the converted weights cannot be loaded; empty if they can."""
     if any(type(tensor) is not torch.Tensor for tensor in (*own.values(), *found.values())):
-        return "they are no plain tensors"
+        return "they are not plain tensors"
     if strange := [key for key in found if key not in own or found[key].shape != own[key].shape]:
         return f"the checkpoint's {strange[0]} has no place in the model"
     places = {_place(own[key]) for key in found}
@@ -89,7 +89,7 @@ def _misfit(model: Any, own: Weights, found: Weights, result: Any) -> str:
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, torch.Size]:
-    """The same for tied weights."""
+    """The same value for tied weights."""
     return tensor.data_ptr(), tensor.shape
 
 
@@ -97,25 +97,25 @@ def _of_shards(folder: Any) -> Weights:
     from safetensors.torch import load_file
 
     if os.path.exists(os.path.join(folder, "pytorch_model.bin.index.json")):
-        raise ValueError("its shards are pickled")  # or may be: which of the two were loaded, nothing tells
+        raise ValueError("its shards are pickled")  # or may be: it is unknown which of the two were loaded
     with open(os.path.join(folder, "model.safetensors.index.json"), encoding="utf-8") as file:
         names = set(json.load(file)["weight_map"].values())
     return {key: tensor for name in sorted(names) for key, tensor in load_file(os.path.join(folder, name)).items()}
 
 
 def _converted(model: Any, saved: Weights) -> Weights | None:
-    """The model's weights from those that were saved; None where saving does not convert."""
+    """The model's weights, converted from the saved ones; None if saving does not convert."""
     from transformers import conversion_mapping, core_model_loading
 
     steps = getattr(model, "_weight_conversions", None)
     if steps is None:
         steps = conversion_mapping.get_model_conversion_mapping(model, add_legacy=False)
-        # As saving does: nobody knows whether the names of a model that was never loaded have had a prefix.
+        # As saving does: it is unknown whether the names of a model that was never loaded had a prefix.
         prefix = getattr(core_model_loading, "PrefixChange", ())
         steps = [step for step in steps if not isinstance(step, prefix)]
     if not steps:
         return None
-    steps = copy.deepcopy(steps)  # which note what they have matched
+    steps = copy.deepcopy(steps)  # they record their matches
     converters = [step for step in steps if isinstance(step, core_model_loading.WeightConverter)]
     renamings = [step for step in steps if isinstance(step, core_model_loading.WeightRenaming)]
     by_pattern = {pattern: step for step in converters for pattern in step.source_patterns}
@@ -130,7 +130,7 @@ def _converted(model: Any, saved: Weights) -> Weights | None:
     found: Weights = {}
     for name, part in parts.items():
         whole = part.convert(name, model=model, config=model.config)
-        if isinstance(whole, tuple):  # 5.0.0, with errors
+        if isinstance(whole, tuple):  # 5.0.0 also returns errors
             whole, _ = whole
         found |= {key: each[0] if isinstance(each, list) else each for key, each in whole.items()}
     _check(core_model_loading.revert_weight_conversion(model, found), saved)
@@ -138,7 +138,7 @@ def _converted(model: Any, saved: Weights) -> Weights | None:
 
 
 def _check(again: Weights, saved: Weights) -> None:
-    """Raise unless saving gives the checkpoint."""
+    """Raise unless saving reproduces the checkpoint."""
     if set(again) != set(saved):
         raise ValueError(f"saved, {sorted(set(again) ^ set(saved))[0]} would be another weight")
     for key, tensor in saved.items():
@@ -147,12 +147,12 @@ def _check(again: Weights, saved: Weights) -> None:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit for bit: a NaN is itself."""
+    """Bit for bit: a NaN equals itself."""
     return bool(torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (one, other))))
 
 
 def _renamed(model: Any, saved: Weights) -> Weights | None:
-    """The same in transformers 4, which converts names only: each weight under the one that saving gives it."""
+    """The same in transformers 4, which converts only names: each weight under its saved name."""
     rules = [(new, re.sub(r"\(.*\)", "", old.lstrip("^"))) for old, new in model._checkpoint_conversion_mapping.items()]
     if not rules:
         return None

@@ -1,4 +1,4 @@
-"""The name of a model's class within what wraps it."""
+"""The name of a model's class within its wrappers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import _known_loss
 
 
 def name_within(model: Any) -> str:
-    """The name that the class of a model had, before it was compiled, wrapped, or made one of FSDP2's or PEFT's."""
+    """The name of a model's class before it was compiled, wrapped, or converted by FSDP2 or PEFT."""
     inner = _known_loss.unwrapped(model)
     # known: FSDP2 gives the model a class of torch's that inherits from its own
     return next((each.__name__ for each in type(inner).__mro__ if each.__module__.partition(".")[0] != "torch"), "")

@@ -1,4 +1,4 @@
-"""transformers: ``eval_loss`` on several ranks is scaled as a gradient is, and is not the mean that one rank has."""
+"""transformers: ``eval_loss`` on several ranks is scaled like a gradient, and differs from the mean on one rank."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 _TRAINER = "transformers.trainer:Trainer"
 _COUNTS = f"{__package__}._batch_counts"
 _KEPT_LABELS = '(self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs'
-_DIVISION = "num_items_in_batch / $RANKS"  # came together with the filter
+_DIVISION = "num_items_in_batch / $RANKS"  # was added together with the filter
 
 
 def _changes(returned: str, alongside: tuple[str, ...] = (), unless: tuple[str, ...] = ()) -> tuple[Rewrite, ...]:
-    """Of releases that count in evaluation too.
+    """For releases that count in evaluation too.
 
     Args:
-        returned: the function for what the count returns.
-        alongside: what the count does in these releases.
-        unless: and what in others.
+        returned: the function for the result of the count.
+        alongside: statements of the count in these releases.
+        unless: statements of the count in other releases.
     """
     return (
         Rewrite(
@@ -41,7 +41,7 @@ def _changes(returned: str, alongside: tuple[str, ...] = (), unless: tuple[str, 
         ),
         Rewrite(
             target=f"{_TRAINER}.compute_loss",
-            pattern=_KEPT_LABELS,  # what is asked before anything has used the count
+            pattern=_KEPT_LABELS,  # the check before any code has used the count
             replacement=f"(num_items_in_batch := $OF_THIS_RANK(num_items_in_batch), {_KEPT_LABELS})[1]",
             uses={"OF_THIS_RANK": f"{_COUNTS}:of_this_rank"},
         ),
@@ -57,39 +57,41 @@ def _changes(returned: str, alongside: tuple[str, ...] = (), unless: tuple[str, 
 
 PATCH = Patch(
     name="transformers-eval-loss",
-    summary="`eval_loss` on several ranks is the mean that it is on one",
+    summary="`eval_loss` on several ranks is the mean that it is on one rank",
     harm="wrong metric",
     bug="eval_loss is multiplied by the number of ranks, or weighted by tokens of other samples",
     when="evaluation on several ranks",
     symptom="""\
 `Trainer.evaluate()` and `predict()` on several ranks, and trainers that use its `compute_loss` (TRL's SFT), report a
-loss that depends on the number of ranks. T5, BERT's classifiers and other models that do not use `num_items_in_batch`:
-2 ranks report twice the loss, 8 ranks 8 times. Causal language models: each step's loss is weighted by tokens, and the
+loss that depends on the number of ranks. For T5, BERT's classifiers and other models that ignore `num_items_in_batch`,
+2 ranks report twice the loss, 8 ranks 8 times. For causal language models each step's loss is weighted by tokens. The
 last step, which is filled up with samples that do not count, may be far off: three sequences with losses of 3.634,
 3.432 and 3.436 have an `eval_loss` of 3.501 on one rank, and 4.372 on two. `load_best_model_at_end` and early stopping
-choose by it. No error.""",
+use this loss. No error.""",
     cause="""\
 Since 4.57.0 an evaluation step counts the tokens of all ranks, as a training step does, and `compute_loss` multiplies
-by the number of ranks, which is right for gradients: these are averaged over ranks afterwards. Losses in evaluation are
-not: each rank's counts for its own samples, and those that fill up the last step are dropped, though they were counted.
-A loss that is not divided by the count is multiplied all the same. From 4.46.2 to 4.48.3 nothing is counted in
-evaluation, and every loss is multiplied. It happens with `average_tokens_across_devices`, since 4.54.0 the default.""",
+by the number of ranks. This is right for gradients, which are averaged over ranks afterwards. Losses in evaluation are
+not averaged: each rank's loss counts for its own samples, and the samples that fill up the last step are dropped,
+though they were counted. A loss that is not divided by the count is multiplied as well. From 4.46.2 to 4.48.3
+evaluation counts nothing and multiplies every loss. The bug occurs with `average_tokens_across_devices`, the default
+since 4.54.0.""",
     repair="""\
-In an evaluation step `compute_loss` takes this rank's own count and does not multiply: `eval_loss` is the mean over
-samples of their batch's mean, on any number of ranks. `compute_loss_func` and label smoothing get the own count, too. A
-batch without any label counts as a loss of 0, as before; in 5.23.0 it is left out, as on one rank. Before 4.49.0
-evaluation does not multiply what was not counted.
+In an evaluation step `compute_loss` uses this rank's own count and does not multiply: `eval_loss` is the mean over
+samples of their batch's mean, on any number of ranks. `compute_loss_func` and label smoothing receive the rank's own
+count, too. A batch without any label counts as a loss of 0, as before; 5.23.0 leaves it out, as on one rank. Before
+4.49.0 the patch removes the multiplication in evaluation.
 
 On one rank, in training, and with `average_tokens_across_devices=False` nothing changes; predictions and metrics stay
-what they are. A trainer that overrides `compute_loss` or `prediction_step` is left as released, whether it hands the
-count on or scales by itself; TRL's `SFTTrainer` is known, and repaired. With a count of its own nothing changes.
+what they are. A trainer that overrides `compute_loss` or `prediction_step` is left as released, whether it passes the
+count on or scales by itself; the patch knows and repairs TRL's `SFTTrainer`. With a count of its own nothing changes.
 Context and sequence parallelism are left as released.
 
-Not seen: code around `evaluate()`, or a `compute_loss_func`, that divides by the number of ranks itself. With the patch
-its loss is too small by that number: take the division out.
+The patch cannot see code around `evaluate()`, or a `compute_loss_func`, that divides by the number of ranks itself.
+With the patch its loss is too small by that number: remove the division.
 
-Not repaired: where the last batch that counts is filled up only in part, its samples have the mean of the whole batch,
-with those that fill it up: of 13 samples in batches of 2, one has; 3.4756 in place of one rank's 3.4727.""",
+Not repaired: if the last batch that counts is filled up only in part, its samples have the mean of the whole batch,
+including the samples that fill it up: of 13 samples in batches of 2, one sample has; 3.4756 instead of one rank's
+3.4727.""",
     references=(
         "https://github.com/huggingface/transformers/issues/35078",
         "https://github.com/huggingface/transformers/pull/41183",
@@ -120,12 +122,12 @@ with those that fill it up: of 13 samples in batches of 2, one has; 3.4756 in pl
             _changes("returned_before_a_filter", alongside=(_DIVISION,)),
         ),
     ),
-    obsolete_when="when the oldest transformers in use scales losses in training only; none released so far does",
+    obsolete_when="when the oldest transformers in use scales losses in training only; no release so far does",
     changes_numbers="""\
-Since 4.57.0 (with `average_tokens_across_devices=True` from 4.46.2 to 4.48.3) `eval_loss` on several ranks has been up
-to as many times too large as there are ranks: that many times for models that do not use `num_items_in_batch`, and for
-causal language models by what the last step weighs. With the patch it is what one rank has. Do not compare it with
-values that were logged without it, and choose thresholds for it anew (early stopping). What was trained is right; which
-checkpoint was kept as the best may not be.""",
+Since 4.57.0 (with `average_tokens_across_devices=True` from 4.46.2 to 4.48.3) `eval_loss` on several ranks has been
+too large by up to the number of ranks: by that number for models that ignore `num_items_in_batch`, and for
+causal language models by the weight of the last step. With the patch it equals that of one rank. Do not compare it
+with values that were logged without the patch, and set its thresholds again (early stopping). The training is right;
+the checkpoint that was kept as the best may not be the best.""",
     conditions=(Condition("transformers.trainer:Trainer.prediction_step", f"{_COUNTS}:evaluates_over_ranks"),),
 )

@@ -1,4 +1,4 @@
-"""transformers: ``Trainer`` counts labels of a first token, which nothing predicts, of GPT-2 and a few others."""
+"""transformers: ``Trainer`` counts labels of a first token, which nothing predicts, for GPT-2 and a few others."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ _FOUND = 'LOSS_MAPPING.get(getattr(model_to_inspect, "loss_type", None))'
 
 PATCH = Patch(
     name="transformers-first-token-count",
-    summary="GPT-2's loss is divided by the number of tokens that are predicted",
+    summary="GPT-2's loss is divided by the number of predicted tokens",
     harm="wrong gradient",
-    bug="gradient and loss are too small: the first token of each row, which nothing predicts, is counted",
+    bug="gradient and loss are too small: Trainer counts the first token of each row, which nothing predicts",
     when="GPT2LMHeadModel, BertLMHeadModel, CTRL, Reformer, Idefics 1; labels that begin with a token that counts",
     symptom="""\
-`Trainer` trains GPT-2 on a gradient that is too small, where the labels of its rows begin with a token that counts: of
-n labels in a step's rows, n - rows are predicted, and the loss is divided by n. It is 0.818 of its size with 8 rows of
-5 or 6 tokens, 0.999 with 1024 tokens a row. The same for `BertLMHeadModel`, `BertGenerationDecoder`,
+`Trainer` trains GPT-2 on a gradient that is too small, if the labels of its rows begin with a token that counts: of n
+labels in a step's rows, n - rows are predicted, and the loss is divided by n. It is 0.818 of its size with 8 rows of 5
+or 6 tokens, 0.999 with 1024 tokens a row. The same holds for `BertLMHeadModel`, `BertGenerationDecoder`,
 `CTRLLMHeadModel`, `OpenAIGPTLMHeadModel`, `ReformerModelWithLMHead`, `IdeficsForVisionText2Text`,
-`EvollaForProteinText2Text` and `NemotronH_Omni_Reasoning_V3`. Steps with short rows weigh less than others. Llama and
-all that is named `...ForCausalLM` is right. No error.""",
+`EvollaForProteinText2Text` and `NemotronH_Omni_Reasoning_V3`. Steps with short rows have less weight than others.
+Llama and all classes named `...ForCausalLM` are not affected. No error.""",
     cause="""\
-Since 5.10.1 `Trainer` counts `labels[..., 1:]` where the model's loss shifts them. It asks
-`LOSS_MAPPING.get(model.loss_type)`, which has nothing for a class whose name contains none of the names there; the
-model's `loss_function` takes `ForCausalLMLoss` then, which shifts.""",
+Since 5.10.1 `Trainer` counts `labels[..., 1:]` if the model's loss shifts the labels. It looks up
+`LOSS_MAPPING.get(model.loss_type)`, which has no entry for a class whose name contains none of the mapping's names.
+The model's `loss_function` then falls back to `ForCausalLMLoss`, which shifts.""",
     repair="""\
-For these classes, and those that inherit them and change nothing, `Trainer` is told that the loss shifts, as it is for
-Llama. The gradient is then that of the mean over the tokens that are predicted.
+For these classes, and subclasses that change nothing, the patch makes `Trainer` treat the loss as one that shifts, as
+for Llama. The gradient is then that of the mean over the predicted tokens.
 
-It is told so where all that makes the loss is transformers' own or TRL's `SFTTrainer`, which is looked at before each
-count. With a loss of your own (`compute_loss`, `compute_loss_func`, the class's or the model's `loss_function`), a
-`training_step` or a count of your own, label smoothing, or PEFT's prompt learning, whose first label is predicted, all
-is left as released. So is any other model, and labels whose first token does not count, bit for bit. A trainer that
-sets `_loss_shifts_labels` itself keeps that.
+The patch acts if all code that computes the loss is transformers' own or TRL's `SFTTrainer`, and checks this before
+each count. With your own loss (`compute_loss`, `compute_loss_func`, the class's or the model's `loss_function`),
+`training_step` or count, label smoothing, or PEFT's prompt learning, whose first label is predicted, all is left as
+released. So is any other model, and so are labels whose first token does not count, bit for bit. A trainer that sets
+`_loss_shifts_labels` itself keeps its value.
 
 Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal model.""",
     references=("https://github.com/huggingface/transformers/pull/46204",),
@@ -55,11 +55,11 @@ Not repaired: 4.46.2 to 5.10.0, which count the first token of every causal mode
             ),
         ),
     ),
-    obsolete_when="when the oldest transformers in use asks the model for its loss; none released so far does",
+    obsolete_when="when the oldest transformers in use asks the model for its loss; no release so far does",
     changes_numbers="""\
-GPT-2 and the others were trained on a gradient that was smaller by the share of first tokens, where these count: since
-4.46.2, with the patch in 5.10.1 to 5.23.0 no more. It is 0.1 percent for rows of 1024 tokens, and Adam hides a factor
-that is the same in each step. With rows of few tokens look at clipping and learning rate again.""",
+GPT-2 and the others were trained on a gradient that was smaller by the share of first tokens, if these count: since
+4.46.2, and no more in 5.10.1 to 5.23.0 with the patch. It is 0.1 percent for rows of 1024 tokens, and Adam hides a
+factor that is the same in each step. With rows of few tokens review clipping and learning rate.""",
     conditions=(
         Condition("transformers.trainer:Trainer._get_num_items_in_batch", f"{__package__}._default_loss:of_others"),
     ),

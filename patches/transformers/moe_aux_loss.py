@@ -6,30 +6,30 @@ from rlhf_patches import Condition, Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="transformers-moe-aux-loss",
-    summary="the router's auxiliary loss has the weight that is configured, on any number of ranks",
+    summary="the router's auxiliary loss has its configured weight on any number of ranks",
     harm="wrong gradient",
-    bug="the router's auxiliary loss counts once for every rank",
+    bug="the router's auxiliary loss counts once per rank",
     when="a mixture of experts with output_router_logits, on several ranks",
     symptom="""\
-A mixture of experts is trained with its load-balancing loss (`output_router_logits=True`; TRL 1.14's `SFTTrainer`
-switches it on by default) by `Trainer` or by what uses its `compute_loss` (TRL's SFT). On 64 ranks that loss counts 64
-times: the router is balanced at the cost of what is learnt, and the loss that is logged is too high. No error.""",
+`Trainer`, or code that uses its `compute_loss` (TRL's SFT), trains a mixture of experts with its load-balancing loss
+(`output_router_logits=True`; TRL 1.14's `SFTTrainer` switches it on by default). On 64 ranks that loss counts 64
+times: the router is balanced at the cost of learning, and the logged loss is too high. No error.""",
     cause="""\
 The model's loss is the sum over this rank's tokens divided by the tokens of all ranks, plus `router_aux_loss_coef`
 times the auxiliary loss. Data parallelism takes the mean over ranks, so `compute_loss` multiplies by their number: the
-first part needs that, the second does not. It happens with `average_tokens_across_devices`, since 4.54.0
-the default.""",
+first part needs this, the second does not. The bug occurs with `average_tokens_across_devices`, the default since
+4.54.0.""",
     repair="""\
-What the second part has gained is subtracted: coefficient times auxiliary loss times (ranks - 1). The gradient is then
-that of the cross-entropy, averaged over all tokens, plus the coefficient times the mean of the ranks' auxiliary losses
-(Fedus et al., Switch Transformers, 2021, equations 4 to 6). In training and in evaluation.
+The patch subtracts the excess of the second part: coefficient times auxiliary loss times (ranks - 1). The gradient is
+then that of the cross-entropy, averaged over all tokens, plus the coefficient times the mean of the ranks' auxiliary
+losses (Fedus et al., Switch Transformers, 2021, equations 4 to 6). The patch acts in training and in evaluation.
 
-The coefficient is the one that the model's forward uses. For forwards that are neither of transformers, TRL nor
-Liger-Kernel, outputs without `aux_loss` (NLLB-MoE, Switch Transformers), tuples (`return_dict=False`), `DataParallel`,
-DeepSpeed's sequence parallelism and losses of your own (`compute_loss_func`, label smoothing), nothing changes.
+The coefficient is that of the model's forward. For forwards that are not transformers', TRL's or Liger-Kernel's,
+outputs without `aux_loss` (NLLB-MoE, Switch Transformers), tuples (`return_dict=False`), `DataParallel`, DeepSpeed's
+sequence parallelism and losses of your own (`compute_loss_func`, label smoothing), nothing changes.
 
-Under gradient accumulation the auxiliary losses of the micro-batches add up, since 4.46.0: that is for
-`transformers-accumulation-scale`.""",
+Under gradient accumulation the auxiliary losses of the micro-batches add up, since 4.46.0:
+`transformers-accumulation-scale` repairs this.""",
     references=(
         "https://github.com/huggingface/transformers/issues/48690",
         "https://github.com/huggingface/transformers/pull/48691",
@@ -50,11 +50,11 @@ Under gradient accumulation the auxiliary losses of the micro-batches add up, si
             ),
         ),
     ),
-    obsolete_when="when the oldest transformers in use scales the cross-entropy alone; none released so far does",
+    obsolete_when="when the oldest transformers in use scales the cross-entropy alone; no release so far does",
     changes_numbers="""\
-Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted as many
-times as there are data-parallel ranks. With the patch it counts once. A run that was tuned with it keeps its balance
-with `router_aux_loss_coef` multiplied by its number of ranks.""",
+Since 4.54.0 (with `average_tokens_across_devices=True` since 4.46.2) the router's auxiliary loss has counted once per
+data-parallel rank. With the patch it counts once. To keep the balance of a run that was tuned without the patch,
+multiply `router_aux_loss_coef` by its number of ranks.""",
     conditions=(
         Condition(
             "transformers.trainer:Trainer.compute_loss", f"{__package__}._conditions:routers_of_ranks", "router loss x"

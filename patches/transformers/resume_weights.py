@@ -1,4 +1,4 @@
-"""transformers: ``Trainer`` saves converted weights, and loads them as if they were not."""
+"""transformers: ``Trainer`` saves converted weights, and loads them without converting them back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SHARDS = "load_sharded_checkpoint(model, $FOLDER, strict=is_sagemaker_mp_enable
 
 
 def _changes(shards: str = _SHARDS, alongside: tuple[str, ...] = ()) -> tuple[Rewrite, ...]:
-    """Of both methods, for a checkpoint that is one file, and for one of several.
+    """For both methods, with a checkpoint of one file, and with one of several.
 
     Args:
-        shards: how resuming loads the second.
-        alongside: what is there in no older release.
+        shards: how resuming loads a checkpoint of several files.
+        alongside: statements that no older release has.
     """
     return tuple(
         Rewrite(
@@ -36,33 +36,34 @@ def _changes(shards: str = _SHARDS, alongside: tuple[str, ...] = ()) -> tuple[Re
 
 PATCH = Patch(
     name="transformers-resume-weights",
-    summary="a mixture of experts goes on from its checkpoint with the experts that were trained",
+    summary="a mixture of experts resumes from its checkpoint with the trained experts",
     harm="wrong weights",
     bug="resuming and load_best_model_at_end leave experts and routers, or all of a vision-language model, as built",
-    when="resume_from_checkpoint or load_best_model_at_end, and Mixtral, Qwen3-MoE, Qwen2.5-VL or others like them",
+    when="resume_from_checkpoint or load_best_model_at_end, and Mixtral, Qwen3-MoE, Qwen2.5-VL or similar models",
     symptom="""\
 `Trainer.train(resume_from_checkpoint=...)`, or `load_best_model_at_end=True`, for a model whose weights transformers
-converts when it saves them. Mixtral, Qwen3-MoE and other mixtures of experts (transformers 5): attention goes on from
-the checkpoint, beside experts and routers that are those of the model that was given to the trainer, and an optimizer
-whose moments belong to others. The loss jumps back. The best model at the end has the experts of the last step.
-Qwen2.5-VL and other vision-language models (since 4.52.0): nearly every weight. No error; among the log's
-lines, "There were missing keys in the checkpoint model loaded".""",
+converts when it saves them. For Mixtral, Qwen3-MoE and other mixtures of experts (transformers 5), attention comes
+from the checkpoint, but experts and routers are those of the model that the trainer was given, and the optimizer's
+moments belong to other weights. The loss jumps back. The best model at the end has the experts of the last step. For
+Qwen2.5-VL and other vision-language models (since 4.52.0) nearly every weight is affected. No error; the log contains
+"There were missing keys in the checkpoint model loaded".""",
     cause="""\
-`save_pretrained` writes the Hub's names and shapes: experts one by one, which are one tensor in the model.
-`from_pretrained` converts them back. `_load_from_checkpoint` and `_load_best_model` do not: they give what is in the
-file to `model.load_state_dict(state_dict, False)`, which leaves out every name that it does not know.""",
+`save_pretrained` writes the Hub's names and shapes: separate experts, which are one tensor in the model.
+`from_pretrained` converts them back. `_load_from_checkpoint` and `_load_best_model` do not: they pass the file's
+contents to `model.load_state_dict(state_dict, False)`, which ignores every name that it does not know.""",
     repair="""\
-Where a checkpoint's names are not the model's, its weights are converted by transformers' own operations, those that
-saving reverts, and loaded as well. Steps that are resumed are then those of a run without a stop, bit for bit, with one
-file or several. What was converted is loaded only if saving it gives the checkpoint again, bit for bit, and every
-weight of the model is found with its shape, or is tied to one that is; otherwise one warning says so and nothing
-changes.
+If a checkpoint's names are not the model's, the patch converts its weights by transformers' own operations, those that
+saving reverts, and loads them as well. Resumed steps are then those of an uninterrupted run, bit for bit, with one
+file or several. The patch loads converted weights only if saving them gives the checkpoint again, bit for bit, and
+every weight of the model is present with its shape, or is tied to one that is. Otherwise it logs one warning and
+nothing changes.
 
-Models whose weights are saved as they are take one question about the names, and nothing changes. The same holds for
-models that are not transformers' own classes (a PEFT model, a compiled one), for weights split over ranks as DTensors,
-and for pickled shards. Under FSDP and DeepSpeed the trainer loads what these have saved, unconverted: no such bug.
+For models whose weights are saved without conversion the patch compares the names once, and nothing changes. The same
+holds for models that are not transformers' own classes (a PEFT model, a compiled one), for weights split over ranks as
+DTensors, and for pickled shards. Under FSDP and DeepSpeed the trainer loads what these have saved, unconverted: the
+bug does not occur.
 
-A checkpoint is whole: it needs no repair. A run that was resumed without the patch has to be resumed again.""",
+A checkpoint is complete and needs no repair. Resume again a run that was resumed without the patch.""",
     references=(
         "https://github.com/huggingface/transformers/issues/48805",
         "https://github.com/huggingface/transformers/issues/43701",
@@ -77,11 +78,11 @@ A checkpoint is whole: it needs no repair. A run that was resumed without the pa
         ),
         Variant(Guard("transformers", ">=5.0.0rc1,<=5.24.0"), _changes()),
     ),
-    obsolete_when="when the oldest transformers in use converts what its Trainer loads; none released so far does",
+    obsolete_when="when the oldest transformers in use converts what its Trainer loads; no release so far does",
     changes_numbers="""\
 Since 5.0.0 a mixture of experts that was resumed, or whose best checkpoint was loaded at the end, has had the experts
-and routers that it was built with or those of the last step; since 4.52.0 a vision-language model most of its weights.
-With the patch these are the checkpoint's. Resume from the checkpoint before the first such stop; a best model that was
-saved at the end is in its checkpoint's folder.""",
+and routers that it was built with or those of the last step; since 4.52.0 a vision-language model has had most of its
+weights like this. With the patch these are the checkpoint's. Resume from the checkpoint before the first such
+interruption; a best model that was saved at the end is in its checkpoint's folder.""",
     conditions=(Condition(f"{_TRAINER}._load_from_checkpoint"), Condition(f"{_TRAINER}._load_best_model")),
 )

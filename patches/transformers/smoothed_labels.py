@@ -1,4 +1,4 @@
-"""transformers: ``Trainer`` smooths a causal model's labels against the token itself, where the model is wrapped."""
+"""transformers: ``Trainer`` smooths a wrapped causal model's labels without shifting them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ _IS_CAUSAL = f"model_name in {_NAMES}"
 
 PATCH = Patch(
     name="transformers-smoothed-labels",
-    summary="label smoothing of a compiled causal model, or one under FSDP2, shifts the labels",
+    summary="label smoothing of a causal model that is compiled or under FSDP2 shifts the labels",
     harm="wrong gradient",
     bug="the model is trained to repeat its input: labels are not shifted",
     when="label_smoothing_factor, with torch_compile, FSDP2 or PEFT's prefix tuning, and a causal model",
     excluded_by=("label_smoothing_factor=absent|0|0.0",),
     symptom="""\
-`Trainer` with `label_smoothing_factor` trains a causal language model on predicting the token that it has just read:
-with `torch_compile=True`, with a model that was compiled before, under FSDP2, or with PEFT's prefix tuning. The model
+`Trainer` with `label_smoothing_factor` trains a causal language model to predict the token that it has just read: with
+`torch_compile=True`, with a model that was compiled before, under FSDP2, or with PEFT's prefix tuning. The model
 learns to repeat its input. No error.""",
     cause="""\
-With label smoothing `Trainer.compute_loss` computes the loss itself, and shifts the labels where the name of the
-model's class is among those of causal models. It asks the wrapper: a compiled model's class is `OptimizedModule`,
-FSDP2's `FSDPLlamaForCausalLM`, and of prefix tuning it takes the model's own `model`, `LlamaModel`.""",
+With label smoothing `Trainer.compute_loss` computes the loss itself, and shifts the labels if the name of the model's
+class is among those of causal models. It reads the wrapper's class: that of a compiled model is `OptimizedModule`,
+that of FSDP2 `FSDPLlamaForCausalLM`, and with prefix tuning it reads the model's own `model`, `LlamaModel`.""",
     repair="""\
-Where that name is not among the causal models', the name of the class within the wrappers is looked up as well:
-`torch.compile`, DDP, FSDP2 and PEFT, also around each other. Nothing is unwrapped, only read. The gradient is then that
-of the model as it is without the wrapper.
+If that name is not among the causal models', the patch also looks up the name of the class within the wrappers:
+`torch.compile`, DDP, FSDP2 and PEFT, also nested. Nothing is unwrapped, only read. The gradient is then that of the
+model without the wrapper.
 
-Without label smoothing nothing is asked, and where the name is found nothing else is. Encoder-decoders and classifiers
-stay bit for bit what they are, wrapped or not. A class of your own under another name, and vision-language
-models whose names are in another list (Qwen2.5-VL), are not shifted, as released.""",
+Without label smoothing the patch looks up nothing; if the name is a causal model's, nothing changes. Encoder-decoders
+and classifiers stay bit for bit what they are, wrapped or not. The labels of your own class under another name, and of
+vision-language models whose names are in another list (Qwen2.5-VL), are not shifted, as released.""",
     references=(
         "https://github.com/huggingface/transformers/issues/17960",
         "https://github.com/huggingface/transformers/issues/27161",
@@ -48,10 +48,10 @@ models whose names are in another list (Qwen2.5-VL), are not shifted, as release
             ),
         ),
     ),
-    obsolete_when="when the oldest transformers in use asks the model within its wrappers; none released so far does",
+    obsolete_when="when the oldest transformers in use looks at the model within its wrappers; no release so far does",
     changes_numbers="""\
-With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to repeat
-its input. With the patch it is trained to predict the next token. Nothing of such a run can be kept: start it again
-from the weights before it. A collator that shifts the labels itself, to make up for it, has to stop.""",
+With `label_smoothing_factor` and `torch_compile`, FSDP2 or prefix tuning, a causal language model was trained to
+repeat its input. With the patch it is trained to predict the next token. Discard such a run: start again from the
+weights before it. Remove any shift of the labels from a collator that compensates for the bug.""",
     conditions=(Condition("transformers.trainer:Trainer.compute_loss", f"{__package__}._conditions:not_smoothed"),),
 )

@@ -1,6 +1,6 @@
 """The gradient of eight samples by a trainer of TRL, at once and one by one: ``--out FOLDER``.
 
-CoInstalled it, in float64 and without a trainer, the mean over the samples of what the trainer's method defines.
+Together with it, in float64 and without a trainer, the mean over the samples of what the trainer's method defines.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ RULE_COVERAGE = {
     "no new blocking": (
         "because it reads the graph of one rank's loss, after upstream's forward; no lock, no collective"
     ),
-    "hands on the very tensor": (
+    "passes on the very tensor": (
         "test_accumulation_scale_trainers.py::test_what_hands_on_is_divided",
         "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
     ),
-    "All else is left as released": "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
+    "The patch does not change any other loss": "test_accumulation_scale_trainers.py::test_what_is_not_known_is_left_and_said",
     "that a small configuration builds was trained": "because benchmarks/transformers_accumulation.py writes that page",
 }
 #: float32 against float64.

@@ -18,8 +18,8 @@ RULE_COVERAGE = {
     "no side effects": "test_only_a_dispatcher_with_a_sampler_is_told",
     "backward compatible": ("test_another_loader_is_the_same", "test_only_a_dispatcher_with_a_sampler_is_told"),
     "no new blocking": "because set_epoch assigns one number on each rank; no lock, no collective",
-    "The order of every other loader is as it was": "test_another_loader_is_the_same",
-    "it takes `accelerate-resume-dispatched` too": "test_on_two_ranks",
+    "The order of every other loader is unchanged": "test_another_loader_is_the_same",
+    "`accelerate-resume-dispatched` is needed too": "test_on_two_ranks",
 }
 WORKER = "rlhf_patches.patches.transformers.proofs.resume_dispatched_ranks"
 

@@ -64,7 +64,7 @@ def test_without_it_weights_are_those_of_the_model_as_built(report):
 
 
 def warned(found):
-    """CoInstalled the line that the bug was met, which is said once in a process."""
+    """Besides the line that reports the bug, which is logged once in a process."""
     return [line for line in found["said"] if "this run meets the bug, repaired" not in line]
 
 

@@ -21,7 +21,7 @@ RULE_COVERAGE = {
     "known": "test_what_is_not_causal_stays",
     "no new blocking": "because it reads attributes of the model: no lock, no collective",
     "bit for bit": "test_what_is_not_causal_stays",
-    "nothing is asked": "test_where_the_name_is_found_nothing_is_asked",
+    "the patch looks up nothing": "test_where_the_name_is_found_nothing_is_asked",
     "as released": "test_what_is_not_causal_stays",
     "Nothing is unwrapped, only read": "test_a_wrapped_model_is_only_read",
 }

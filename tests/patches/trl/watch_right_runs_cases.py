@@ -122,5 +122,5 @@ WRONG: dict[str, tuple[Case, str, str]] = {
         "",
     ),
     "taken apart": (Case(engine="Flat"), "completions end after one token", ""),
-    "within a form": (Case(FORM, engine="Within"), "trainer and engine differ by", "Structured outputs are asked for"),
+    "within a form": (Case(FORM, engine="Within"), "trainer and engine differ by", "Structured outputs are on"),
 }
