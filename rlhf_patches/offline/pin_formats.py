@@ -1,4 +1,4 @@
-"""Lock files and lists with a structure: TOML, JSON, and as much of YAML as conda's files have. Nothing is run."""
+"""Lock files and lists with a structure: TOML, JSON, and YAML."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import yaml
 from packaging.utils import canonicalize_name
 
+from . import yaml_nodes
 from .pin_lines import Lines
 from .pins import Entry, Pin, PinsError, Unread, notes, of_conda, of_requirement, shown
 
@@ -166,107 +168,73 @@ def _of_pipfile(data: Mapping[str, Any], place: str) -> Iterator[Entry]:
 
 # ------------------------------------------------------------------------------------------ YAML
 
-_KEY = re.compile(r"""(["']?)([A-Za-z_][\w-]*)\1\s*:(?:\s+(.*))?""", re.ASCII)
-_ITEM = re.compile(r"( *)- +(.*)")
-_FIELD = re.compile(r"( *)(?:- +)?(name|version|platform|manager): +(\S.*)")
 # environment.yml, and conda-lock.yml.
 _OTHER_KEYS = re.compile(r"name|channels|prefix|variables|platforms?|category|version|metadata|pip-repositories")
 
 
 def of_yaml(text: str, place: str, lines: Lines) -> Iterator[Entry]:
-    """conda's environment.yml and conda-lock.yml, line by line: what is written in another way is said.
+    """conda's environment.yml and conda-lock.yml; what they do not have is an `Unread`.
 
     Raises:
         PinsError: it is none of them.
     """
-    sections = list(_sections(text, place))
-    if not any(name in ("dependencies", "package") for name, _ in sections):
+    try:
+        root = yaml_nodes.compose(text, place)
+    except yaml_nodes.NotYaml as error:
+        raise PinsError(str(error)) from error
+    sections = root.value if isinstance(root, yaml.MappingNode) else []
+    if not any(key.value in ("dependencies", "package") for key, _ in sections):
         raise PinsError(f"{place} is no environment.yml or conda-lock.yml: it has no list `dependencies` or `package`")
-    for name, rows in sections:
-        if name == "dependencies":
-            yield from _dependencies(rows, place, lines)
-        elif name == "package":
-            yield from _packages(rows, place)
-        elif not _OTHER_KEYS.fullmatch(name):
-            number, line = rows[0]
-            yield Unread(f"{place}:{number}", f"{shown(line)} is not what conda's files have")
+    for key, value in sections:
+        if key.value == "dependencies":
+            yield from _dependencies(value, place, lines)
+        elif key.value == "package":
+            yield from _packages(value, place)
+        elif not isinstance(key.value, str) or not _OTHER_KEYS.fullmatch(key.value):
+            yield Unread(_at(place, key), f"{shown(str(key.value))} is not a key of conda's files")
 
 
-_Rows = list[tuple[int, str]]
-
-
-def _sections(text: str, place: str) -> Iterator[tuple[str, _Rows]]:
-    """The keys that begin a line, each with its own line first and those that follow, without comments."""
-    name, rows = "", []
-    for number, line in enumerate(text.splitlines(), 1):
-        line = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].rstrip()
-        if not line or line in ("---", "..."):
+def _dependencies(section: yaml.Node, place: str, lines: Lines) -> Iterator[Entry]:
+    """conda's specifications, and below ``pip`` pip's requirements."""
+    for item in _items(section):
+        if _is_text(item):
+            yield of_conda(item.value, _at(place, item))
             continue
-        if line[0] in " \t-" and name:
-            rows.append((number, line))
-            continue
-        if name:
-            yield name, rows
-        key = _KEY.fullmatch(line)
-        name, rows = key[2] if key else line, [(number, line)]
-    if name:
-        yield name, rows
+        for key, value in item.value if isinstance(item, yaml.MappingNode) else [(item, item)]:
+            if key.value != "pip" or not isinstance(value, yaml.SequenceNode):
+                yield Unread(_at(place, key), "expected a name with a version, or the list `pip`")
+                continue
+            for requirement in value.value:
+                if _is_text(requirement):
+                    yield from lines.line(requirement.value, _at(place, requirement))
+                else:
+                    yield Unread(_at(place, requirement), "expected a requirement of pip's")
 
 
-def _dependencies(rows: _Rows, place: str, lines: Lines) -> Iterator[Entry]:
-    """The items of the list; below ``- pip:`` those that are indented more are requirements."""
-    first, of_pip = None, False
-    if not rows[0][1].endswith(":"):
-        yield Unread(f"{place}:{rows[0][0]}", f"{shown(rows[0][1])} is no list with an item a line")
-    for number, line in rows[1:]:
-        where = f"{place}:{number}"
-        item = _ITEM.fullmatch(line)
-        if item is None:
-            yield Unread(where, f"{shown(line.strip())} is no item of the list")
-            continue
-        indent = len(item[1])
-        first = indent if first is None else first
-        value = _scalar(item[2])
-        if value is None or (indent != first and not (of_pip and indent > first)):
-            yield Unread(where, f"{shown(item[2])} is not read: expected a name with a version, one a line")
-        elif indent > first:
-            yield from lines.line(value, where)
-        elif value in ("pip:", "pip :"):
-            of_pip = True
-        else:
-            of_pip = False
-            yield of_conda(value, where)
+def _packages(section: yaml.Node, place: str) -> Iterator[Entry]:
+    """A lock file's packages."""
+    for item in _items(section):
+        fields = item.value if isinstance(item, yaml.MappingNode) else []
+        package = {key.value: value.value for key, value in fields if _is_text(key) and _is_text(value)}
+        yield _of_conda_lock(package, _at(place, item))
 
 
-def _packages(rows: _Rows, place: str) -> Iterator[Entry]:
-    """A lock file's packages: the keys of each at the indent of its first."""
-    indent, begins, package = -1, rows[0][0], dict[str, str]()
-    for number, line in rows[1:]:
-        item = _ITEM.fullmatch(line)
-        if item is not None and (indent < 0 or len(item[1]) == indent):
-            if indent >= 0:
-                yield _of_conda_lock(package, f"{place}:{begins}")
-            indent, begins, package = len(item[1]), number, {}
-        field = _FIELD.fullmatch(line)
-        depth = len(line) - len(line.lstrip(" -"))
-        if field is not None and depth == indent + 2:
-            package[field[2]] = _scalar(field[3]) or ""
-        elif item is None and depth <= indent:
-            yield Unread(f"{place}:{number}", f"{shown(line.strip())} is not what conda-lock writes")
-    yield _of_conda_lock(package, f"{place}:{begins}")
+def _items(section: yaml.Node) -> list[yaml.Node]:
+    """Those of a list; what is no list is one item, which nothing reads."""
+    return list(section.value) if isinstance(section, yaml.SequenceNode) else [section]
+
+
+def _is_text(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and bool(node.value)
+
+
+def _at(place: str, node: yaml.Node) -> str:
+    return f"{place}:{yaml_nodes.line_of(node)}"
 
 
 def _of_conda_lock(package: Mapping[str, str], where: str) -> Entry:
     name, version = package.get("name"), package.get("version")
     if not name or not version:
-        return Unread(where, "no package with a name and a version in a line each")
+        return Unread(where, "no package with a name and a version")
     platform = package.get("platform")
     return Pin(canonicalize_name(name), version, where, f"on {platform}" if platform else "")
-
-
-def _scalar(text: str) -> str | None:
-    """A plain or quoted word of YAML; None where it is anything else."""
-    if text[:1] in "\"'":
-        inner = text[1:-1]
-        return inner if len(text) > 1 and text[-1] == text[0] and text[0] not in inner and "\\" not in inner else None
-    return None if text[:1] in "[]{}>|*&!%@`?," or ": " in text else text

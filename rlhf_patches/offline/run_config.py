@@ -1,7 +1,7 @@
-"""What the configuration files of a run set, and which known bugs cannot concern it: only what they say for certain.
+"""The settings in a run's configuration files, and the known bugs that they exclude with certainty.
 
-Nothing is resolved: a variable of the shell, an interpolation, "auto" and whatever else may be something else is not
-clear, and what is not clear excludes no bug.
+Values are not resolved: the value of a shell variable, an interpolation or "auto" cannot be determined, and such a
+setting excludes no bug.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import yaml
+
 from ..definitions.bug import KnownBug
-from . import inputs, run_yaml
+from . import inputs, run_yaml, yaml_nodes
 from .inputs import InputError
 from .run_yaml import RunConfigError
 
 _LARGEST = 2**20
 _ABSENT = "absent"
 _ZERO, _DEVICE = "zero_optimization", "zero_optimization.offload_optimizer.device"
-# Other spellings, of accelerate's files and of arguments.
+# Other spellings, in accelerate's files and in arguments.
 _SAME = {
     "deepspeed_config.zero_stage": f"{_ZERO}.stage",
     "zero_stage": f"{_ZERO}.stage",
@@ -32,18 +34,18 @@ _SAME = {
     f"{_ZERO}.cpu_offload": f"{_ZERO}.offload_optimizer",
 }
 _NAMES_A_FILE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file", "config", "config_file")
-# A word that may become several, or none; or names a file with more.
+# A word that may expand to several or none, or names a file with more words.
 _PURE = re.compile(r"\$\w+|\$[@*#]|\$\{[^}]*\}|\$\(.*|`.*|@\S+|.*\n.*", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w/@-]*(?:\.[\w-]+)+)=(.*)", re.DOTALL)
 _REDIRECTIONS = ("<", ">", ">>", "<<<")
 _ASSIGNMENT = re.compile(r"\w+\+?=")
-# Commands that start no run, whatever their options.
+# Commands that never start a run.
 _PREPARING = ("set", "cd", "export", "unset", "ulimit", "mkdir", "echo", "sleep", "source", ".", "pip", "module", "tee")
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 class Setting(NamedTuple):
-    """A key as one place sets it; no value where that is not clear."""
+    """A key set at one place; the value is None if it cannot be determined."""
 
     key: str
     value: str | None
@@ -51,17 +53,17 @@ class Setting(NamedTuple):
 
 
 class RunConfig:
-    """All files together: a bug is excluded only where every file that sets a key agrees.
+    """All files together: a bug is excluded only if every file that sets the key agrees.
 
     Attributes:
-        notes: sentences: what of the files is not clear as a whole.
+        notes: sentences about parts of the files that cannot be determined.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
-        """Read them; ``-`` is standard input.
+        """Read the files; ``-`` is standard input.
 
         Raises:
-            RunConfigError: one cannot be read, or is not understood.
+            RunConfigError: a file cannot be read or parsed.
         """
         self.notes: list[str] = []
         self._settings: list[Setting] = []
@@ -71,31 +73,31 @@ class RunConfig:
             self._read(file)
 
     def excludes(self, patch: KnownBug) -> str:
-        """Why the bug cannot concern this run; empty where it may, or where that cannot be told."""
+        """Why the bug cannot affect this run; empty if it may, or if that cannot be determined."""
         for key, values in patch.excluding:
-            found = self._find(key)
-            if found and all(each.value in values for each in found):
-                return "; ".join(dict.fromkeys(map(_said, found)))
+            settings = self._find(key)
+            if settings and all(each.value in values for each in settings):
+                return "; ".join(dict.fromkeys(map(_sentence, settings)))
         return ""
 
-    def untold(self, patch: KnownBug) -> str:
-        """Of a bug that is not excluded: what the files say of the keys that could exclude it."""
-        said = []
+    def undecided(self, patch: KnownBug) -> str:
+        """For a bug that is not excluded: the values of the keys that could exclude it."""
+        sentences = []
         for key, _ in patch.excluding:
-            said += [_said(each) for each in self._find(key)] or [f"{key} is not set"]
-        return "; ".join(dict.fromkeys(said)) or "your configuration does not tell"
+            sentences += [_sentence(each) for each in self._find(key)] or [f"{key} is not set"]
+        return "; ".join(dict.fromkeys(sentences)) or "no setting decides whether the bug affects it"
 
     def _find(self, key: str) -> list[Setting]:
-        # What is set as a whole ("offload_optimizer": "auto"), or comes from a file that was not given, is not clear.
-        found = [
+        # A value set as a whole ("offload_optimizer": "auto"), or in a file that was not given, cannot be determined.
+        settings = [
             each if each.key == key else Setting(key, None, each.place)
             for each in self._settings
             if each.key == key or each.key == "" or key.startswith(f"{each.key}.")
         ]
         if key.startswith(f"{_ZERO}."):
-            without = [file for file in self._of_deepspeed if not any(each.place == file for each in found)]
-            found += [Setting(key, _ABSENT, file) for file in without]
-        return found
+            without = [file for file in self._of_deepspeed if not any(each.place == file for each in settings)]
+            settings += [Setting(key, _ABSENT, file) for file in without]
+        return settings
 
     def _read(self, file: str) -> None:
         what = "standard input" if file == "-" else file
@@ -107,24 +109,24 @@ class RunConfig:
             data = _json(text, what)
             if _ZERO in data:
                 self._of_deepspeed.append(what)
-            found = list(_flat(data, "", what))
+            settings = list(_flat(data, "", what))
         elif file.endswith((".yml", ".yaml")):
-            found = list(_of_yaml(text, what))
+            settings = list(_of_yaml(text, what))
         else:
-            found = list(_of_command_lines(text, what))
-        if not any(each.key for each in found) and what not in self._of_deepspeed:
+            settings = list(_of_command_lines(text, what))
+        if not any(each.key for each in settings) and what not in self._of_deepspeed:
             raise RunConfigError(
-                f"{what} sets nothing: expected DeepSpeed's JSON, accelerate's YAML, a trainer's arguments as YAML or "
-                "JSON, or a command line with its options"
+                f"{what} contains no settings: expected DeepSpeed's JSON, accelerate's YAML, a trainer's arguments as "
+                "YAML or JSON, or a command line with its options"
             )
-        is_accelerates = any(each.key in ("distributed_type", "compute_environment") for each in found)
-        for each in found:
+        is_accelerates = any(each.key in ("distributed_type", "compute_environment") for each in settings)
+        for each in settings:
             self._add(each, is_accelerates)
 
     def _add(self, setting: Setting, is_accelerates: bool) -> None:
         key, value, place = setting
         if key == "":
-            self.notes.append(f"{place}: {value}, so nothing is excluded")
+            self.notes.append(f"{place}: {value}; no bug is excluded")
             self._settings.append(Setting("", None, place))
         elif key in _NAMES_A_FILE:
             if value is None:
@@ -132,7 +134,7 @@ class RunConfig:
             elif value not in ("true", "false"):
                 self._named(value, place)
         elif not is_accelerates and (key == "fsdp_config" or key.startswith(("fsdp_config.", "deepspeed."))):
-            # The Trainer's own, which takes precedence over accelerate's.
+            # The Trainer's own setting takes precedence over accelerate's.
             self._settings.append(Setting(_ZERO if key.startswith("deepspeed.") else "fsdp_config", None, place))
         elif not is_accelerates and key.startswith("fsdp_"):
             self._settings.append(Setting(f"fsdp_config.{key}", value, place))
@@ -144,29 +146,29 @@ class RunConfig:
         with contextlib.suppress(ValueError):  # a NUL in the name
             if {os.path.realpath(path) for path in (file, os.path.join(folder, file))} & self._given:
                 return
-        self.notes.append(f"{place} names {file}, which was not given: what it may set excludes nothing")
+        self.notes.append(f"{place} names {file}, which was not given: settings that it may contain exclude no bug")
         self._settings += [Setting(key, None, place) for key in (_ZERO, "fsdp_config")]
 
 
-def _said(setting: Setting) -> str:
+def _sentence(setting: Setting) -> str:
     if setting.value == _ABSENT:
-        return f"{setting.key} is not in {setting.place}"
-    return f"{setting.key} is {setting.value or 'not clear'} in {setting.place}"
+        return f"{setting.key} is not set ({setting.place})"
+    return f"{setting.key} {f'is {setting.value}' if setting.value else 'cannot be determined'} ({setting.place})"
 
 
 def _json(text: str, place: str) -> dict[str, Any]:
     try:
         data = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise RunConfigError(f"{place} is no JSON: {error}") from error
+        raise RunConfigError(f"{place} is not valid JSON: {error}") from error
     return dict(data)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return mapping
 
 
 def _flat(data: Mapping[str, Any], prefix: str, place: str) -> Iterator[Setting]:
@@ -183,7 +185,7 @@ def _setting(key: str, value: object, place: str) -> Setting:
 
 
 def _value(value: object) -> str | None:
-    """As text in lower case; None where it is not clear."""
+    """The value as text in lower case; None if it cannot be determined."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
@@ -195,22 +197,26 @@ def _value(value: object) -> str | None:
 
 
 def _of_yaml(text: str, place: str) -> Iterator[Setting]:
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("#", "---"))]
-    if lines and all(line.startswith("- ") for line in lines):  # .hydra/overrides.yaml
-        words = [line[2:].strip().strip("\"'") for line in lines]
-        yield from _of_words(words, place)
-        return
-    for key, value, number in run_yaml.read(text, place):
-        yield _setting(key, value, f"{place}:{number}")
+    try:
+        root = yaml_nodes.compose(text, place)
+    except yaml_nodes.NotYaml as error:
+        raise RunConfigError(str(error)) from error
+    if isinstance(root, yaml.SequenceNode):  # .hydra/overrides.yaml
+        yield from _of_words([str(each.value) for each in root.value if isinstance(each, yaml.ScalarNode)], place)
+    elif isinstance(root, yaml.MappingNode):
+        for key, value, number in run_yaml.settings(root, place):
+            yield _setting(key, value, f"{place}:{number}")
+    elif root is not None:
+        raise RunConfigError(f"{place}:{yaml_nodes.line_of(root)}: expected a YAML mapping, or a list of overrides")
 
 
 def _of_command_lines(text: str, place: str) -> Iterator[Setting]:
-    """The options of the one command: what another one sets, or leaves out, is not what the run does."""
+    """The options of the only command; with several, the run's own is unknown."""
     commands = [words for words in _commands(text, place) if words and not _prepares(words)]
     for words in commands:
         yield from _of_words(words, place)
     if len(commands) > 1:
-        yield Setting("", f"there are {len(commands)} commands: give the run's own alone", place)
+        yield Setting("", f"there are {len(commands)} commands: give only the run's own", place)
 
 
 def _prepares(words: Sequence[str]) -> bool:
@@ -219,13 +225,13 @@ def _prepares(words: Sequence[str]) -> bool:
 
 def _commands(text: str, place: str) -> Iterator[list[str]]:
     lines = (line for line in text.replace("\r\n", "\n").split("\n") if not line.lstrip().startswith("#"))
-    # What a comment at a line's end has counts, too: it can only exclude less.
+    # A comment at a line's end counts, too: it can only exclude fewer bugs.
     lexer = shlex.shlex("\n".join(lines).replace("\\\n", ""), posix=True, punctuation_chars=";&|<>\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
     command: list[str] = []
     try:
         for word in lexer:
-            if word.strip("&") in _REDIRECTIONS:  # where to counts as a word: it may be none, but one of a quotation
+            if word.strip("&") in _REDIRECTIONS:  # the target counts as a word: in a quotation it may be one
                 if word == ">&" and command and command[-1] in ("1", "2"):  # 2>&1
                     command.pop()
             elif word and not word.strip(";&|\n"):
@@ -234,7 +240,7 @@ def _commands(text: str, place: str) -> Iterator[list[str]]:
             else:
                 command.append(word)
     except ValueError as error:
-        raise RunConfigError(f"{place} is no command line: a quotation does not end") from error
+        raise RunConfigError(f"{place} is not a valid command line: a quotation is not closed") from error
     yield command
 
 
@@ -256,4 +262,4 @@ def _of_words(words: Sequence[str], place: str) -> Iterator[Setting]:
         elif override is not None:
             yield _setting(override[1], override[2], place)
         elif _PURE.fullmatch(word):
-            yield Setting("", f"{word:.50} may add options: give what it expands to", place)
+            yield Setting("", f"{word:.50} may add options: replace it by its value", place)

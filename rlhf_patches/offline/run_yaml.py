@@ -1,115 +1,81 @@
-"""As much of YAML as the configuration files of a run have: mappings in blocks, a scalar a line. The rest is refused.
-
-PyYAML is no dependency; and where a file means something else than it seems to, a bug would be hidden.
-"""
+"""The settings in a YAML configuration file, each with its line. PyYAML parses the file."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-_KEY = re.compile(r"""( *)(?:([A-Za-z_][\w./-]*)|"([\w./ -]+)"|'([\w./ -]+)')\s*:(?:[ \t]+(.*))?""", re.ASCII)
-_QUOTED = re.compile(r"""(?:"([^"\\]*)"|'([^']*)')(?:\s+#.*)?""")
+import yaml
+
+from .yaml_nodes import line_of, not_yaml
+
 _WHOLE = re.compile(r"(0|[1-9][0-9]{0,9})(?:\.0)?")
-_UNCLEAR = re.compile(r"[-+.0-9].*|~|null|Null|NULL")
+_UNCLEAR = re.compile(r"[-+.0-9].*|~|null|Null|NULL|", re.DOTALL)
+_MOST_SETTINGS = 10_000  # aliases of aliases make exponentially many
 
 
 class RunConfigError(Exception):
-    """A configuration file cannot be read; the message says which, where and why."""
+    """A configuration file cannot be read; the message names the file, the line and the reason."""
 
 
-@dataclass
-class _Open:
-    """A key whose mapping or list is being read: where it begins, and where what is within it does."""
+def settings(root: yaml.MappingNode, place: str) -> Iterator[tuple[str, str | int | None, int]]:
+    """Each key, joined with dots, with its value and its line; None for a value that is no word or whole number.
 
-    indent: int
-    key: str
-    within: int | None = None
-    is_list: bool = False
-
-
-def read(text: str, place: str) -> Iterator[tuple[str, str | int | None, int]]:
-    """Each key with its dots, its value and its line; None for a value that is no plain word or whole number.
+    Merge keys (``<<``) and aliases are resolved, as `yaml.safe_load` does. Keys within lists are left out.
 
     Raises:
-        RunConfigError: a line is something else.
+        RunConfigError: a key occurs twice or is no plain text, or an alias refers to what contains it.
     """
-    stack = [_Open(-1, "")]
-    seen = set[str]()
-    is_text = False  # these are text
-    skipped = -1  # lines that are indented more belong to a value that is not read
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.strip()
-        indent = len(line) - len(line.lstrip(" "))
-        if not bare or bare.startswith("#") or (number == 1 and bare == "---"):
-            continue
-        if 0 <= skipped < indent:
-            if not is_text and not _ends_in_its_line(bare):
-                raise _refused(place, number, bare)
-            continue
-        is_text = False
-        item = bare.startswith("- ")
-        # A list may begin where its key does.
-        while stack[-1].indent >= indent + item:
-            stack.pop()
-        above = stack[-1]
-        if above.within is None:
-            above.within, above.is_list = indent, item and len(stack) > 1
-        found = _KEY.fullmatch(line.rstrip())
-        fits = above.within == indent and above.is_list == item
-        if fits and item and _ends_in_its_line(bare):
-            skipped = indent
-            continue
-        skipped = -1
-        key = (found[2] or found[3] or found[4]) if found else ""
-        name = ".".join([*(each.key for each in stack[1:]), key])
-        if found is None or item or not fits or name in seen:
-            raise _refused(place, number, bare)
-        seen.add(name)
-        value = re.split(r"(?:^|[ \t])#", found[5] or "", maxsplit=1)[0].strip()
-        if value[:1] in "\"'" and value:
-            value = (found[5] or "").strip()
-        if not value:
-            stack.append(_Open(indent, key))
-            continue
-        if value[0] in "|>":
-            skipped, is_text = indent, True
-        elif not _ends_in_its_line(value):
-            raise _refused(place, number, bare)
-        yield name, _scalar(value), number
+    try:
+        for number, setting in enumerate(_settings(root, (), (), place), 1):
+            if number > _MOST_SETTINGS:
+                raise RunConfigError(f"{place} has more than {_MOST_SETTINGS} settings")
+            yield setting
+    except yaml.YAMLError as error:  # of a merge key
+        raise RunConfigError(str(not_yaml(error, place))) from error
+    except RecursionError as error:
+        raise RunConfigError(f"{place} is nested too deeply") from error
 
 
-def _refused(place: str, number: int, line: str) -> RunConfigError:
-    return RunConfigError(
-        f"{place}:{number}: {line[:100]!r} is not read: expected YAML with a key and a plain value a line, each once; "
-        "give the file as JSON (python -c 'import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)' "
-        "< FILE)"
-    )
-
-
-def _ends_in_its_line(text: str) -> bool:
-    """Whether no quotation and no bracket goes on, which may at any indent."""
-    quote, brackets, before, escaped = "", 0, "", False
-    for character in text:
-        if escaped:
-            escaped = False
-        elif quote:
-            escaped = character == "\\" and quote == '"'
-            quote = "" if character == quote else quote
-        elif character in "\"'" and not before.isalnum():
-            quote = character
+def _settings(
+    node: yaml.MappingNode, path: tuple[str, ...], around: tuple[yaml.Node, ...], place: str
+) -> Iterator[tuple[str, str | int | None, int]]:
+    if any(node is each for each in around):
+        raise RunConfigError(f"{_at(place, node)}: an alias refers to the mapping that contains it")
+    for key, value in _items(node, place).values():
+        name = (*path, key.value)
+        if isinstance(value, yaml.MappingNode):
+            yield from _settings(value, name, (*around, node), place)
         else:
-            brackets += (character in "[{") - (character in "]}")
-        before = character
-    return not quote and not brackets
+            yield ".".join(name), _scalar(value), line_of(key)
 
 
-def _scalar(text: str) -> str | int | None:
-    quoted = _QUOTED.fullmatch(text)
-    if quoted is not None:
-        return quoted[1] if quoted[1] is not None else quoted[2]
-    number = _WHOLE.fullmatch(text)
+def _items(node: yaml.MappingNode, place: str) -> dict[str, tuple[yaml.ScalarNode, yaml.Node]]:
+    """The keys of a mapping, those that a merge key brings included."""
+    own = set[str]()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.value in own:
+            reason = "the key occurs twice" if isinstance(key, yaml.ScalarNode) else "a key is no plain text"
+            raise RunConfigError(f"{_at(place, key)}: {reason}")
+        own.add(key.value)
+    if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+        node = yaml.MappingNode(node.tag, [*node.value], node.start_mark, node.end_mark)
+        yaml.SafeLoader("").flatten_mapping(node)  # what is merged comes first
+    return {key.value: (key, value) for key, value in node.value}
+
+
+def _scalar(node: yaml.Node) -> str | int | None:
+    if not isinstance(node, yaml.ScalarNode) or node.style in ("|", ">"):
+        return None
+    if node.style in ("'", '"'):
+        return str(node.value)
+    if yaml.SafeLoader("").resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:  # a tag of its own
+        return None
+    number = _WHOLE.fullmatch(node.value)
     if number is not None:
         return int(number[1])
-    return None if text[0] in "\"'[{|>&*!%@`?," or _UNCLEAR.fullmatch(text) else text
+    return None if _UNCLEAR.fullmatch(node.value) else str(node.value)
+
+
+def _at(place: str, node: yaml.Node) -> str:
+    return f"{place}:{line_of(node)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,10 @@ CERTAIN = [
         {RLOO},
     ),
     ({"a.yaml": "overlap_param_gather: false\n"}, {GATHER}, set()),
+    ({"a.yaml": "x: &x grpo\nloss_type: *x\n"}, {DAPO}, set()),
+    ({"a.yaml": "x: &x {loss_type: grpo}\n<<: *x\n"}, {DAPO}, set()),
+    ({"a.yaml": "x: &x {loss_type: dapo}\n<<: *x\nloss_type: grpo\n"}, {DAPO}, set()),
+    ({"a.yaml": "algorithm: {adv_estimator: gae,\n  'x': 1}\n"}, {GDPO}, set()),
     ({"a.yaml": "deepspeed: a.json\n", "a.json": zero(stage=2)}, {CHUNKED}, {ZERO2}),
     ({"a.json": zero(stage=2), "b.json": zero(stage=1)}, {CHUNKED}, {ZERO1, ZERO2}),
 ]
@@ -110,7 +115,7 @@ def test_what_is_certain_is_excluded(run, files, excluded, left):
     config = run(files)
     assert {name for name in excluded | left if config.excludes(PATCHES[name])} == excluded
     assert not config.notes
-    assert all(config.untold(PATCHES[name]) for name in left)
+    assert all(config.undecided(PATCHES[name]) for name in left)
 
 
 # What could be read as if it excluded the bug.
@@ -129,15 +134,16 @@ NOT_CERTAIN = [
     ({"a.json": zero(stage=3), "a.sh": "accelerate launch train.py --deepspeed other.json"}, ZERO2),
     ({"a.json": zero(stage=3), "a.sh": "accelerate launch train.py --deepspeed $CONFIG"}, ZERO2),
     ({"a.json": zero(stage=3), "a.yaml": "deepspeed: zero2\n"}, ZERO2),
-    ({"a.json": zero(stage=3), "a.yaml": "deepspeed: *other\n"}, ZERO2),
     ({"a.json": zero(stage=3), "b.json": {"deepspeed": zero(stage=2)}}, ZERO2),
     ({"a.yaml": FSDP, "b.yaml": "fsdp: full_shard\nfsdp_config:\n  version: 2\n"}, UPCAST),
     ({"a.yaml": FSDP, "a.sh": "accelerate launch --fsdp_version 2 train.py"}, UPCAST),
     ({"a.yaml": "loss_type: Mine\n"}, DAPO),
     ({"a.yaml": "loss_type: [grpo]\n"}, DAPO),
     ({"a.yaml": "loss_type: ${oc.env:LOSS}\n"}, DAPO),
-    ({"a.yaml": "loss_type: *loss\n"}, DAPO),
+    ({"a.yaml": "loss_type: !mine grpo\n"}, DAPO),
     ({"a.yaml": "other:\n  loss_type: grpo\n"}, DAPO),
+    ({"a.yaml": "x: &x {loss_type: grpo}\n<<: *x\nloss_type: dapo\n"}, DAPO),
+    ({"a.yaml": "loss_type: grpo\n  or dapo\n"}, DAPO),
     ({"a.yaml": "prompt: |\n  x\n\n  loss_type: grpo\n# x\nlr: 1e-6\n"}, DAPO),
     ({"a.yaml": "x:\n- y\n- loss_type: grpo\n  loss_type: grpo\nz: 1\n"}, DAPO),
     ({"a.yaml": "# loss_type: grpo\nx: 'loss_type: grpo' # y\n"}, DAPO),
@@ -170,35 +176,42 @@ NOT_CERTAIN = [
 def test_what_is_not_certain_excludes_nothing(run, files, name):
     config = run(files)
     assert config.excludes(PATCHES[name]) == ""
-    assert config.untold(PATCHES[name])
+    assert config.undecided(PATCHES[name])
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.json", "{", "a.json is no JSON"),
-        ("a.json", '{"zero_optimization": {"stage": 3, "stage": 2}}', "a key is there twice"),
-        ("a.json", "[" * 5000, "a.json sets nothing"),
-        ("a.json", '{"a":' * 100_000, "a.json is no JSON"),
-        ("a.yaml", "base: &base\n  loss_type: grpo\n", "a.yaml:2: 'loss_type: grpo' is not read"),
-        ("a.yaml", "p:\n  base: &base\n    loss_type: grpo\n", "a.yaml:3: "),
-        ("a.yaml", "x: 1\n<<: *base\n", "a.yaml:2: "),
-        ("a.yaml", "loss_type: grpo\nloss_type: dapo\n", "a.yaml:2: "),
-        ("a.yaml", "x:\n  loss_type: grpo\n    - y\n", "a.yaml:3: "),
-        ("a.yaml", "x: some words\n  go on\n", "a.yaml:2: "),
-        ("a.yaml", "x: 'some words\n  go on'\n", "a.yaml:1: "),
-        ("a.yaml", "x: {a: 1,\n  b: 2}\n", "a.yaml:1: "),
-        ("a.yaml", "x: 1\n--- \nx: 2\n", "a.yaml:2: "),
+        ("a.json", "{", "a.json is not valid JSON"),
+        ("a.json", '{"zero_optimization": {"stage": 3, "stage": 2}}', "a key occurs twice"),
+        ("a.json", "[" * 5000, "a.json contains no settings"),
+        ("a.json", '{"a":' * 100_000, "a.json is not valid JSON"),
+        ("a.yaml", "x: 1\n<<: *base\n", "a.yaml:2: no YAML: found undefined alias"),
+        ("a.yaml", "x: 1\n<<: 2\n", "a.yaml:2: no YAML: expected a mapping"),
+        ("a.yaml", "x: &x\n  y: *x\n", "a.yaml:1: an alias refers to the mapping that contains it"),
+        ("a.yaml", "loss_type: grpo\nloss_type: dapo\n", "a.yaml:2: the key occurs twice"),
+        ("a.yaml", "x:\n  y: 1\n? [z]\n: 1\n", "a.yaml:3: a key is no plain text"),
+        ("a.yaml", "x: 'some words\n  go on\n", "a.yaml:"),
+        ("a.yaml", "x: 1\n--- \nx: 2\n", "a.yaml:3: a second YAML document begins"),
         ("a.yaml", "x: 1\n\ty: 2\n", "a.yaml:2: "),
-        ("a.yaml", "", "a.yaml sets nothing"),
-        ("a.sh", "echo 'x", "a quotation does not end"),
-        ("a.txt", "trl==1.5.1\n", "a.txt sets nothing: expected DeepSpeed's JSON"),
+        (
+            "a.yaml",
+            "a: &a {x: 1, y: 2, z: 3}\n"
+            + "".join(
+                f"{new}: &{new} {{x: *{old}, y: *{old}, z: *{old}}}\n" for old, new in itertools.pairwise("abcdefghijk")
+            ),
+            "a.yaml has more than 10000 settings",
+        ),
+        ("a.yaml", "[" * 100_000, "a.yaml"),
+        ("a.yaml", "", "a.yaml contains no settings"),
+        ("a.sh", "echo 'x", "a quotation is not closed"),
+        ("a.txt", "trl==1.5.1\n", "a.txt contains no settings: expected DeepSpeed's JSON"),
         ("a.txt", None, "a.txt cannot be read"),
         ("a.txt", "\0" * (2**20 + 1), "a.txt has more than 1 MiB"),
-        ("a.txt", "'\n" + "x\n" * 100_000, "a quotation does not end"),
-        ("a.txt", "x '\n' \\\n" * 50_000, "a.txt sets nothing"),
+        ("a.txt", "'\n" + "x\n" * 100_000, "a quotation is not closed"),
+        ("a.txt", "x '\n' \\\n" * 50_000, "a.txt contains no settings"),
         ("a.yaml", "x: " + '"\\"' * 50_000, "a.yaml:1: "),
-        ("a.yaml", "\n" * 100_000 + "x", "a.yaml:100001: "),
+        ("a.yaml", "\n" * 100_000 + "x", "a.yaml:100001: expected a YAML mapping"),
     ],
 )
 def test_what_is_not_understood_is_an_error(tmp_path, monkeypatch, capsys, name, text, said):
@@ -226,20 +239,20 @@ def test_what_is_said(tmp_path, monkeypatch, capsys):
         return capsys.readouterr()
 
     out = said("--config", "args.yaml").out
-    assert f"{DAPO} (trl 1.5.1) cannot concern this run: loss_type is grpo in args.yaml:1\n" in out
-    assert f"Its configuration excludes 2 known bugs: {DAPO}, {COUNT}.\n" in out
-    assert "this run: zero_optimization.stage is not set; loss_type is grpo in args.yaml:1\n" in out
-    assert "this run: your configuration does not tell\n" in out
+    assert f"{DAPO} (trl 1.5.1) cannot affect this run: loss_type is grpo (args.yaml:1)\n" in out
+    assert f"The configuration excludes 2 known bugs: {DAPO}, {COUNT}.\n" in out
+    assert "this run: zero_optimization.stage is not set; loss_type is grpo (args.yaml:1)\n" in out
+    assert "this run: no setting decides whether the bug affects it\n" in out
     assert f"  {DAPO}  " not in out
     assert DAPO not in said("--quiet", "--config", "args.yaml").err
     both = said("--config", "args.yaml", "run.sh").out
-    assert "run.sh: $MORE may add options: give what it expands to, so nothing is excluded\n" in both
-    assert "Its configuration excludes no known bug." in both
+    assert "run.sh: $MORE may add options: replace it by its value; no bug is excluded\n" in both
+    assert "The configuration excludes no known bug." in both
     assert f"  {DAPO}  " in both
 
     document = json.loads(said("--json", "--config", "args.yaml").out)
     trl, _ = document["dependencies"]
-    assert trl["excluded"] == [{"id": name, "reason": "loss_type is grpo in args.yaml:1"} for name in (DAPO, COUNT)]
+    assert trl["excluded"] == [{"id": name, "reason": "loss_type is grpo (args.yaml:1)"} for name in (DAPO, COUNT)]
     assert DAPO not in [bug["id"] for bug in trl["vulns"]]
     assert all(bug["this_run"] for bug in trl["vulns"])
     assert (document["summary"]["excluded"], document["config_not_clear"]) == (2, [])
@@ -248,13 +261,13 @@ def test_what_is_said(tmp_path, monkeypatch, capsys):
     suppressed = [each for each in sarif["results"] if "suppressions" in each]
     assert [each["ruleId"] for each in suppressed] == [DAPO, COUNT]
     assert suppressed[0]["suppressions"] == [
-        {"kind": "external", "justification": "cannot concern this run: loss_type is grpo in args.yaml:1"}
+        {"kind": "external", "justification": "cannot affect this run: loss_type is grpo (args.yaml:1)"}
     ]
     osv = json.loads(said("--format", "osv", "--config", "args.yaml").out)
     assert f'"id": "{DAPO}"' not in json.dumps(osv["results"])
-    assert f"Its configuration excludes 2 known bugs: {DAPO}, {COUNT}." in osv["summary"]
+    assert f"The configuration excludes 2 known bugs: {DAPO}, {COUNT}." in osv["summary"]
     markdown = said("--format", "markdown", "--config", "args.yaml").out
-    assert f"- **{DAPO}** cannot concern this run: <code>loss&#95;type is grpo" in markdown
+    assert f"- **{DAPO}** cannot affect this run: <code>loss&#95;type is grpo" in markdown
     github = said("--format", "github", "--config", "args.yaml", "run.sh").out
     assert "::notice title=configuration::run.sh: $MORE may add options" in github
 
@@ -294,7 +307,7 @@ def test_settings_are_checked(wrong):
 
 
 def test_files_of_a_run_are_of_a_kind(run):
-    with pytest.raises(RunConfigError, match="sets nothing"):
+    with pytest.raises(RunConfigError, match="contains no settings"):
         run({"README.txt": "Read me.\n"})
 
 
