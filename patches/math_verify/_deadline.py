@@ -13,11 +13,11 @@ from typing import Any
 from math_verify.errors import TimeoutException
 
 GRACE = 1.0
-"""Seconds after which a function whose time is over counts as stuck: in a sleep, a lock or a long call of C code."""
+"""Seconds past its limit after which a function counts as stuck: in a sleep, a lock or a long call of C code."""
 
 
 def around_timeout(wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Math-Verify's ``timeout``: a decorator that gives a function ``timeout_seconds`` (10), in any thread.
+    """Math-Verify's ``timeout``: a decorator that limits a function to ``timeout_seconds`` (10), in any thread.
 
     Source: https://github.com/huggingface/Math-Verify, ``math_verify/utils.py``.
     """
@@ -32,7 +32,7 @@ def around_timeout(wrapped: Callable[..., Any], _instance: Any, args: tuple[Any,
         def limited(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is threading.main_thread():
                 return with_alarm(*args, **kwargs)
-            if getattr(_this_thread, "limited", False):  # by an outer function, with the turn or without
+            if getattr(_this_thread, "limited", False):  # by an outer function, with or without the turn
                 return within(seconds, function, *args, **kwargs)
             turn, taken = _turn, _turn.take(seconds)
             _this_thread.limited = True
@@ -49,23 +49,23 @@ def around_timeout(wrapped: Callable[..., Any], _instance: Any, args: tuple[Any,
 
 
 def within(seconds: float, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call it, and raise ``TimeoutException`` in it once the seconds are over."""
+    """Call the function, and raise ``TimeoutException`` in it once the seconds are over."""
     deadline = Deadline(seconds)
     try:
         return function(*args, **kwargs)
     finally:
-        deadline.over = True  # first, and without a call: an outer function's exception may arrive at any
+        deadline.over = True  # first, and without a call: an outer function's exception may arrive at any call
         deadline.end()
 
 
 class Turn:
-    """One thread at a time, as far as that does not take for ever."""
+    """Admits one thread at a time, with a bounded wait."""
 
     def __init__(self) -> None:
         self._lock, self._ends = threading.Lock(), math.inf
 
     def take(self, seconds: float) -> bool:
-        """Wait for it, no longer than the seconds, nor for who is stuck; whether it was given."""
+        """Wait for the turn, for at most the seconds, and not for a stuck thread. Returns whether it was given."""
         deadline = time.monotonic() + seconds
         while True:
             left = min(deadline, self._ends + GRACE) - time.monotonic()
@@ -76,8 +76,8 @@ class Turn:
                 return False
 
     def give_back(self) -> None:
-        """After `take` has given it."""
-        self._ends = math.inf  # before the next one says when it ends
+        """Release the turn that `take` has given."""
+        self._ends = math.inf  # before the next thread sets its end
         self._lock.release()
 
 
@@ -85,12 +85,12 @@ _turn = Turn()
 _this_thread = threading.local()
 
 
-# The thread that had it is not in a forked child.
+# A forked child does not have the thread that held the turn.
 os.register_at_fork(after_in_child=lambda: globals().update(_turn=Turn()))
 
 
 class Deadline:
-    """Raises ``TimeoutException`` in the thread that makes it, once its seconds are over, unless ended before."""
+    """Raises ``TimeoutException`` in its creator's thread once its seconds are over, unless ended before."""
 
     def __init__(self, seconds: float) -> None:
         self.over = False
@@ -101,17 +101,17 @@ class Deadline:
         self._timer.start()
 
     def _expire(self) -> None:
-        with self._lock:  # waits: in the timer's own thread; `end` holds it for no step at all
+        with self._lock:  # waits: in the timer's own thread; `end` releases it at once
             if not self.over:
                 self._raised = True
                 _raise_in(self._thread, ctypes.py_object(TimeoutException))
 
     def end(self) -> None:
-        """Once it is over: nothing is raised from here on, but perhaps here."""
+        """End the deadline: it raises nothing from here on, but may raise within this call."""
         self._timer.cancel()
-        if self._lock.acquire(timeout=GRACE):  # a forked child has no timer that would release it
+        if self._lock.acquire(timeout=GRACE):  # a forked child has no timer to release it
             self._lock.release()
-        if self._raised:  # else what has not arrived is an outer function's
+        if self._raised:  # else a pending exception is an outer function's
             _raise_in(self._thread, None)
 
 

@@ -1,4 +1,4 @@
-"""Math-Verify's timeouts off the main thread: no signal, so no error, and no reward of 0 in its place."""
+"""Math-Verify's timeouts off the main thread: use no signal, so there is no error and no reward of 0."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ PATCH = Patch(
     symptom="""\
 A reward function that uses Math-Verify, called off the main thread of its process:
 
-- verl to 0.7.1, whose reward loop calls reward functions in an executor:
-  `verl.utils.reward_score.math_verify.compute_score` swallows the error, and **every reward is 0**, in silence;
-- TRL to 0.29.1, `accuracy_reward` and `reasoning_accuracy_reward` in a thread: `ValueError: Math-Verify 'parse'
+- verl up to 0.7.1, whose reward loop calls reward functions in an executor:
+  `verl.utils.reward_score.math_verify.compute_score` swallows the error, and **every reward is 0**, without a message;
+- TRL up to 0.29.1, `accuracy_reward` and `reasoning_accuracy_reward` in a thread: `ValueError: Math-Verify 'parse'
   function doesn't support threaded environment due to usage of signal.alarm() in timeout mechanism`;
-- a reward function of your own, in any framework: the same `ValueError`, or `signal only works in main thread of the
-  main interpreter`, or, in Math-Verify to 0.7.0, nothing but a parse without a result and a comparison that
-  is false.""",
+- a custom reward function, in any framework: the same `ValueError`, or `signal only works in main thread of the main
+  interpreter`, or, in Math-Verify up to 0.7.0, only a parse without a result and a comparison that is false.""",
     cause="""\
 `timeout` in `math_verify.utils` sets an alarm by `signal.signal`, which Python allows on the main thread only. verl
-catches every `Exception` and returns 0. verl 0.8.0 starts processes for Math-Verify; TRL 1.0.0 runs it without a
-timeout where it is not on the main thread, so an answer that takes for ever stops the training
-([verl had that](https://github.com/verl-project/verl/pull/5839), and took it back).""",
+catches every `Exception` and returns 0. verl 0.8.0 starts processes for Math-Verify. TRL 1.0.0 runs Math-Verify without
+a timeout off the main thread, so an answer that never ends stops the training ([verl had this
+change](https://github.com/verl-project/verl/pull/5839), and reverted it).""",
     repair="""\
-Off the main thread a timer takes the place of the alarm: when the seconds are over, it raises in that very thread the
-exception that the alarm would raise. It arrives between two steps of Python code: what Math-Verify computes ends in
-time, with the results of the main thread. An alarm also interrupts a sleep, a lock, or input and output, in a function
-of your own under `timeout`; the timer's exception comes when these are over. Neither interrupts a long call of C code.
+Off the main thread a timer replaces the alarm: when the seconds are over, it raises in that thread the exception that
+the alarm would raise. The exception arrives between two steps of Python code: Math-Verify's computations end in time,
+with the results of the main thread. An alarm also interrupts a sleep, a lock, or input and output, in your own function
+under `timeout`; the timer's exception arrives when these are over. Neither interrupts a long call of C code.
 
-One thread of a process computes at a time. That costs nothing, since Python runs one at a time anyway; but each
+One thread of a process computes at a time. This costs nothing, since Python runs one thread at a time anyway. Each
 computation has its seconds to itself, and sympy and mpmath, which share a precision between threads, are not entered
-twice. No thread waits for its turn longer than for the seconds that it has itself, nor for one that is a second past
-its own: then it computes beside the others. So answers that never end hold others up once, however many they are, and a
-function under `timeout` may wait for threads that call Math-Verify. On the main thread nothing changes.
+twice. No thread waits for its turn longer than its own seconds, or for a thread that is a second past its limit: then
+it computes concurrently. So answers that never end hold others up once, however many they are, and a function under
+`timeout` may wait for threads that call Math-Verify. On the main thread nothing changes.
 
-All frameworks that call Math-Verify are repaired by this, wherever the reward function comes from. Where a timeout is
-switched off (`parsing_timeout=None`), it stays so. Math-Verify before 0.6.1 is left alone.""",
+The patch repairs all frameworks that call Math-Verify, with any reward function. Where a timeout is switched off
+(`parsing_timeout=None`), it stays so. The patch does not change Math-Verify before 0.6.1.""",
     references=(
         "https://github.com/verl-project/verl/issues/3407",
         "https://github.com/verl-project/verl/pull/5635",

@@ -1,15 +1,16 @@
-"""The lock file of a build of a C++ extension: one whose builder is gone is taken over, and who waits says so.
+"""The lock file of a build of a C++ extension: take it over if its builder is gone, and log the wait otherwise.
 
-What is known of a builder comes from the kernel, which takes back what a process had when it ends, however it ends:
+The kernel shows whether a builder is alive, since it releases the locks and files of a process that ends, however it
+ends:
 
-- A builder with the patch holds its file's ``flock``, and has written into it who it is. Whoever runs on the same boot
-  of the same machine gets the flock once the builder is gone, whatever the file system is.
-- A builder without it, torch 2.14 too, has its file, which is empty, open for as long as it builds. The kernel gives a
-  write lease on a file only while nobody else has it open, in whatever container.
-- Of other machines nothing is known, so their builders count as alive, unless the file system is this machine's own:
-  then no other one builds there, and what was made before this boot is nobody's.
+- A builder with the patch holds the ``flock`` of its file, and has written its identity into the file. A process on the
+  same boot of the same machine gets the flock once the builder is gone, on any file system.
+- A builder without the patch, including torch 2.14, keeps its empty file open while it builds. The kernel grants a
+  write lease on a file only while no other process has it open, in any container.
+- Builders on other machines are not visible, so they count as alive, unless the file system belongs to this machine:
+  then no other machine builds there, and a file from before this boot belongs to no process.
 
-A builder that was killed may leave its compilers behind, which work in its folder.
+A builder that was killed may leave compilers behind, which work in its folder.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from typing import Any, NamedTuple
 logger = logging.getLogger("rlhf_patches")
 
 TELL_SECONDS = 60.0
-"""Between two lines of one that waits."""
+"""Interval between two log lines of a waiting process."""
 LOOK_SECONDS = 1.0
-"""Between two looks. Gone is who is not there in two: a builder closes its file a moment before it removes it."""
+"""Interval between two checks. A builder is gone after two checks: it closes its file just before it removes it."""
 OWN = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
-"""File systems that one kernel alone writes to."""
+"""File systems that only one kernel writes to."""
 FIRST_NAMESPACE = 0xEFFFFFFC
-"""The namespace of process ids from which every process of a machine is seen (PROC_PID_INIT_INO)."""
+"""The process id namespace that contains every process of a machine (PROC_PID_INIT_INO)."""
 _LONGEST = 4096
 
 
 class Seen(NamedTuple):
-    """What one look has shown of a lock file.
+    """The result of one check of a lock file.
 
     Attributes:
-        builder: who made it, as far as that is known.
-        alive: why somebody may build; empty where it is certain that nobody does.
-        file: which file it is, as long as it is not written to.
-        fd: where it was taken over, its descriptor.
+        builder: the process that created the file, as far as known.
+        alive: why a process may be building; empty where it is certain that none is.
+        file: identifies the file while nothing is written to it.
+        fd: the file's descriptor, where this process has taken the file over.
     """
 
     builder: str
@@ -55,21 +56,21 @@ class Seen(NamedTuple):
 
 
 def acquired(baton: Any) -> bool:
-    """In place of ``baton.try_acquire()``: whether this process has to build; where not, nobody builds any more.
+    """Replaces ``baton.try_acquire()``: whether this process has to build; if not, no process builds any more.
 
     Raises:
-        OSError: as `try_acquire`: the file cannot be made.
+        OSError: as `try_acquire`: the file cannot be created.
     """
     made = bool(baton.try_acquire())
     if sys.platform != "linux":
-        return made  # and the caller waits, as it is released
+        return made  # and the caller waits, as released
     if made:
         _sign(baton)
     return made or _taken_over(baton)
 
 
 def _taken_over(baton: Any) -> bool:
-    """Wait as ``baton.wait()`` does. Returns True where the builder is gone, and this process builds in its place."""
+    """Wait as ``baton.wait()`` does. Returns True where the builder is gone and this process has to build."""
     path = os.fspath(baton.lock_file_path)
     began = told = looked = time.monotonic()
     gone: tuple[int, ...] = ()
@@ -94,9 +95,9 @@ def _taken_over(baton: Any) -> bool:
 
 
 def _look(path: str, gone: tuple[int, ...]) -> Seen:
-    """Look at a lock file, and take it over if its builder is gone, and was when ``gone`` was seen of it.
+    """Check a lock file, and take it over if its builder is gone, and was gone at the check that returned ``gone``.
 
-    It raises nothing: upstream only waits.
+    The function raises nothing: upstream only waits.
     """
     fd = None
     try:
@@ -105,7 +106,7 @@ def _look(path: str, gone: tuple[int, ...]) -> Seen:
         builder = f"process {owner['pid']} of {owner['host'][:100]!r}" if owner else "the process that made it"
         alive = _alive(fd, state, owner, builder)
         if not os.path.samestat(state, os.stat(path)):
-            alive = "it is another one by now"
+            alive = "the file has been replaced"
         file = (state.st_ino, state.st_mtime_ns)
         if alive or file != gone:
             return Seen(builder, alive, file)
@@ -113,38 +114,38 @@ def _look(path: str, gone: tuple[int, ...]) -> Seen:
         found, fd = Seen(builder, "", file, fd), None
         return found
     except Exception as error:
-        return Seen("", f"whether its builder lives cannot be told ({error})")
+        return Seen("", f"cannot determine whether its builder is alive ({error})")
     finally:
         if fd is not None:
             os.close(fd)
 
 
 def _alive(fd: int, state: os.stat_result, owner: dict[str, Any] | None, builder: str) -> str:
-    """Why somebody may build; empty where it is certain that nobody does, and then the flock is this process's."""
+    """Why a process may be building; empty where it is certain that none is, and this process then holds the flock."""
     if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
-        return "it is another user's"
+        return "the file belongs to another user"
     kind, is_root = _mount(fd)
     here = owner is not None and owner["boot"] == _boot()
     if kind not in OWN and not here:
-        return f"{builder} may build on another machine, as far as {kind or 'its file system'} tells"
+        return f"{builder} may be building on another machine, since {kind or 'the file system'} may be shared"
     if not _is_free(fd, leased=owner is None):
-        return f"{builder} builds"
+        return f"{builder} is building"
     if owner is not None and not here:
-        return ""  # of another boot of this machine, which no process has outlived
+        return ""  # from another boot of this machine, which no process has survived
     namespace = os.stat("/proc/self/ns/pid").st_ino
     sees_all = namespace in (FIRST_NAMESPACE, owner["namespace"] if owner else None)
-    if not sees_all and not (kind == "overlay" and is_root):  # which is this container's
-        return f"{builder} is gone, and its compilers may still be at work in another container"
+    if not sees_all and not (kind == "overlay" and is_root):  # which belongs to this container
+        return f"{builder} is gone, but its compilers may still be running in another container"
     return _working_in(os.path.dirname(os.readlink(f"/proc/self/fd/{fd}")))
 
 
 def _is_free(fd: int, leased: bool) -> bool:
-    """Whether nobody on this machine has a file's flock, and with ``leased`` nobody has it open, but for this one."""
+    """Whether no other process on this machine holds a file's flock and, with ``leased``, none has the file open."""
     import fcntl
 
     try:
         if leased:
-            # If somebody opens the file meanwhile, the kernel says so, by a signal that nobody minds instead of SIGIO.
+            # If a process opens the file meanwhile, the kernel sends SIGURG, which is ignored by default, not SIGIO.
             fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         try:
@@ -158,18 +159,18 @@ def _is_free(fd: int, leased: bool) -> bool:
 
 
 def _sign(baton: Any) -> None:
-    """Hold a file that this process has made, and say in it whose it is. Where that cannot be, it stays as released."""
+    """Lock a file that this process has created, and write its identity into it. On an error, it stays as released."""
     import fcntl
 
     fd = None
     try:
-        # NFS gives the flock to who may write; upstream's own descriptor reads.
+        # NFS grants the flock to descriptors that can write; upstream's descriptor is read-only.
         fd = os.open(baton.lock_file_path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
         if os.path.samestat(os.fstat(fd), os.fstat(baton.fd)):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write(fd)
-            fd, baton.fd = baton.fd, fd  # writes: release() closes it, as it would the other
-    except Exception as error:  # upstream builds all the same
+            fd, baton.fd = baton.fd, fd  # writes: release() closes it, like the other descriptor
+    except Exception as error:  # upstream builds anyway
         logger.debug("%s, lock file of a build, is not signed: %s", baton.lock_file_path, error)
     finally:
         if fd is not None:
@@ -184,7 +185,7 @@ def _write(fd: int) -> None:
 
 
 def _owner(fd: int) -> dict[str, Any] | None:
-    """Who has made a file, as it says; None where it says nothing."""
+    """The identity that a file's creator has written into it; None where the file has none."""
     try:
         found = json.loads(os.pread(fd, _LONGEST, 0))
         kinds = {"boot": str, "namespace": int, "host": str, "pid": int}
@@ -199,7 +200,7 @@ def _boot() -> str:
 
 
 def _mount(fd: int) -> tuple[str, bool]:
-    """The kind of file system that a file is in, ``ext4`` or ``nfs4`` say, and whether it is the whole one at ``/``."""
+    """The type of a file's file system, such as ``ext4`` or ``nfs4``, and whether all of it is mounted at ``/``."""
     with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
         number = re.search(r"^mnt_id:\s*(\d+)$", file.read(), re.MULTILINE)
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
@@ -212,14 +213,14 @@ def _mount(fd: int) -> tuple[str, bool]:
 
 
 def _working_in(folder: str) -> str:
-    """A process whose working folder this is, as that of ninja and of compilers is; empty where there is none."""
+    """A process that works in this folder, as ninja and compilers do; empty where there is none."""
     place = os.stat(folder)
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             try:
                 there = os.stat(f"/proc/{name}/cwd")
-            except OSError:  # it has ended, or is another user's
+            except OSError:  # it has ended, or belongs to another user
                 continue
             if os.path.samestat(there, place):
-                return f"process {name} works in its folder, although the builder is gone"
+                return f"process {name} still works in the folder, although the builder is gone"
     return ""

@@ -1,4 +1,4 @@
-"""A build of a C++ extension that was killed: the next process builds, and does not wait for it for ever."""
+"""A C++ extension build that was killed: the next process builds, and does not wait for the lock file forever."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 PATCH = Patch(
     name="torch-stale-build-lock",
-    summary="the lock file of a build that was killed is taken over, and whoever waits for a build says so",
+    summary="the next build takes over the lock file of a killed build, and a process that waits for a build logs it",
     harm="hang",
-    bug="a build of a C++ extension that was killed leaves a lock file, for which every later start waits for ever",
-    when="an extension built at run time (DeepSpeed's operators, cpp_extension.load), and a kill, or torch 2.14 beside",
+    bug="a killed build of a C++ extension leaves a lock file, and every later start waits for its removal forever",
+    when="an extension built at run time (DeepSpeed's operators, cpp_extension.load), after a kill or with torch 2.14",
     symptom="""\
-A run stands still at its start and says nothing: in `deepspeed.initialize`, in `CPUAdamBuilder().load()` or that of
-another operator, in DeepSpeed's `init_distributed`, in whatever calls `torch.utils.cpp_extension.load`. So does every
-other start that needs the same extension. `py-spy dump` shows `wait (torch/utils/file_baton.py)` below `_jit_compile
-(torch/utils/cpp_extension.py)`. Some build before was killed: out of memory, at the end of a job, with its container.
-Or torch 2.14 or later has built the extension in the same folder, which it shares with older releases.""",
+A run hangs at its start and logs nothing: in `deepspeed.initialize`, in `CPUAdamBuilder().load()` or that of another
+operator, in DeepSpeed's `init_distributed`, or in other callers of `torch.utils.cpp_extension.load`. Every other start
+that needs the same extension hangs, too. `py-spy dump` shows `wait (torch/utils/file_baton.py)` below `_jit_compile
+(torch/utils/cpp_extension.py)`. An earlier build was killed: out of memory, at the end of a job, with its container. Or
+torch 2.14 or later has built the extension in the same folder, which it shares with older releases.""",
     cause="""\
-Who builds makes the file `lock` in the folder of the extension, below `~/.cache/torch_extensions` or
-`TORCH_EXTENSIONS_DIR`, and removes it in the end. A process that is killed removes nothing, and torch 2.14 leaves its
-file there after every build. Who finds the file waits for as long as it is there.""",
+A builder creates the file `lock` in the folder of the extension, below `~/.cache/torch_extensions` or
+`TORCH_EXTENSIONS_DIR`, and removes it at the end. A process that is killed removes nothing, and torch 2.14 leaves the
+file there after every build. A process that detects the file waits as long as the file exists.""",
     repair="""\
-Who finds such a file, and is certain that its builder is gone, says so in one line that names the file, makes it its
-own, and builds; of several that wait, one does. For a builder that may be alive it waits as before, with a line each
-minute that names the file, says who builds, or why that cannot be told, and that you may delete it if nobody does.
+A process that detects such a file, and is certain that the builder is gone, logs one line that names the file, takes
+the file over, and builds; if several processes wait, one of them builds. If the builder may be alive, the process waits
+as before, and logs a line each minute: it names the file and the builder, or why the builder is unknown, and states
+that you may delete the file if nothing builds.
 
-How it is certain: a builder with the patch writes its machine, boot and process into the file and holds a lock on it
-(`flock`), which the kernel takes back from a process that ends; that counts on the same machine, in the same boot. One
-without the patch has the file open while it builds, and the kernel gives a lease on a file only if nobody else has it
-open. That, and a file of an earlier boot, count on file systems of one machine only (ext4, xfs, btrfs, f2fs, zfs,
-tmpfs, overlay): on any other, NFS say, a builder may run on another machine, and is waited for. Compilers may outlive
-the builder: while a process works in the folder of the extension, or those of another container cannot be seen, nothing
-is taken over. Nor is the file of another user.
+How the process is certain: a builder with the patch writes its machine, boot and process into the file and holds a lock
+on it (`flock`), which the kernel releases when the process ends. This lock is valid on the same machine, in the same
+boot. A builder without the patch keeps the file open while it builds, and the kernel grants a lease on a file only if
+nobody else has it open. The lease, and a file of an earlier boot, are valid on file systems of one machine only (ext4,
+xfs, btrfs, f2fs, zfs, tmpfs, overlay). On any other, such as NFS, a builder may run on another machine, so the process
+waits. Compilers may outlive the builder: the process does not take the file over while a process works in the folder of
+the extension, or if processes of another container are not visible. Nor does it take over another user's file.
 
-Processes with the patch and without it can wait for each other: that the file exists means what it did. On other
-systems than Linux everything is as released. torch 2.14.0 itself holds the file by `flock`, everywhere.""",
+Processes with and without the patch can wait for each other: the existence of the file has the same meaning as before.
+On systems other than Linux everything is as released. torch 2.14.0 itself locks the file by `flock`, everywhere.""",
     references=(
         "https://github.com/pytorch/pytorch/issues/189245",
         "https://github.com/pytorch/pytorch/pull/190543",

@@ -22,7 +22,7 @@ RULE_COVERAGE = {
         "test_a_function_that_waits_for_threads_of_its_own_ends",
     ),
     "it stays so": "test_what_is_switched_off_stays_so",
-    "before 0.6.1 is left alone": "because its range begins there, which the contract holds it to",
+    "does not change Math-Verify before 0.6.1": "because its range begins there, which the contract holds it to",
     "nothing changes": "test_the_main_thread_finds_the_same_as_before",
     "with the results of the main thread": "test_with_it_a_thread_finds_what_the_main_thread_does",
     "a sleep, a lock": "test_a_lock_is_not_interrupted_in_a_thread",

@@ -39,8 +39,8 @@ RULE_COVERAGE = {
         "test_what_cannot_be_told_is_waited_for",
         "test_a_builder_that_is_just_done_is_not_gone",
     ),
-    "it waits as before": "test_a_living_builder_is_waited_for_by_all",
-    "means what it did": ("test_a_living_builder_is_waited_for_by_all", "test_a_killed_build"),
+    "the process waits as before": "test_a_living_builder_is_waited_for_by_all",
+    "has the same meaning as before": ("test_a_living_builder_is_waited_for_by_all", "test_a_killed_build"),
     "everything is as released": "test_on_other_systems_all_is_as_released",
     "only if nobody else has it open": "test_others_may_open_the_file_meanwhile",
     "on file systems of one machine only": "test_file_systems_that_machines_share",
@@ -92,7 +92,7 @@ def test_a_living_builder_is_waited_for_by_all(found):
     for patched, seen in found["living"].items():
         assert seen["ended"] == [False, False], "with the patch and without it"
         builder, waiting, released = seen["results"]
-        is_built(waiting, " builds; if no build is under way anywhere, delete it")
+        is_built(waiting, " is building; if no build is under way anywhere, delete it")
         assert all(("the process that made it" in line) is (patched == "False") for line in waiting["lines"])
         assert not any(GONE in line for line in waiting["lines"])
         for result in (builder, released):
@@ -105,14 +105,14 @@ def test_a_living_builder_is_waited_for_by_all(found):
 def test_compilers_that_outlive_their_builder_are_waited_for(found):
     for seen in found["orphans"].values():
         assert not seen["ended"]
-        is_built(seen["result"], "works in its folder, although the builder is gone", GONE)
+        is_built(seen["result"], "still works in the folder, although the builder is gone", GONE)
 
 
 @with_a_compiler
 def test_a_builder_on_another_machine_lives(found):
     seen = found["elsewhere"]
     assert seen["waits"]
-    assert all("of 'another-host' may build on another machine" in line for line in seen["shared"]["lines"])
+    assert all("of 'another-host' may be building on another machine" in line for line in seen["shared"]["lines"])
     assert seen["shared"]["lines"]
     assert "Could not load this library" in seen["shared"]["error"], "the lock was removed by hand; it has not built"
     is_built(seen["own"], GONE)
@@ -206,7 +206,7 @@ def test_who_makes_the_file_signs_it_and_builds(baton, caplog):
         said = json.load(file)
     assert said == {**json.loads(owner()), "host": socket.gethostname(), "pid": os.getpid()}
     assert not os.get_inheritable(baton.fd)
-    assert _build_lock._look(baton.lock_file_path, ()).alive.endswith(" builds"), "it holds its flock"
+    assert _build_lock._look(baton.lock_file_path, ()).alive.endswith(" is building"), "it holds its flock"
     baton.release()
     assert not os.path.exists(baton.lock_file_path)
     assert caplog.records == []
@@ -279,7 +279,7 @@ def refuses(number):
 def test_what_cannot_be_told_is_waited_for(baton, waits, monkeypatch, call, number):
     monkeypatch.setattr(fcntl, call, refuses(number))
     stale(baton)
-    assert all("whether its builder lives cannot be told" in line for line in waits())
+    assert all("cannot determine whether its builder is alive" in line for line in waits())
 
 
 def test_without_a_flock_the_file_is_as_released(baton, monkeypatch):
@@ -294,15 +294,15 @@ def test_without_proc(baton, waits, monkeypatch, name):
     monkeypatch.setattr(_build_lock, name, refuses(errno.ENOENT))
     stale(baton)
     if name == "_boot":  # of an empty file nobody asks for it, until it is to be signed
-        assert any("cannot be told" in line for line in waits())
+        assert any("cannot determine whether" in line for line in waits())
     else:
-        assert all("cannot be told" in line for line in waits())
+        assert all("cannot determine whether" in line for line in waits())
 
 
 def test_file_systems_that_machines_share(baton, waits, monkeypatch):
     monkeypatch.setattr(_build_lock, "_mount", lambda fd: ("nfs4", False))
     stale(baton)
-    assert all("may build on another machine, as far as nfs4 tells" in line for line in waits())
+    assert all("may be building on another machine, since nfs4 may be shared" in line for line in waits())
     stale(baton, owner())
     assert _build_lock.acquired(baton) is True, "of this machine, in this boot"
     baton.release()
@@ -311,7 +311,7 @@ def test_file_systems_that_machines_share(baton, waits, monkeypatch):
 def test_containers(baton, waits, monkeypatch):
     monkeypatch.setattr(_build_lock, "FIRST_NAMESPACE", 0)
     stale(baton)
-    assert all("its compilers may still be at work in another container" in line for line in waits())
+    assert all("its compilers may still be running in another container" in line for line in waits())
     for text in (owner(), owner(namespace=1, boot="another")):
         stale(baton, text)
         assert _build_lock.acquired(baton) is True
@@ -328,7 +328,7 @@ def test_containers(baton, waits, monkeypatch):
 def test_another_users_file(baton, waits, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     stale(baton)
-    assert all("it is another user's" in line for line in waits())
+    assert all("the file belongs to another user" in line for line in waits())
 
 
 def test_a_link(baton, waits, tmp_path):
