@@ -25,15 +25,15 @@ def loss_as_asked_for(
         losses: per token, ``[B, S]`` or, packed, ``[1, T]``; of this context-parallel rank.
         labels: the same shape, already shifted; -100 where there is nothing to predict.
         packed_seq_params: Megatron's, or None if each row is a sequence.
-        sequence_logps: four tensors ``[pairs]``, sums over tokens: the policy's log-probabilities of the chosen and of the
-            rejected answers, and the reference model's.
+        sequence_logps: four tensors ``[pairs]``, sums over tokens: the policy's log-probabilities of the chosen and of
+            the rejected answers, and the reference model's.
 
     Returns:
         Losses, chosen rewards and rejected rewards, ``[pairs]`` each.
     """
     inner = trainer.dummy_dpo_trainer
     loss_type = inner.loss_type
-    # known: TRL's own, which has an argument of this name, or before 0.20 reads it from the trainer
+    # known: TRL's own, with an argument of this name, or before 0.20 an attribute of the trainer
     named = "loss_type" in inspect.signature(inner.dpo_loss).parameters
     wanted = sequence_logps
     if loss_type == "ipo":

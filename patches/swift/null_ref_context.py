@@ -1,7 +1,7 @@
-"""ms-swift's reference pass: in eval mode, and without a trace once it is over.
+"""ms-swift's reference pass: in eval mode, and without side effects after it.
 
-One repair, `reference_pass`, for every class that has had a ``null_ref_context``; a patch each, because a patch has
-one range of releases.
+One repair, `reference_pass`, for every class that has had a ``null_ref_context``. Each class has its own patch, because
+a patch has one range of releases.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from typing import Any
 from rlhf_patches import Guard, Patch, Variant, Wrap
 
 _DROPOUT = """\
-With dropout above 0 the reference log-probabilities differ from one pass to the next on the same batch. A policy has
-a KL divergence from itself that is not 0; DPO's, KTO's and GRPO's losses and rewards carry that noise, and their
-gradients do too. No error is shown."""
+With dropout above 0, the reference log-probabilities differ from one pass to the next on the same batch. A policy has
+a KL divergence from itself that is not 0. DPO's, KTO's and GRPO's losses, rewards and gradients contain that noise. No
+error is raised."""
 _ADAPTER = """\
-With a reference adapter (`--ref_adapters`), an exception inside the context (out of memory, an interrupt, a bad
-batch) that is caught leaves the reference adapter active: from then on it is trained, and the policy's adapter
-is not."""
+With a reference adapter (`--ref_adapters`), a caught exception inside the context (out of memory, an interrupt, a bad
+batch) leaves the reference adapter active: from then on it is trained, and the policy's adapter is not."""
 
 _OVERLAP = """\
-Contexts of one model may be nested or overlap, in several threads too: all of this is put back when the last of them
-is left. Of two that want different adapters, the one that was entered last has its own."""
+Contexts of one model may be nested or overlap, also in several threads: all of this is restored when the last one is
+left. If two contexts use different adapters, the adapter of the one that was entered last is active."""
 
 
 def _patch(name: str, places: str, texts: dict[str, Any], *variants: Variant) -> Patch:
@@ -30,7 +29,7 @@ def _patch(name: str, places: str, texts: dict[str, Any], *variants: Variant) ->
         summary=f"{places}: the reference pass runs in eval mode and leaves modes and adapters as they were",
         harm="wrong gradient",
         bug="the reference pass runs in training mode, with dropout, and switches modes and adapters",
-        when="LoRA, where the policy without its adapter, or with the reference adapter, is the reference",
+        when="LoRA, and the policy without its adapter, or with the reference adapter, as the reference model",
         references=("https://github.com/modelscope/ms-swift",),
         variants=variants,
         obsolete_when=(
@@ -50,53 +49,53 @@ def _around(trainer: str, implementation: str, fingerprints: dict[str, str]) -> 
 
 _MEGATRON = {
     "symptom": f"""\
-Megatron training with LoRA (`megatron rlhf`), where the policy itself without its adapter, or with the reference
-adapter, is the reference model.
+Megatron training with LoRA (`megatron rlhf`), with the policy itself as the reference model, without its adapter or
+with the reference adapter.
 
 {_DROPOUT}
 
 With full activation checkpointing (`--recompute_granularity full`), the reference pass runs checkpointed forwards
-although nothing is to be recomputed. TransformerEngine was reported to stop in one with "Input x is not allocated!"
-(not seen here, for want of a GPU; the patch leaves no such forward).
+although nothing has to be recomputed. TransformerEngine was reported to raise "Input x is not allocated!" in one (not
+reproduced here, without a GPU; with the patch there is no such forward).
 
 {_ADAPTER}""",
     "cause": """\
-`null_ref_context` switches adapters and leaves the mode alone: the policy is in training mode, and so is its
-reference pass. `set_adapter('ref_adapter')` is undone after the `yield`, outside a `finally`.""",
+`null_ref_context` switches adapters and keeps the mode: the policy is in training mode, and its reference pass too.
+`set_adapter('ref_adapter')` is undone after the `yield`, outside a `finally`.""",
     "repair": f"""\
 The release's own context runs inside ours. While it is open, every module of the reference models (each pipeline
-chunk's) is in eval mode. When it is left, normally or by an exception, even one while it is entered, every module has
-the `training` flag that it had (`train()` on the whole model would put frozen parts that were kept in eval mode into
-training); the adapters that were active are active, those that were disabled disabled, and each of their parameters is
+chunk's) is in eval mode. When it is left, normally or by an exception, even one raised while it is entered, every
+module has its previous `training` flag. (`train()` on the whole model would put frozen parts that were kept in eval
+mode into training mode.) The active and the disabled adapters are those from before, and each of their parameters is
 as trainable as it was.
 {_OVERLAP}
 
-Full fine-tuning has reference models of its own, in eval mode already: nothing changes.
+Full fine-tuning has separate reference models, already in eval mode: nothing changes.
 
-Not repaired here: ms-swift 4.6 computes the *policy's* old log-probabilities in eval mode and calls `train()` on
-the whole model afterwards.""",
+The patch does not repair that ms-swift 4.6 computes the *policy's* old log-probabilities in eval mode and calls
+`train()` on the whole model afterwards.""",
 }
 
 _TRANSFORMERS = {
     "symptom": f"""\
-Training without Megatron (`swift rlhf`), with LoRA, where the policy itself without its adapter, or with the
-reference adapter, is the reference model.
+Training without Megatron (`swift rlhf`), with LoRA, with the policy itself as the reference model, without its adapter
+or with the reference adapter.
 
 With `disable_dropout` false (the default for GRPO, not for DPO and KTO): {_DROPOUT[0].lower()}{_DROPOUT[1:]}
 
 {_ADAPTER}""",
     "cause": """\
-A reference model of its own is put into eval mode when it is prepared. An adapter has no such moment: the policy is
-in training mode, and so is its reference pass. `set_adapter` is undone after the `yield`, outside a `finally`.""",
+A separate reference model is put into eval mode when it is prepared. An adapter has no such step: the policy is in
+training mode, and its reference pass too. `set_adapter` is undone after the `yield`, outside a `finally`.""",
     "repair": f"""\
 The release's own context runs inside ours. While it is open, every module within the trainer's model (PEFT's wrapper)
-is in eval mode. The wrapper's own flag, which computes nothing, stays: by it GRPO's trainer chooses, within the
-context, between the batch size of training and that of evaluation. When the context is left, normally or by an
-exception, even one while it is entered, every module has the `training` flag that it had; the adapters that were
-active are active, those that were disabled disabled, and each of their parameters is as trainable as it was.
+is in eval mode. The wrapper's own flag, which affects no computation, does not change: GRPO's trainer uses it in the
+context to choose between the batch size of training and that of evaluation. When the context is left, normally or by
+an exception, even one raised while it is entered, every module has its previous `training` flag. The active and the
+disabled adapters are those from before, and each of their parameters is as trainable as it was.
 {_OVERLAP}
 
-With `disable_dropout` there was no noise, and there is none.""",
+With `disable_dropout`, there was no noise, and results are unchanged.""",
 }
 
 PATCH = _patch(
@@ -159,7 +158,7 @@ PATCH_HF = _patch(
         ),
     ),
     Variant(Guard("ms-swift", ">=4.0.0,<4.0.3"), (_GRPO,)),
-    # Independent: GRPO's trainer does not import DPO's, nor the other way round, and a run imports one of them.
+    # Independent: GRPO's and DPO's trainers do not import each other, and a run imports one of them.
     Variant(Guard("ms-swift", ">=4.0.3,<4.4.0"), (_GRPO, _DPO), independent=True),
     Variant(
         Guard("ms-swift", ">=4.4.0,<=4.6.0"),

@@ -1,4 +1,4 @@
-"""ms-swift's rollout server: each data-parallel worker samples with a seed of its own."""
+"""ms-swift's rollout server: each data-parallel worker samples with its own seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def seed_of(args: Any, rank: int) -> dict[str, int]:
-    """The engine's ``seed``, for a worker other than the first, whose seed stays what it was.
+    """The engine's ``seed`` for a worker other than the first, whose seed does not change.
 
     Args:
         args: the server's, with or without a seed in ``vllm_engine_kwargs``.
@@ -18,7 +18,7 @@ def seed_of(args: Any, rank: int) -> dict[str, int]:
         return {}
     given = getattr(args, "vllm_engine_kwargs", None)
     seed = given.get("seed") if isinstance(given, dict) else None
-    return {"seed": (seed if isinstance(seed, int) else 0) + rank}  # 0 is vLLM's own
+    return {"seed": (seed if isinstance(seed, int) else 0) + rank}  # 0 is vLLM's default
 
 
 def _variant(versions: str, arguments: str) -> Variant:
@@ -37,29 +37,30 @@ def _variant(versions: str, arguments: str) -> Variant:
 
 PATCH = Patch(
     name="swift-rollout-worker-seed",
-    summary="the rollout server's data-parallel workers do not sample alike",
+    summary="the rollout server's data-parallel workers sample differently",
     harm="wrong data",
     affects_rollouts=True,
     bug="the data-parallel workers of the rollout server share a seed, and return the same samples of a prompt",
     when="swift rollout with vllm_data_parallel_size above 1, and a group's samples on several workers",
     excluded_by=("vllm_mode=colocate", "use_vllm=false|absent", "vllm_data_parallel_size=1"),
     symptom="""\
-`swift rollout` with `--vllm_data_parallel_size` above 1: where the samples of one prompt are on two workers, the
-completions of one are those of the other. Of a group of eight there are four, each twice; with one sample a worker all
-are the same, rewards have no spread, and advantages are 0. No error.""",
+`swift rollout` with `--vllm_data_parallel_size` above 1: if the samples of one prompt are on two workers, both return
+the same completions. A group of eight has four different completions, each twice. With one sample per worker, all are
+the same, rewards have no spread, and advantages are 0. No error is raised.""",
     cause="""\
-Each worker has an engine of its own, none is given a seed, and vLLM's is 0 then. Up to 0.31.0 vLLM does not add the
-worker's number. Requests have no seed in server mode.""",
+Each worker has its own engine, none gets a seed, and vLLM's default is 0. Up to 0.31.0, vLLM does not add the worker's
+number. Requests have no seed in server mode.""",
     repair="""\
-A worker's seed is its number more than that of the first, which stays as it is: vLLM's 0, or what
-`--vllm_engine_kwargs` says. Rollouts can be repeated as before; 3.12.3 draws seeds at random. With one worker nothing
-changes, nor do requests with a seed of their own.
+A worker's seed is the first worker's seed plus the worker's number. The first worker's seed does not change: vLLM's 0,
+or the one in `--vllm_engine_kwargs`. Rollouts are reproducible, as before; 3.12.3 draws seeds at random. With one
+worker, nothing changes. Requests with their own seed are not affected.
 
-Not repaired, here or in 3.12.3: `vllm_use_async_engine`, where one engine of vLLM has the data-parallel workers.""",
+The patch does not repair `vllm_use_async_engine`, where one vLLM engine has the data-parallel workers; 3.12.3 does not
+either.""",
     changes_numbers="""\
-Since ms-swift 3.5.0 the rollout server's data-parallel workers drew the same random numbers, so the samples of a group
-could be copies of each other. With the patch they differ; a run that was trained with copies had smaller groups than
-it said.""",
+Since ms-swift 3.5.0, the rollout server's data-parallel workers drew the same random numbers, so the samples of a group
+could be copies of each other. With the patch, they differ. A run with copies was trained with smaller groups than
+configured.""",
     references=("https://github.com/modelscope/ms-swift/pull/7858",),
     variants=(
         _variant(">=3.5.0,<3.7.0", "args, **kwargs"),

@@ -1,4 +1,4 @@
-"""ms-swift's sampler of training data: the samples that are left when a data set is divided among the ranks."""
+"""ms-swift's sampler of training data: the remainder when a data set is divided among the ranks."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _KEPT = "_samples_of_all_ranks"
 
 
 def kept(sampler: Any, samples: int) -> int:
-    """The data set's size, which the sampler does not keep: ``__init__`` divides it by the number of ranks."""
-    # writes: an attribute of ours, in its `__init__`
+    """The data set's size, which the sampler does not store: ``__init__`` divides it by the number of ranks."""
+    # writes: our own attribute, in its `__init__`
     setattr(sampler, _KEPT, (samples, samples // sampler.world_size))
     return samples
 
 
 def of_all_ranks(sampler: Any) -> int:
-    """The data set's size; what is left of it of a sampler made before the patch, or given another number since."""
+    """The data set's size; without its remainder if the sampler is older than the patch, or its size was changed."""
     left: int = sampler.total_samples
     size, divided = getattr(sampler, _KEPT, (0, None))
     return size if divided == left else left * sampler.world_size
 
 
 def of_each_rank(sampler: Any) -> int:
-    """How many samples a rank draws in an epoch: rounded up, or down where incomplete batches are dropped."""
+    """The number of samples that a rank draws in an epoch: rounded up, or down if incomplete batches are dropped."""
     size, ranks = of_all_ranks(sampler), sampler.world_size
     whole: int = size // ranks if sampler.drop_last else -(-size // ranks)
     return whole
 
 
 def evenly(sampler: Any, order: Sequence[int]) -> list[int]:
-    """An epoch's order of all samples, such that it can be divided among the ranks: cut, or begun again."""
+    """An epoch's order of all samples, cut or repeated so that the ranks divide it."""
     length: int = of_each_rank(sampler) * sampler.world_size
     rounds = -(-length // max(len(order), 1))
     return (list(order) * rounds)[:length]
@@ -65,7 +65,7 @@ def _changes(module: str, iteration: dict[str, str]) -> tuple[Rewrite, ...]:
     )
 
 
-# Each rank one part after the other.
+# The ranks have consecutive parts.
 _PARTS = {
     "start_idx = self.rank * self.total_samples": "start_idx = self.rank * $OF_EACH_RANK(self)",
     "total_idx[start_idx:start_idx + self.total_samples]": (
@@ -75,7 +75,7 @@ _PARTS = {
         "$EVENLY(self, range($OF_ALL_RANKS(self)))[start_idx:start_idx + $OF_EACH_RANK(self)]"
     ),
 }
-# In turns.
+# The ranks take turns.
 _TURNS = {
     "total_idx[self.rank::self.world_size]": "$EVENLY(self, total_idx)[self.rank::self.world_size]",
     "range(self.rank, self.total_samples * self.world_size, self.world_size)": (
@@ -85,33 +85,33 @@ _TURNS = {
 
 PATCH = Patch(
     name="swift-sampler-tail",
-    summary="every sample of the training data is drawn, whatever the number of ranks",
+    summary="every sample of the training data is drawn, for any number of ranks",
     harm="wrong data",
-    bug="the last samples of the data are drawn in no epoch",
+    bug="the last samples of the data set are never drawn",
     when="several ranks without Megatron, and a data set that the ranks do not divide",
     symptom="""\
 Training without Megatron on several ranks (`swift pt`, `swift sft`, DPO, KTO, reward models; not with sequence
-parallelism, which has a sampler of its own): the last samples of the data set, up to one less than there are
-data-parallel ranks, are drawn in no epoch. With packing these are whole packs; with fewer samples than ranks there is
-nothing to draw at all. With `--group_by_length` some ranks get a sample more than the others instead, and perhaps a
-batch more than their sampler's length says.""",
+parallelism, which has its own sampler): the last samples of the data set, at most one less than the number of
+data-parallel ranks, are drawn in no epoch. With packing, these are whole packs. With fewer samples than ranks, nothing
+is drawn at all. With `--group_by_length`, some ranks get one sample more than the others instead, and possibly one
+batch more than their sampler's length.""",
     cause="""\
-`BatchSamplerShard` divides the size of the data set by the number of data-parallel ranks, rounds down, and makes its
-order of so many samples, `--dataloader_drop_last false` or not.""",
+`BatchSamplerShard` divides the size of the data set by the number of data-parallel ranks, rounds down, and creates its
+order for that many samples, with `--dataloader_drop_last` true or false.""",
     repair="""\
-The order is one of all samples. Where incomplete batches are kept (the default) it begins again for the last few, so
-that all ranks have as many; where they are dropped it is cut, after it was shuffled, so that other samples are left
-out in each epoch. That is what `torch.utils.data.DistributedSampler` does, and since 3.12.0 the samples are its own
-ones for the same seed. Where the ranks divide the data set, nothing changes. A sampler that was made before the patch
-is left as it was, and so is one whose `total_samples` was set to another number after it was made.
+The order covers all samples. If incomplete batches are kept (the default), the order starts again for the last few
+samples, so that all ranks have the same number. If they are dropped, the order is cut after the shuffle, so that each
+epoch leaves out other samples. `torch.utils.data.DistributedSampler` does the same, and since 3.12.0 the samples equal
+its own for the same seed. If the ranks divide the data set, nothing changes. The patch does not change a sampler that
+was made before the patch, or one whose `total_samples` was set to another number after it was made.
 
-Not repaired: streamed data sets, of which the last batches are dropped that are too few for all ranks.""",
+The patch does not repair streamed data sets, which drop the last batches if there are too few for all ranks.""",
     changes_numbers="""\
-since ms-swift 3.3.0 the last samples of a data set, less than the number of data-parallel ranks, were never trained
-on. With the patch, and where the ranks do not divide the data set, an epoch has another order, a sample more for each
-rank, and so perhaps a step more, to which learning rate schedules are fitted. A run that is resumed within an epoch
-skips as many batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume
-from a checkpoint at the end of an epoch. Nothing else that was trained before has to be repeated.""",
+since ms-swift 3.3.0, the last samples of a data set, fewer than the number of data-parallel ranks, were never trained
+on. With the patch, if the ranks do not divide the data set, an epoch has another order, one sample more per rank, and
+possibly one step more, to which learning rate schedules are fitted. A run that is resumed within an epoch skips the
+same number of batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume
+from a checkpoint at the end of an epoch. No other earlier training has to be repeated.""",
     references=("https://github.com/modelscope/ms-swift/pull/9907",),
     variants=(
         Variant(Guard("ms-swift", ">=3.3.0,<3.12.0"), _changes("swift.llm.data_loader", _PARTS)),

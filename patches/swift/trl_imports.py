@@ -1,4 +1,4 @@
-"""ms-swift beside a TRL before 0.17 and 0.22, which its bound allows and which lacks what it imports: two advices."""
+"""Two advices for ms-swift with TRL before 0.17 and 0.22, which its requirement allows but which lack its imports."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _BOUND = "https://github.com/modelscope/ms-swift/blob/main/requirements/framewor
 
 ADVICE_GRPO = Advice(
     name="swift-grpo-trl-imports",
-    summary="ms-swift's GRPO cannot be imported beside TRL before 0.17, which its bound allows",
+    summary="ms-swift's GRPO cannot be imported with TRL before 0.17, which its requirement allows",
     harm="crash",
-    bug="ms-swift's GRPO cannot be imported beside TRL before 0.17, which its bound allows",
-    when="GRPO of ms-swift 3.4.0 to 4.6.0 beside trl before 0.17",
+    bug="ms-swift's GRPO cannot be imported with TRL before 0.17, which its requirement allows",
+    when="GRPO of ms-swift 3.4.0 to 4.6.0 with trl before 0.17",
     symptom="""\
-`swift rlhf --rlhf_type grpo` ends in `ImportError: cannot import name 'nanmax' from 'trl.trainer.grpo_trainer'`, or
-`'RepeatSampler'`, whichever its release names first.""",
+`swift rlhf --rlhf_type grpo` raises `ImportError: cannot import name 'nanmax' from 'trl.trainer.grpo_trainer'`, or
+`'RepeatSampler'`, whichever the release imports first.""",
     cause="""\
-ms-swift's GRPO imports what `trl.trainer.grpo_trainer` has since 0.17.0. Its metadata ask for `trl>=0.15`, 3.4 and 3.5
-for `trl>=0.13`.""",
-    what_to_do="Use trl 0.17.0 or later, as far as your ms-swift allows it.",
+ms-swift's GRPO imports names that `trl.trainer.grpo_trainer` has since 0.17.0. Its metadata require `trl>=0.15`, in
+3.4 and 3.5 `trl>=0.13`.""",
+    what_to_do="Use trl 0.17.0 or later, within the range that your ms-swift allows.",
     signatures=tuple(
         Signature("ImportError", f"cannot import name '{name}' from 'trl.trainer.grpo_trainer'", (_OLD, _NEW))
         for name in ("nanmax", "RepeatSampler", "nanmin")
@@ -37,14 +37,14 @@ for `trl>=0.13`.""",
 
 ADVICE_GKD = Advice(
     name="swift-gkd-trl-imports",
-    summary="ms-swift's GKD cannot be imported beside TRL before 0.22, which its bound allows",
+    summary="ms-swift's GKD cannot be imported with TRL before 0.22, which its requirement allows",
     harm="crash",
-    bug="ms-swift's GKD cannot be imported beside TRL before 0.22, which its bound allows",
-    when="GKD of ms-swift 4.2.0 to 4.6.0 beside trl before 0.22",
+    bug="ms-swift's GKD cannot be imported with TRL before 0.22, which its requirement allows",
+    when="GKD of ms-swift 4.2.0 to 4.6.0 with trl before 0.22",
     symptom="""\
-`swift rlhf --rlhf_type gkd` ends in `ImportError: cannot import name 'RepeatSampler' from 'trl.trainer.utils'`.""",
+`swift rlhf --rlhf_type gkd` raises `ImportError: cannot import name 'RepeatSampler' from 'trl.trainer.utils'`.""",
     cause="""\
-ms-swift's GKD imports what `trl.trainer.utils` has since 0.22.0. Its metadata ask for `trl>=0.15`.""",
+ms-swift's GKD imports a name that `trl.trainer.utils` has since 0.22.0. Its metadata require `trl>=0.15`.""",
     what_to_do="Use trl 0.22.0 or later.",
     signatures=(Signature("ImportError", "cannot import name 'RepeatSampler' from 'trl.trainer.utils'", (_GKD,)),),
     references=(_BOUND,),

@@ -1,4 +1,4 @@
-"""An adapter that is merged and sent again."""
+"""An adapter that is merged into the weights and sent again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ CASE = Case(
     "ms-swift",
     "swift-lora-counted-twice",
     "adapter, three weight updates",
-    "what the engine computes with after three updates of an adapter, resumed",
+    "the engine's weights after three updates of an adapter, resumed",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """How far the engine is from the policy after each update, as a part of what the policy adds."""
+    """The engine's distance from the policy after each update, relative to the adapter's contribution."""
     (report,) = reports
     before, after = (report[state]["colocate"]["off"] for state in ("before", "after"))
     without, patched = (f"off by {max(found):.2g}" for found in (before, after))

@@ -1,8 +1,8 @@
-"""With which weights vLLM samples after ms-swift's trainer has sent them.
+"""The weights with which vLLM samples after an update from ms-swift's trainer.
 
-``--out FOLDER``, with a release of ms-swift on sys.path. Real are the mixin's ``_move_model_to_vllm`` and all that it
-calls, PEFT, transformers' Qwen2, and the buckets in which weights travel. Ours are vLLM's engine and the client of a
-server, which keep what they are sent, and the trainer's set-up, which would load a model. The yardstick is W + s B A in
+``--out FOLDER``, with a release of ms-swift on sys.path. The mixin's ``_move_model_to_vllm`` and its callees, PEFT,
+transformers' Qwen2, and the buckets that transfer weights are real. vLLM's engine and the client of a server, which
+store what they receive, and the trainer's set-up, which would load a model, are ours. The reference is W + s B A in
 float64.
 """
 
@@ -23,14 +23,14 @@ RANK, ALPHA, LAYERS = 4, 8, 2
 
 
 def module(name: str) -> Any:
-    """Of the trainers, which 4.0 has moved."""
+    """A module of the trainers, which 4.0 has moved."""
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.import_module(f"swift.rlhf_trainers.{name}")
     return importlib.import_module(f"swift.trainers.rlhf_trainer.{name}")
 
 
 class Sampler:
-    """vLLM: weights by name, and one adapter, which it adds to them. It is engine, model and client in one."""
+    """vLLM: weights by name, and one adapter, which it adds to them; engine, model and client in one."""
 
     def __init__(self) -> None:
         self.weights: dict[str, torch.Tensor] = {}
@@ -114,7 +114,7 @@ def make_trainer(mode: str, new: bool, lora: bool, level: int, batches: int | No
 
 
 def off(trainer: Any) -> float:
-    """How far the weights that are sampled with are from the policy's, as a part of what the adapter adds to them."""
+    """The distance of the sampling weights from the policy's, relative to the adapter's contribution."""
     wrong = added = 0.0
     for name, layer in trainer.model.base_model.model.named_modules():
         if hasattr(layer, "lora_A"):
@@ -134,7 +134,7 @@ def updates(
     batches: int | None = None,
     resumed: bool = True,
 ) -> dict[str, Any]:
-    """Three updates, and a step of training after each; whether the policy is what it was."""
+    """Three updates, each followed by a training step; and whether the policy is unchanged."""
     trainer = make_trainer(mode, new, lora, level, batches, resumed)
     found: dict[str, Any] = {"off": [], "sent": []}
     kept = True

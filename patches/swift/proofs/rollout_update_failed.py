@@ -10,17 +10,17 @@ CASE = Case(
     "ms-swift",
     "swift-rollout-update-failed",
     "an update that fails",
-    "what the trainer is told of a weight update that a worker could not load",
+    "the server's answer to the trainer after a weight update that a worker could not load",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What is sampled after it."""
+    """The result of sampling after it."""
     (report,) = reports
     before, after = (report[state]["one worker"]["again"] for state in ("before", "after"))
     without, patched = ("goes on" if not isinstance(found, str) else "an error" for found in (before, after))
     repaired = not isinstance(before, str) and isinstance(after, str) and "the weights are not the policy's" in after
-    yield Row(CASE, report["version"], without, patched, "told" if repaired else "NO", repaired)
+    yield Row(CASE, report["version"], without, patched, "reported" if repaired else "NO", repaired)
 
 
 PROOF = Proof((CASE,), rows, needs=("vllm",))

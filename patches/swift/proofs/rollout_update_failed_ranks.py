@@ -1,8 +1,8 @@
-"""What ms-swift's rollout server answers after an update of its weights has failed.
+"""The answers of ms-swift's rollout server after a failed weight update.
 
-``--out FOLDER``, with a release of ms-swift on sys.path. Real are both loops of the server's workers and the server's
-``infer`` and ``reset_prefix_cache``, which speak through a pipe. Ours is the engine in the worker, which would be
-vLLM's: its `collective_rpc` raises what a worker of vLLM raises.
+``--out FOLDER``, with a release of ms-swift on sys.path. The loops of the server's workers and the server's ``infer``
+and ``reset_prefix_cache`` are real, and communicate through a pipe. The engine in the worker is ours, in place of
+vLLM's: its `collective_rpc` raises the errors of a vLLM worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlhf_patches.proving import states
 
 NAME = "swift-rollout-update-failed"
 CONFIG = SimpleNamespace(seed=None)
-PATIENCE = 30  # seconds, after which a worker that does not answer has hung
+PATIENCE = 30  # seconds; a worker that has not answered by then hangs
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def server() -> Any:
 
 
 class Engine:
-    """ms-swift's engine and vLLM's in one. Its completions are the number of updates that its weights have."""
+    """ms-swift's engine and vLLM's in one. Its completions are the number of updates of its weights."""
 
     def __init__(self) -> None:
         self.engine, self.version = self, 0
@@ -69,7 +69,7 @@ class AsyncEngine(Engine):
 
 
 class Server:
-    """The real one's methods, with workers in threads."""
+    """The real server's methods, with workers in threads."""
 
     def __init__(self, awaited: bool, workers: int) -> None:
         self.real: Any = object.__new__(server().SwiftRolloutDeploy)
@@ -101,7 +101,7 @@ class Server:
             )
 
     def ask(self, method: str, *args: Any) -> Any:
-        """What the server answers, or how it fails."""
+        """The server's answer, or its error."""
         found: list[Any] = []
 
         def run() -> None:

@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """How many samples of a prompt are different."""
+    """The number of different samples of a prompt."""
     (report,) = reports
     before, after = (report[state]["2 workers"]["samples"][0] for state in ("before", "after"))
     different = [len({str(sample) for sample in found}) for found in (before, after)]

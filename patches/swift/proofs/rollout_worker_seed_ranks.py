@@ -1,7 +1,8 @@
-"""What the workers of ms-swift's rollout server sample.
+"""The samples of the workers of ms-swift's rollout server.
 
-``--out FOLDER``, with a release of ms-swift on sys.path. Real are the worker's loop, ``get_infer_engine``, and the
-server's ``infer``, which speaks with its workers through pipes. Ours is the engine, vLLM's and ms-swift's in one.
+``--out FOLDER``, with a release of ms-swift on sys.path. The worker's loop, ``get_infer_engine``, and the server's
+``infer``, which communicates with its workers through pipes, are real. The engine is ours, vLLM's and ms-swift's in
+one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rlhf_patches.proving import states
 
 NAME = "swift-rollout-worker-seed"
 VOCABULARY, TOKENS, SAMPLES = 32, 8, 8
-PATIENCE = 30  # seconds, after which a worker that does not answer has hung
+PATIENCE = 30  # seconds; a worker that has not answered by then hangs
 
 
 def server() -> Any:
@@ -32,16 +33,16 @@ def server() -> Any:
 class Engine:
     """Samples every prompt from one distribution.
 
-    As vLLM was read (0.10.0 to 0.31.0): its worker seeds torch's generator with the engine's seed, 0 where there is
-    none, and each step's noise is drawn from it for all requests at once; a request with a seed has its own generator.
+    As in vLLM's code (0.10.0 to 0.31.0): its worker seeds torch's generator with the engine's seed, by default 0, and
+    draws each step's noise from it for all requests at once; a request with a seed has its own generator.
     """
 
-    of: type  # the real one, whose parameters are asked for
+    of: type  # the real engine, whose signature is used
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings = inspect.signature(self.of).bind(*args, **kwargs).arguments
         seed = settings.get("seed")
-        if seed is None:  # of ms-swift's VllmEngine: it goes over the engine's keywords
+        if seed is None:  # ms-swift's VllmEngine: it overrides the engine's keywords
             seed = settings["engine_kwargs"].get("seed")
         self.seed, self.engine = seed, self
         self.generator = torch.Generator().manual_seed(seed or 0)
@@ -61,7 +62,7 @@ class Engine:
 
 
 class Arguments(SimpleNamespace):
-    """Whatever is not among them is None."""
+    """Any other attribute is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -78,7 +79,7 @@ class Arguments(SimpleNamespace):
 
 @contextlib.contextmanager
 def serving(workers: int, given: dict[str, Any] | None = None) -> Iterator[Any]:
-    """The server, while its workers are there."""
+    """The server, while its workers run."""
     sizes = {f"{prefix}{kind}_parallel_size": 1 for prefix in ("", "vllm_") for kind in ("tensor", "pipeline")}
     args = Arguments(**sizes, model="a model", infer_backend="vllm", vllm_enable_lora=False, vllm_engine_kwargs=given)
     args.data_parallel_size = args.vllm_data_parallel_size = workers

@@ -1,4 +1,4 @@
-"""Samples at the end of a data set that ranks do not share evenly."""
+"""Samples at the end of a data set that the ranks do not divide."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What all ranks draw in an epoch, held against the data set."""
+    """Compare the samples that all ranks draw in an epoch with the data set."""
     seen = []
     for state in ("before", "after"):
         epochs = zip(*(report[state]["7, shuffled, kept"]["samples"] for report in reports), strict=True)

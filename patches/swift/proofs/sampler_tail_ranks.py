@@ -1,8 +1,8 @@
-"""What each rank draws from ms-swift's training data loader.
+"""The samples that each rank draws from ms-swift's training data loader.
 
-``--out FOLDER``, with a release of ms-swift on sys.path, on any number of ranks. Real are the trainers' own
-``get_train_dataloader``, the sampler and the data loader that it makes; ours is the trainer's set-up, which would load
-a model. The yardstick is torch's DistributedSampler.
+``--out FOLDER``, with a release of ms-swift on sys.path, on any number of ranks. The trainers' own
+``get_train_dataloader``, its sampler and its data loader are real. The trainer's set-up, which would load a model, is
+ours. The reference is torch's DistributedSampler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEED, EPOCHS, BATCH = 5, 2, 2
 
 
 class Samples(torch.utils.data.Dataset):
-    """Its samples are their places; under a name they have lengths, which `--group_by_length` reads."""
+    """Its samples are their indices; under a name they have lengths, which `--group_by_length` reads."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -56,7 +56,7 @@ def make_loader(size: int, shuffle: bool, drop_last: bool, grouped: bool) -> Any
 
 
 def drawn(size: int, shuffle: bool, drop_last: bool, grouped: bool = False, loader: Any = None) -> dict[str, Any]:
-    """Each epoch's samples of this rank, and whether there were as many batches as the loader has said."""
+    """Each epoch's samples of this rank, and whether the number of batches equals the loader's length."""
     loader = loader or make_loader(size, shuffle, drop_last, grouped)
     torchs = DistributedSampler(Samples(size), shuffle=shuffle, seed=SEED, drop_last=drop_last)
     found: dict[str, Any] = {"samples": [], "as many batches as said": [], "as torch": []}
@@ -67,7 +67,7 @@ def drawn(size: int, shuffle: bool, drop_last: bool, grouped: bool = False, load
         wanted = list(torchs)
         found["samples"].append([sample for batch in batches for sample in batch])
         found["as many batches as said"].append(len(batches) == len(loader))
-        # A rank's last batch is dropped by the loader where it is not complete.
+        # The loader drops a rank's last batch if it is incomplete.
         complete = len(wanted) // BATCH * BATCH if drop_last else len(wanted)
         found["as torch"].append(found["samples"][-1] == wanted[:complete])
     return found

@@ -25,8 +25,8 @@ RULE_COVERAGE = {
     ),
     "no new blocking": "because it is an addition, before the worker has begun",
     "nothing changes": "test_with_one_worker_or_seeds_of_their_own_nothing_changes",
-    "stays as it is": "test_the_samples_of_a_group_differ",
-    "as before": "test_the_samples_of_a_group_differ",
+    "The first worker's seed does not change": "test_the_samples_of_a_group_differ",
+    "Rollouts are reproducible, as before": "test_the_samples_of_a_group_differ",
 }
 
 exhaustive = pytest.mark.exhaustive

@@ -21,7 +21,7 @@ RULE_COVERAGE = {
     ),
     "no new blocking": "test_every_sample_is_drawn_and_ranks_draw_alike",
     "nothing changes": "test_where_the_ranks_divide_the_data_nothing_changes",
-    "left as it was": "test_a_sampler_that_was_made_before_draws_as_it_did",
+    "does not change a sampler that was made before": "test_a_sampler_that_was_made_before_draws_as_it_did",
 }
 
 RANKS = 3
