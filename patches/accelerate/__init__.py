@@ -1,4 +1,4 @@
 """Patches of Hugging Face accelerate."""
 
-NO_PROOF = "it takes FSDP2 on devices that have a stream, for which the tests have a stand-in"
-"""Why `rlhf-patches prove` cannot try those of the patches that have no proof."""
+NO_PROOF = "it needs FSDP2 on devices that have a stream, for which the tests have a stand-in"
+"""Why `rlhf-patches prove` cannot run the patches that have no proof."""

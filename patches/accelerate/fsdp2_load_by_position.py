@@ -1,4 +1,4 @@
-"""FSDP2 with efficient loading: each tensor of rank 0 becomes the parameter of its name on the other ranks."""
+"""FSDP2 with efficient loading: each tensor of rank 0 becomes the parameter of the same name on the other ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LOAD = "accelerate.utils.fsdp_utils:fsdp2_load_full_state_dict"
 
 
 def by_name(full: Mapping[str, Any], sharded: Mapping[str, Any]) -> Iterator[tuple[tuple[str, Any], Any]]:
-    """The pairs that rank 0 goes over, in the order in which the other ranks expect the tensors.
+    """The pairs that rank 0 iterates over, in the order in which the other ranks expect the tensors.
 
-    Without a tensor for one of the names they are accelerate's own, by position: the other ranks are at the first
-    broadcast already, so nothing may be raised here.
+    If a name has no tensor these are accelerate's own pairs, by position: the other ranks are at the first broadcast
+    already, so this function must not raise.
 
     Args:
         full: names and whole tensors, on rank 0.
-        sharded: names and DTensors of the sharded model, alike on all ranks.
+        sharded: names and DTensors of the sharded model, the same on all ranks.
     """
     if not all(name in full for name in sharded):
         return zip(full.items(), sharded.values(), strict=False)
@@ -27,23 +27,23 @@ def by_name(full: Mapping[str, Any], sharded: Mapping[str, Any]) -> Iterator[tup
 
 PATCH = Patch(
     name="accelerate-fsdp2-load-by-position",
-    summary="FSDP2's efficient loading sends each parameter under its name, whatever else the state has",
+    summary="FSDP2's efficient loading sends each parameter by name, whatever else the state contains",
     harm="hang",
-    bug="FSDP2's efficient loading sends parameters by position: rank 0 fails, the others wait for ever",
+    bug="FSDP2's efficient loading sends parameters by position: rank 0 fails, the others wait forever",
     when="FSDP2 with cpu_ram_efficient_loading, and a state with more entries than parameters (QLoRA)",
     excluded_by=("fsdp_config.fsdp_version=1", "fsdp_config.fsdp_cpu_ram_efficient_loading=false"),
     symptom="""\
 FSDP2 with `cpu_ram_efficient_loading` (the default) and QLoRA: `accelerator.prepare` fails on rank 0 with
-``AttributeError: `weight` is not an nn.Module``, and the other ranks wait in a broadcast for ever, until NCCL's
-time limit. Any model is concerned whose state has more entries than parameters once it is sharded, as bitsandbytes'
-4-bit weights have (`weight.absmax` and others).""",
+``AttributeError: `weight` is not an nn.Module``, and the other ranks wait in a broadcast until NCCL's timeout. The bug
+affects any model whose state has more entries than parameters once it is sharded, as with bitsandbytes' 4-bit weights
+(`weight.absmax` and others).""",
     cause="""\
-On rank 0 `fsdp2_load_full_state_dict` goes over the state of the whole model and that of the sharded one by `zip`, and
-the other ranks over the sharded one's. bitsandbytes writes its entries only for weights that are not sharded, so from
-the first of them on rank 0 broadcasts what the others do not expect.""",
+On rank 0 `fsdp2_load_full_state_dict` iterates over the state of the whole model and that of the sharded one with
+`zip`, and the other ranks iterate over the sharded one's. bitsandbytes writes its entries only for weights that are
+not sharded, so from the first such entry on rank 0 broadcasts tensors that the others do not expect.""",
     repair="""\
-Rank 0 goes over the sharded model's names as the other ranks do, and takes the tensor of that name, as in 1.14.0. Where
-it has no tensor for one of them, it does what accelerate does.""",
+Rank 0 iterates over the sharded model's names like the other ranks, and takes the tensor of that name, as in 1.14.0.
+If a name has no tensor, rank 0 does what accelerate does.""",
     references=("https://github.com/huggingface/accelerate/pull/3982",),
     variants=(
         Variant(

@@ -1,4 +1,4 @@
-"""FSDP2 with mixed precision: the parameters that are trained are float32, as accelerate says they are."""
+"""FSDP2 with mixed precision: trainable parameters are float32, as accelerate's warning states."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def upcast(accelerator: Any, model: Any) -> None:
-    """Make what is trained float32, in place, where mixed precision computes in another type anyway.
+    """Convert trainable parameters to float32, in place, if mixed precision computes in another type anyway.
 
-    Before ``fully_shard``: afterwards a parameter cannot change its type. Each parameter stays the object that it is,
-    so tied ones stay tied. A model with 4-bit parameters is left alone, as accelerate 1.14 does it.
+    Call it before ``fully_shard``: afterwards a parameter cannot change its type. Each parameter keeps its identity,
+    so tied ones stay tied. A model with 4-bit parameters is not changed, as in accelerate 1.14.
 
     Args:
         accelerator: an ``accelerate.Accelerator``.
         model: a ``torch.nn.Module`` that is not sharded yet.
     """
     named = list(model.named_parameters())
-    # known: the name that accelerate 1.14 asks for; where no parameter is called so, it casts none more than that
+    # known: accelerate 1.14 checks this name; if no parameter has it, this casts the same ones as that release
     if accelerator.mixed_precision == "no" or any(type(one).__name__ == "Params4bit" for _, one in named):
         return
     cast = [name for name, one in named if one.requires_grad and one.is_floating_point() and one.element_size() < 4]
@@ -36,28 +36,30 @@ def upcast(accelerator: Any, model: Any) -> None:
 
 PATCH = Patch(
     name="accelerate-fsdp2-upcast",
-    summary="FSDP2 with mixed precision trains float32 parameters, as its warning says",
+    summary="FSDP2 with mixed precision trains float32 parameters, as its warning states",
     harm="wrong weights",
-    bug="FSDP2 trains bfloat16 parameters where it warns that they are float32, and small updates are rounded away",
+    bug="FSDP2 trains bfloat16 parameters although it warns that they are float32, and rounds small updates away",
     when="FSDP2 with mixed precision, and a model loaded in bfloat16 or float16",
     excluded_by=("fsdp_config.fsdp_version=1",),
     symptom="""\
-accelerate 1.13.0, FSDP2, `mixed_precision: bf16` (or fp16) and a model loaded in bfloat16: it warns that low precision
-parameters are upcast to fp32, and they stay bfloat16, and the optimizer's state with them. Updates smaller than about
-1/256 of a parameter are rounded away: at the learning rates of RLHF the model hardly moves. No error.""",
+accelerate 1.13.0, FSDP2, `mixed_precision: bf16` (or fp16) and a model loaded in bfloat16: accelerate warns that low
+precision parameters are upcast to fp32, but the parameters stay bfloat16, and so does the optimizer's state. Updates
+smaller than about 1/256 of a parameter are rounded away: at the learning rates of RLHF the model hardly changes. No
+error.""",
     cause="""\
-`fsdp2_prepare_model` goes over the parameters after `fully_shard` and assigns `param = param.to(torch.float32)`, which
-gives the loop's variable another tensor, and the model none. 1.12.0 called `model.to(torch.float32)`.""",
+`fsdp2_prepare_model` iterates over the parameters after `fully_shard` and assigns `param = param.to(torch.float32)`,
+which
+rebinds the loop's variable and not the model's parameter. 1.12.0 called `model.to(torch.float32)`.""",
     repair="""\
-Parameters that require a gradient are cast before the model is sharded, as in 1.14.0, and before its state is kept for
-`cpu_ram_efficient_loading`. Frozen ones keep their type, and so do float64 and a model with 4-bit parameters. The loop
-after `fully_shard` finds nothing to do then, so the warning comes from the patch. Parameters, gradients and the
-optimizer's state take the memory that they take in 1.12.0 and 1.14.0: twice that of bfloat16.""",
+The patch casts parameters that require a gradient before the model is sharded, as in 1.14.0, and before its state is
+kept for `cpu_ram_efficient_loading`. Frozen and float64 parameters, and a model with 4-bit parameters, keep their
+type. The loop after `fully_shard` then has nothing to cast, so the patch logs the warning. Parameters, gradients and
+the optimizer's state take as much memory as in 1.12.0 and 1.14.0: twice that of bfloat16.""",
     changes_numbers="""\
-accelerate 1.13.0 trained bfloat16 parameters where every other release trains float32: most updates of a small
-learning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the memory
-for what it trains. A learning rate that was raised to make up for it should be lowered again. A checkpoint has lost
-nothing but those updates, and can be trained on.""",
+accelerate 1.13.0 trained bfloat16 parameters while every other release trains float32: most updates of a small
+learning rate were lost. With the patch such a run learns more from the same number of steps, and needs twice the
+memory for its trainable parameters. Reduce a learning rate that was raised to compensate. A checkpoint has lost only
+those updates; you can continue to train it.""",
     references=(
         "https://github.com/huggingface/accelerate/issues/3979",
         "https://github.com/huggingface/accelerate/pull/3985",
@@ -76,5 +78,5 @@ nothing but those updates, and can be trained on.""",
             ),
         ),
     ),
-    obsolete_when="when no accelerate in use is 1.13.0",
+    obsolete_when="when accelerate 1.13.0 is no longer in use",
 )

@@ -1,4 +1,4 @@
-"""accelerate before 0.34 beside transformers 4.45 to 4.51, which asks its optimizer to train: an advice."""
+"""accelerate before 0.34 with transformers 4.45 to 4.51, which calls `train()` of its optimizer: an advice."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 ADVICE = Advice(
     name="accelerate-optimizer-train",
-    summary="transformers' Trainer, from 4.45 to 4.51, cannot train beside accelerate 0.30 to 0.33",
+    summary="transformers' Trainer, from 4.45 to 4.51, cannot train with accelerate 0.30 to 0.33",
     harm="crash",
-    bug="transformers' Trainer, from 4.45 to 4.51, cannot train beside accelerate 0.30 to 0.33",
-    when="accelerate 0.30.0 to 0.33.0 beside transformers 4.45.0 to 4.51.3, whose metadata allow it",
+    bug="transformers' Trainer, from 4.45 to 4.51, cannot train with accelerate 0.30 to 0.33",
+    when="accelerate 0.30.0 to 0.33.0 with transformers 4.45.0 to 4.51.3, whose metadata allow it",
     symptom="""\
-The first step of transformers' Trainer, and of every trainer that stands on it, ends in `AttributeError: 'AdamW' object
-has no attribute 'train'`, or whichever optimizer it is.""",
+The first step of transformers' Trainer, and of every trainer built on it, raises `AttributeError: 'AdamW' object has
+no attribute 'train'`, or the same for another optimizer.""",
     cause="""\
-Since 4.45.0 the Trainer calls `train()` of an optimizer that has it, for those that are free of a schedule. accelerate
-wraps every optimizer into one that has it, and which, before 0.34.0, calls the wrapped one's without asking.""",
+Since 4.45.0 the Trainer calls `train()` of an optimizer that has this method, for schedule-free optimizers. accelerate
+wraps every optimizer in a class that has the method, which before 0.34.0 calls the wrapped optimizer's method without
+checking that it exists.""",
     what_to_do="Use accelerate 0.34.0 or later (1.3.0 for transformers from 4.52 on), or pin `transformers<4.45`.",
     signatures=(
         Signature(

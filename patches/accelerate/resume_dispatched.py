@@ -1,4 +1,4 @@
-"""Resuming within an epoch with dispatch_batches on several ranks: as many batches are skipped as were trained on."""
+"""Resuming within an epoch with dispatch_batches on several ranks: skips as many batches as were trained on."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from rlhf_patches import Guard, Patch, Rewrite, Variant
 
 
 def of_all_ranks(dispatcher: Any, batches: Any, num_batches: int) -> int:
-    """How many of the sampler's batches went into ``num_batches`` steps, of which each takes one for every rank.
+    """The number of the sampler's batches in ``num_batches`` steps, each of which takes one batch per rank.
 
-    With ``split_batches``, and under tensor parallelism, a step takes one. Where none would be left it is as released:
-    accelerate cannot dispatch nothing.
+    With ``split_batches``, and under tensor parallelism, a step takes one. If no batch would be left the number is as
+    released: accelerate cannot dispatch nothing.
 
     Args:
         dispatcher: a ``DataLoaderDispatcher``.
-        batches: its sampler of batches.
-        num_batches: the steps that are left out.
+        batches: its batch sampler.
+        num_batches: the skipped steps.
     """
     if dispatcher.split_batches or getattr(dispatcher, "submesh_tp", None) is not None:
         return num_batches
     ranks: int = dispatcher.state.num_processes
     taken = num_batches * ranks
-    # Of what is left after the last whole step nothing is dispatched with `drop_last`.
+    # With `drop_last`, batches after the last whole step are not dispatched.
     needed = ranks if getattr(dispatcher, "_drop_last", False) else 1
     try:
         return taken if taken + needed <= len(batches) else num_batches
@@ -32,24 +32,24 @@ def of_all_ranks(dispatcher: Any, batches: Any, num_batches: int) -> int:
 
 PATCH = Patch(
     name="accelerate-resume-dispatched",
-    summary="with dispatch_batches on several ranks a resumed epoch goes on where it was left",
+    summary="with dispatch_batches on several ranks a resumed epoch continues where it was interrupted",
     harm="wrong data",
-    bug="a run with dispatch_batches on several ranks that is resumed within an epoch repeats samples of it",
+    bug="a run with dispatch_batches on several ranks that resumes within an epoch repeats samples of that epoch",
     when="dispatch_batches without split_batches, a map-style data set, several ranks, and a run resumed in an epoch",
     symptom="""\
-With `dispatch_batches=True` on N ranks a run that is resumed after K steps of an epoch goes on with the samples of step
-K / N: those up to step K come twice, the epoch has more steps than are left of it, and what a trainer that counts them
-stops before is never seen. No error. On one rank, with `split_batches=True`, and with an iterable data set it is
-right.""",
+With `dispatch_batches=True` on N ranks a run that resumes after K steps of an epoch continues with the samples of step
+K / N: the samples up to step K come twice, the epoch has more steps than remain, and a trainer that counts the
+remaining steps never sees the last samples. No error. On one rank, with `split_batches=True`, and with an iterable
+data set the bug does not occur.""",
     cause="""\
-`skip_first_batches` leaves out K batches of the sampler. A step of `DataLoaderDispatcher` takes one for each rank.""",
+`skip_first_batches` skips K batches of the sampler. A step of `DataLoaderDispatcher` takes one batch per rank.""",
     repair="""\
-K batches for each rank are left out where the loader dispatches whole batches. With `split_batches`, under tensor
-parallelism, where all ranks get the same batch, for iterable data sets and for every other loader it is as it was; and
-so it is where all batches of an epoch are left out, since a dispatcher without a batch raises.
+The patch skips K batches per rank if the loader dispatches whole batches. With `split_batches`, under tensor
+parallelism, where all ranks get the same batch, for iterable data sets and for every other loader nothing changes.
+Nothing changes either if all batches of an epoch are skipped, since a dispatcher without a batch raises.
 
-Who gives `skip_first_batches` that many batches for each rank himself has to give it the number of steps with the
-patch.""",
+If your code already passes the number of batches of all ranks to `skip_first_batches`, pass the number of steps with
+the patch.""",
     references=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/data_loader.py",),
     variants=(
         Variant(
@@ -66,5 +66,5 @@ patch.""",
             ),
         ),
     ),
-    obsolete_when="when the oldest accelerate in use has it repaired",
+    obsolete_when="when the oldest accelerate in use skips one batch per rank",
 )

@@ -1,4 +1,4 @@
-"""Resuming within an epoch: the loader that skips batches goes on in the order of that epoch."""
+"""Resuming within an epoch: the loader that skips batches continues in the order of that epoch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _TARGET = "accelerate.data_loader:skip_first_batches"
 
 
 def of_its_epoch(given: Any, kind: Callable[..., Any]) -> Callable[..., Any]:
-    """``kind``; what it makes is in the epoch of the loader that was ``given``, which is not touched."""
+    """``kind``, whose instances are in the epoch of the ``given`` loader, which is not modified."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         epoch = getattr(given, "iteration", 0)
         made = kind(*args, **kwargs)
         if epoch and getattr(made, "iteration", None) == 0:
-            made.iteration = epoch  # writes: a loader that was made just now, and that nobody else has
+            made.iteration = epoch  # writes: a loader that was just created, and that no other code holds
         return made
 
     return make
@@ -25,21 +25,21 @@ def of_its_epoch(given: Any, kind: Callable[..., Any]) -> Callable[..., Any]:
 
 PATCH = Patch(
     name="accelerate-resume-order",
-    summary="a run that is resumed within an epoch goes on in the order of that epoch",
+    summary="a run that resumes within an epoch continues in the order of that epoch",
     harm="wrong data",
-    bug="a run that is resumed in a later epoch than the first goes on in the first epoch's order",
+    bug="a run that resumes after its first epoch continues in the first epoch's order",
     when="transformers 4's Trainer, or a loop with skip_first_batches, and a shuffled data set with a seed",
     symptom="""\
-A run is resumed in the middle of its second epoch, or of a later one: for the rest of that epoch it gets the samples in
-the order of epoch 0, so that some of them come twice in the epoch and others never. No error. Resumed in its first
-epoch, or between two, it goes on as it should, and so does transformers 5's `Trainer`, which sets the epoch again.""",
+A run resumes in the middle of its second epoch, or of a later one: for the rest of that epoch it gets the samples in
+the order of epoch 0, so some samples come twice in the epoch and others never. No error. A run that resumes in its
+first epoch, or between two epochs, is not affected, nor is transformers 5's `Trainer`, which sets the epoch again.""",
     cause="""\
-`skip_first_batches` makes a second loader. Whoever resumes has called `set_epoch` of the first one; the second counts
-its epochs from 0, and sets its sampler to that when it is iterated over.""",
+`skip_first_batches` creates a second loader. The resuming code has called `set_epoch` of the first loader; the second
+counts its epochs from 0, and sets its sampler to epoch 0 when it is iterated over.""",
     repair="""\
-The loader that `skip_first_batches` has made is in the epoch of the one that it was made of, as in 1.15.0. In epoch 0,
-and for loaders that count no epochs, it is as it was. Left alone: a loop that sets no epoch, whose loader is in epoch 0
-whatever epoch the loop is in; and a sampler without a seed of its own.""",
+The loader that `skip_first_batches` creates is in the epoch of its source loader, as in 1.15.0. In epoch 0, and for
+loaders that count no epochs, nothing changes. Not repaired: a loop that sets no epoch, whose loader is in epoch 0
+whatever epoch the loop is in; and a sampler without its own seed.""",
     references=(
         "https://github.com/huggingface/accelerate/pull/4071",
         "https://github.com/huggingface/accelerate/issues/2823",

@@ -1,8 +1,8 @@
-"""Base weights under LoRA that are the same after a merge and an unmerge: kept while an adapter is merged into them.
+"""Base weights under LoRA that are the same after a merge and an unmerge: a copy is kept while an adapter is merged.
 
-They are put back where it is certain that this undoes the merge and nothing else: the weight at that moment is, bit for
-bit, the kept one with the same adapters merged into it again, as PEFT does it. Whatever has changed in between (the
-weight, the adapter, its scaling, what is merged) shows there, and then PEFT's own way, subtraction, is taken.
+The copy is restored if this certainly undoes the merge and nothing else: the current weight is, bit for bit, the kept
+one with the same adapters merged into it again, as PEFT does it. This detects any change in between (the weight, the
+adapter, its scaling, the set of merged adapters), and then PEFT's own way, subtraction, is taken.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import rlhf_patches
 
 _NAME = "peft-lora-merge-drift"
 _ROUNDED = (torch.bfloat16, torch.float16)
-"""In float32 a cycle moves a weight by 1e-7 of it at most, and the copies would be twice as large."""
+"""In float32 a cycle changes a weight by a relative 1e-7 at most, and the copies would be twice as large."""
 _EXACT_ENOUGH = (torch.float32, torch.float64)
 
 _counted = {"unmerged exactly": 0, "unmerged by PEFT": 0}
 
 
 def observed() -> dict[str, Any]:
-    """How many layers have been unmerged, by either way, in this process."""
+    """The number of layers that this process has unmerged, by either way."""
     return dict(_counted)
 
 
 @dataclass
 class _Kept:
-    """The weight before the first merge, in host memory, and what was merged since: (adapter, safe_merge), in order."""
+    """The weight before the first merge, in host memory, and the merges since: (adapter, safe_merge), in order."""
 
     weight: torch.Tensor
     merges: list[tuple[str, bool]] = field(default_factory=list)
 
 
-# Not on the layers, which are copied and pickled.
+# Not stored on the layers, which are copied and pickled.
 _kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 
 
@@ -54,7 +54,7 @@ def merging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> 
     adapters = [name for name in names or layer.active_adapters if name in layer.lora_A]
     if not adapters or (already and kept is None) or not all(_is_a_sum(layer, name) for name in adapters):
         if not adapters and kept is not None:
-            _kept[layer] = kept  # nothing is going to be merged
+            _kept[layer] = kept  # this call merges nothing
         return wrapped(*args, **kwargs)
     if not already:
         kept = _copied(layer.get_base_layer().weight)
@@ -66,7 +66,7 @@ def merging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> 
             _kept[layer] = kept
 
 
-# writes: what the release's `unmerge` writes, more exactly
+# writes: the same as the release's `unmerge`, but exactly
 def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
     """Around ``Linear.unmerge``."""
     kept = _kept.pop(layer, None)
@@ -82,10 +82,10 @@ def unmerging(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     return wrapped(*args, **kwargs)
 
 
-# known: PEFT's own function, by its name; a layer that is kept in vain costs memory, one that is not, PEFT unmerges
+# known: PEFT's own function, by its name; an unneeded copy costs memory, and without a copy PEFT unmerges
 def _is_unloaded_next() -> bool:
-    """Whether this is within PEFT's ``merge_and_unload``, which throws the layers away: nobody can unmerge them."""
-    frame: FrameType | None = sys._getframe(2)  # what called the layer's merge, or an override of it
+    """Whether this is within PEFT's ``merge_and_unload``, which discards the layers: they cannot be unmerged."""
+    frame: FrameType | None = sys._getframe(2)  # the caller of the layer's merge, or of an override
     for _ in range(4):
         if frame is None:
             return False
@@ -96,7 +96,7 @@ def _is_unloaded_next() -> bool:
 
 
 def _copied(weight: torch.Tensor) -> _Kept | None:
-    """None where the host has no room for it."""
+    """The copy; None if the host has no memory for it."""
     try:
         return _Kept(weight.data.to("cpu", copy=True))
     except (MemoryError, RuntimeError):
@@ -104,7 +104,7 @@ def _copied(weight: torch.Tensor) -> _Kept | None:
 
 
 def _undone(layer: Any, kept: _Kept) -> bool:
-    """Whether the kept weight is the layer's again. Where the device has no room, or it is not certain, nothing is."""
+    """Whether the layer has its kept weight again: not if the device has no memory, or the undo is not certain."""
     if layer.merged_adapters != [name for name, _ in kept.merges] or not _can_be_kept(layer):
         return False
     weight = layer.get_base_layer().weight
@@ -118,22 +118,22 @@ def _undone(layer: Any, kept: _Kept) -> bool:
             return False
     except RuntimeError:
         return False
-    weight.data.copy_(base)  # writes: unmerged, it is the weight of before
+    weight.data.copy_(base)  # writes: the weight before the merge
     return True
 
 
 def _is_a_sum(layer: Any, adapter: str) -> bool:
-    """Whether merging adds a product to the weight and does nothing else: no DoRA or other variant, no bias."""
+    """Whether merging only adds a product to the weight: no DoRA or other variant, no bias."""
     variants = getattr(layer, "lora_variant", None)  # 0.16 and later; before, DoRA was the only one
     variant = adapter in variants if variants is not None else getattr(layer, "use_dora", {}).get(adapter, False)
     return not variant and not getattr(layer, "lora_bias", {}).get(adapter, False)
 
 
 def _can_be_kept(layer: Any) -> bool:
-    """Whether it has a whole weight of ordinary floating-point numbers, which this process has.
+    """Whether it has a whole weight of ordinary floating-point numbers in this process.
 
-    Not a shard (a DTensor), not one of several quantised kinds. ZeRO-3 keeps its own: what was merged into a gathered
-    weight is dropped with it.
+    Not a shard (a DTensor), and not one of several quantised kinds. ZeRO-3 needs no copy: it drops what was merged
+    into a gathered weight.
     """
     weight = getattr(layer.get_base_layer(), "weight", None)
     return (
@@ -146,7 +146,7 @@ def _can_be_kept(layer: Any) -> bool:
 
 
 def _merged(layer: Any, weight: torch.Tensor, merges: list[tuple[str, bool]]) -> torch.Tensor | None:
-    """The weight with the adapters merged into it, in place; None where one of them is gone."""
+    """The weight with the adapters merged into it, in place; None if an adapter no longer exists."""
     for adapter, safe_merge in merges:
         if adapter not in layer.lora_A:
             return None

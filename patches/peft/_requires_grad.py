@@ -1,4 +1,4 @@
-"""Which parameters are trainable, remembered and put back: around functions of PEFT that switch it on the way."""
+"""Records which parameters are trainable, and restores it: around functions of PEFT that change it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import rlhf_patches
 
 
 class Remembered:
-    """``requires_grad`` of parameters, as it is when this is made; of those behind what FSDP shows in their place."""
+    """``requires_grad`` of parameters at construction; for FSDP's views, of the parameters behind them."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         flat: dict[int, dict[int, Any]] = {}
         self._before = [(one, one.requires_grad) for one in (_behind(each, flat) for each in parameters)]
 
     def restore(self) -> bool:
-        """Of those that can be switched: FSDP shows views in place of parameters at times, which cannot.
+        """Restore the flags that can be set: FSDP sometimes shows views instead of parameters, whose flags cannot be
+        set.
 
         Returns:
-            Whether any had been switched.
+            Whether any flag had changed.
         """
         switched = [each for each in self._before if each[0].requires_grad != each[1] and each[0].is_leaf]
         for parameter, before in switched:
@@ -33,11 +34,11 @@ class Remembered:
 
 
 def _behind(tensor: Any, flat: dict[int, dict[int, Any]]) -> Any:
-    """The parameter in whose place FSDP (the first) shows a view of its flat one, which knows it; else the tensor.
+    """The parameter behind a view that FSDP1 shows, which its flat parameter knows; otherwise the tensor itself.
 
     Args:
-        tensor: what is registered as a parameter.
-        flat: of each flat parameter that has been met, by its id: parameters by the ids of their views.
+        tensor: a registered parameter.
+        flat: for each flat parameter seen so far, by its id: parameters by the ids of their views.
     """
     whole = tensor._base
     parameters, places = (getattr(whole, name, None) for name in ("_params", "_param_infos"))
@@ -50,11 +51,11 @@ def _behind(tensor: Any, flat: dict[int, dict[int, Any]]) -> Any:
 
 
 def of_the_others(wrapped: Callable[..., Any], tuner: Any, args: Any, kwargs: Any) -> Any:
-    """Around ``BaseTuner.inject_adapter``: what was there before stays as trainable as it was."""
+    """Around ``BaseTuner.inject_adapter``: existing parameters keep their ``requires_grad``."""
     model, adapter = args[:2]
     if adapter in tuner.active_adapters:
-        # The first adapter, which freezes the base model; or the only one of a tuner of its own, which replaces the
-        # active ones (`inject_adapter_in_model`).
+        # The first adapter, which freezes the base model; or the only one of a new tuner, which replaces the active
+        # ones (`inject_adapter_in_model`).
         rlhf_patches.decided("peft-adapter-freeze", False)
         return wrapped(*args, **kwargs)
     own = _of_adapter(model, adapter)
@@ -66,10 +67,10 @@ def of_the_others(wrapped: Callable[..., Any], tuner: Any, args: Any, kwargs: An
 
 
 def _of_adapter(model: torch.nn.Module, adapter: str) -> set[int]:
-    """The ids of an adapter's parameters, of which some tuners have made some before `inject_adapter` (UniLoRA).
+    """The ids of an adapter's parameters; some tuners (UniLoRA) create some of them before `inject_adapter`.
 
-    They lie in containers of the tuner's layers, each adapter under its name. The name alone says nothing: layers of
-    the base model may be called the same.
+    They are in containers of the tuner's layers, each adapter under its name. The name alone is not enough: layers of
+    the base model may have the same name.
     """
     containers = (torch.nn.ModuleDict, torch.nn.ParameterDict)
     return {
@@ -84,9 +85,9 @@ def _of_adapter(model: torch.nn.Module, adapter: str) -> set[int]:
 
 
 def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Generator[Any, None, None]:
-    """Around ``PeftModel.disable_adapter``: what was trainable before is afterwards, and nothing else.
+    """Around ``PeftModel.disable_adapter``: restores the trainable parameters, and makes no others trainable.
 
-    Of layers that were disabled already nothing is remembered: their flags are those of whoever disabled them.
+    It records nothing for layers that were disabled already: the code that disabled them sets their flags.
     """
     kinds = _adapter_layers()
     before = [
@@ -98,18 +99,18 @@ def after_disabling(wrapped: Callable[..., Any], model: Any, args: Any, kwargs: 
         with contextmanager(wrapped)(*args, **kwargs) as nothing:
             yield nothing
     finally:
-        # A layer whose adapter has been switched within is left: that makes others trainable.
+        # Skips a layer whose adapter was switched within: the switch makes other parameters trainable.
         restored = [flags.restore() for layer, active, flags in before if _active(layer) == active]
         rlhf_patches.decided("peft-disable-adapter-restore", any(restored))
 
 
 def _of_adapters(layer: Any) -> list[Any]:
-    """A tuner layer's parameters but those of the layer that it adapts, which PEFT does not switch here."""
+    """A tuner layer's parameters except those of its base layer, whose flags PEFT does not change here."""
     return [parameter for name, parameter in layer.named_parameters() if not name.startswith("base_layer.")]
 
 
 def _active(layer: Any) -> list[str]:
-    """Which adapters are active; of several, or of none, it is a list."""
+    """The active adapters; PEFT has a list if there are several, or none."""
     return [layer.active_adapter] if isinstance(layer.active_adapter, str) else list(layer.active_adapter)
 
 
@@ -118,15 +119,16 @@ def _adapter_layers() -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import other
 
-    # PEFT before 0.16 has only the one that newer ones derive from the other.
+    # PEFT before 0.16 has only ModulesToSaveWrapper, which later derives from AuxiliaryTrainingWrapper.
     return BaseTunerLayer, getattr(other, "AuxiliaryTrainingWrapper", other.ModulesToSaveWrapper)
 
 
 def of_leaves(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
-    """Around ``enable_adapters``: what FSDP shows in place of parameters, views of its own, is left as it is.
+    """Around ``enable_adapters``: does not change the views that FSDP shows instead of parameters.
 
-    The call finds other parameters there. When adapters are enabled, it is those that were frozen when they were
-    disabled, so that they do not stay frozen behind the views; else empty ones, at whose flags nobody looks.
+    The call sees other parameters in their place. When adapters are enabled, these are the parameters that were frozen
+    when the adapters were disabled, so they do not stay frozen behind the views; otherwise empty parameters, whose
+    flags are never read.
     """
     enabled = bool(args[0] if args else kwargs["enabled"])
     parameters, views = {}, {}
@@ -149,13 +151,13 @@ def of_leaves(wrapped: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
             _show(owner, place[-1], view)
 
 
-# writes: until the call is over, as FSDP does
+# writes: until the call returns, as FSDP does
 def _show(owner: Any, name: str, tensor: Any) -> None:
-    """As FSDP does it: among the parameters, and as an attribute, which is found first."""
+    """As FSDP does: among the parameters, and as an attribute, which is looked up first."""
     owner._parameters[name] = tensor
     if name in vars(owner):
         vars(owner)[name] = tensor
 
 
 _frozen: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], weakref.ref[Any]]] = weakref.WeakKeyDictionary()
-"""Of layers that were disabled: the parameters that were frozen then, by the module's path in the layer and name."""
+"""For disabled layers: the parameters that were frozen then, by the module's path in the layer and name."""

@@ -1,4 +1,4 @@
-"""PEFT: ``disable_adapter()`` raises where FSDP shows views in place of parameters."""
+"""PEFT: ``disable_adapter()`` raises while FSDP shows views instead of parameters."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from rlhf_patches import Guard, Patch, Signature, Variant, Wrap
 
 PATCH = Patch(
     name="peft-disable-adapter-fsdp",
-    summary="adapters can be disabled and enabled while FSDP has a model's parameters gathered",
+    summary="adapters can be disabled and enabled while FSDP has gathered a model's parameters",
     harm="crash",
-    bug="disabling adapters while FSDP has parameters gathered raises",
+    bug="disabling adapters while FSDP has gathered parameters raises",
     when="FSDP1 with use_orig_params, and the policy without its adapter as the reference",
     excluded_by=("fsdp_config.fsdp_version=2", "fsdp_config.fsdp_use_orig_params=false"),
     symptom="""\
-The policy without its adapter is the reference, `with model.disable_adapter():`, and the model is in FSDP (the first,
-with `use_orig_params=True`). "you can only change requires_grad flags of leaf variables" is raised where this happens
+The policy without its adapter is the reference, `with model.disable_adapter():`, and the model is wrapped in FSDP1
+with `use_orig_params=True`. PyTorch raises "you can only change requires_grad flags of leaf variables" if this happens
 between the policy's forward and its backward pass (DPO and others that compute the reference second, with
-`SHARD_GRAD_OP` or `_HYBRID_SHARD_ZERO2`), and within the forward pass of a module that FSDP has wrapped (with any
+`SHARD_GRAD_OP` or `_HYBRID_SHARD_ZERO2`), or within the forward pass of a module that FSDP has wrapped (with any
 strategy).""",
     cause="""\
-`enable_adapters` switches `requires_grad` of whatever is registered as parameters. While FSDP has them gathered these
-are views of its flat parameter, which cannot be switched.""",
+`enable_adapters` sets `requires_grad` of all registered parameters. While FSDP has gathered them, these are views of
+its flat parameter, and a view's flag cannot be set.""",
     repair="""\
-Views are left as they are, as in 0.19.0: they are gone after the backward pass, and the parameters behind them have not
-been switched. Where the parameters were frozen on the way in and are views on the way out, those behind the views are
-made trainable again; 0.19.0 leaves them frozen.
+Views are left as they are, as in 0.19.0: they are gone after the backward pass, and the flags of the parameters behind
+them have not been set. If the parameters were frozen on entry and are views on exit, the patch makes the parameters
+behind the views trainable again; 0.19.0 leaves them frozen.
 
 Not repaired: `set_adapter`, called by itself on views, raises as before, since the adapter could not become trainable;
-and LN tuning, which has an `enable_adapters` of its own. FSDP2 and `use_orig_params=False` show no views.""",
+and LN tuning, which has its own `enable_adapters`. FSDP2 and `use_orig_params=False` show no views.""",
     references=(
         "https://github.com/huggingface/peft/issues/1442",
         "https://github.com/huggingface/peft/issues/2977",

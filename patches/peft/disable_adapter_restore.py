@@ -6,24 +6,24 @@ from rlhf_patches import Condition, Guard, Patch, Variant, Wrap
 
 PATCH = Patch(
     name="peft-disable-adapter-restore",
-    summary="after disable_adapter() those parameters are trainable that were before",
+    summary="after disable_adapter() the same parameters are trainable that were trainable before",
     harm="wrong gradient",
     bug="disable_adapter() leaves frozen parameters trainable",
-    when="adapters or parts of one that are frozen, and the policy without its adapter as the reference",
+    when="frozen adapters, or partly frozen ones, and the policy without its adapter as the reference",
     symptom="""\
 The policy without its adapter is the reference: `with model.disable_adapter():`. Afterwards frozen parameters of the
-active adapters are trainable: a frozen adapter beside the one in training (a first stage's), an adapter in inference
-mode, parts that were frozen by hand (`lora_A`). Their gradients enter the norm by which clipping divides, and add up
-from step to step where only the optimizer's own are set to zero; an optimizer that is made afterwards trains them.""",
+active adapters are trainable: a frozen adapter together with the one in training (a first stage's), an adapter in
+inference mode, parts that were frozen by hand (`lora_A`). Their gradients count in the clipping norm, and accumulate
+from step to step if only the optimizer's own gradients are set to zero; an optimizer that is created afterwards trains
+them.""",
     cause="""\
-Leaving the context calls `enable_adapter_layers`, and that `set_adapter(active adapters)`, which makes them trainable:
-without `inference_mode`, and without a look at what was before.""",
+On exit the context calls `enable_adapter_layers`, which calls `set_adapter(active adapters)`. This makes the adapters
+trainable, without `inference_mode`, and without checking the previous state.""",
     repair="""\
-When the context is left, normally or by an exception, each parameter of adapters in layers whose adapters were enabled
-has the `requires_grad` that it had. Contexts may be nested or overlap. Left as released: a layer whose active adapter
-was switched within the context, and layers that were disabled before (of some enabled and some disabled ones PEFT
-enables all, and warns). `enable_adapter_layers`, called by itself, is not changed. PEFT 0.6 to 0.10 have the defect
-too.""",
+On exit from the context, normally or by an exception, the patch restores `requires_grad` of each parameter of adapters
+in layers whose adapters were enabled. Contexts may be nested or overlap. Left as released: a layer whose active
+adapter was switched within the context, and layers that were disabled before (if only some were, PEFT enables all, and
+warns). `enable_adapter_layers`, called by itself, is not changed. PEFT 0.6 to 0.10 have the bug too.""",
     references=(
         "https://github.com/huggingface/peft/issues/3447",
         "https://github.com/huggingface/peft/pull/3453",
@@ -44,10 +44,10 @@ too.""",
             ),
         ),
     ),
-    obsolete_when="when the oldest PEFT in use leaves requires_grad as it was; none released so far does",
+    obsolete_when="when the oldest PEFT in use does not change requires_grad there; no release so far does",
     changes_numbers="""\
-In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the first
-reference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as it
-was.""",
+In every release since 0.6 gradients of frozen parts of active adapters have counted in the clipping norm from the
+first reference pass on. With the patch the norm is smaller and a clipped step larger; a run without frozen parts is as
+it was.""",
     conditions=(Condition("peft.peft_model:PeftModel.disable_adapter"),),
 )

@@ -1,4 +1,4 @@
-"""PEFT 0.16 and 0.17 beside transformers 5, which has no `HybridCache`: an advice."""
+"""PEFT 0.16 and 0.17 with transformers 5, which has no `HybridCache`: an advice."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from rlhf_patches import Advice, CoInstalled, Guard, Shape, Signature, Variant
 
 ADVICE = Advice(
     name="peft-hybrid-cache",
-    summary="PEFT 0.16 and 0.17 cannot be imported beside transformers 5",
+    summary="PEFT 0.16 and 0.17 cannot be imported with transformers 5",
     harm="crash",
-    bug="PEFT 0.16 and 0.17 cannot be imported beside transformers 5",
-    when="peft 0.16.0 to 0.17.1 beside transformers from 5 on, which pip and uv choose for it",
+    bug="PEFT 0.16 and 0.17 cannot be imported with transformers 5",
+    when="peft 0.16.0 to 0.17.1 with transformers from 5 on, which pip and uv choose for it",
     symptom="""\
-`import peft`, and whatever imports it (TRL, verl, transformers' Trainer with an adapter), ends in `ImportError: cannot
+`import peft`, and code that imports it (TRL, verl, transformers' Trainer with an adapter), raises `ImportError: cannot
 import name 'HybridCache' from 'transformers'`.""",
     cause="""\
-`peft.peft_model` imports the class at its top. transformers 5.0.0 no longer has it. Prefix tuning of Gemma makes such a
-cache, so a stand-in of that name would let the import pass and fail there.""",
+`peft.peft_model` imports the class at its top. transformers 5.0.0 no longer has it. Prefix tuning of Gemma creates
+such a cache, so with a stand-in of that name the import would pass and prefix tuning would fail.""",
     what_to_do="Use peft 0.18.0 or later, or pin `transformers<5`.",
     signatures=(
         Signature("ImportError", "cannot import name 'HybridCache' from 'transformers'", ("peft.peft_model:<module>",)),

@@ -1,4 +1,4 @@
-"""LoRA on some layers of a mixture of experts: the layer's number counts, not the expert's."""
+"""LoRA on some layers of a mixture of experts: the layer's number decides, not the expert's."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ _CHANGES = (Rewrite(_TARGET, f"re.match({_LAST}, key)", f"re.match({_NOT_AN_EXPE
 
 PATCH = Patch(
     name="peft-layers-to-transform",
-    summary="layers_to_transform means layers in a mixture of experts too",
+    summary="layers_to_transform selects layers in a mixture of experts too",
     harm="wrong weights",
-    bug="layers_to_transform takes an expert's number for its layer's: other modules are adapted",
+    bug="layers_to_transform matches an expert's number instead of its layer's: the wrong modules are adapted",
     when="LoraConfig or another one with layers_to_transform, and target_modules within experts that are modules",
     excluded_by=("layers_to_transform=absent",),
     symptom="""\
 With `layers_to_transform=[1]` and targets within the experts of a mixture (`model.layers.0.mlp.experts.1.up_proj`),
-expert 1 of every layer is adapted, and of layer 1 nothing but that. No error; `print_trainable_parameters` shows
-another number. Attention, dense layers and mixtures whose experts are one tensor are right.""",
+PEFT adapts expert 1 of every layer, and no other expert of layer 1. No error; `print_trainable_parameters` shows
+another number. Attention, dense layers and mixtures whose experts are one tensor are not affected.""",
     cause="""\
-`check_target_module_exists` looks for the number of the layer with `.*`, which takes as much of the name as it can, so
-that the last number of the name counts.""",
+`check_target_module_exists` searches the number of the layer with `.*`, which matches greedily, so the last number of
+the name counts.""",
     repair="""\
-The last number that is not one of experts counts: not that behind `experts` or another name that ends so
-(`local_experts`). Names without experts keep the number that they had: those with a number before the layers
-(`net.members.0.layers.2.q_proj`), and T5's, whose sub-layer counts. So do those with experts alone, and what is found
-by `layers_pattern`.
+The patch uses the last number that is not an expert's: not the number after `experts` or another name that ends with
+it (`local_experts`). Names without experts keep the number that they had: those with a number before the layers
+(`net.members.0.layers.2.q_proj`), and T5's, whose sub-layer counts. So do names with experts alone, and those that
+`layers_pattern` matches.
 
 Not repaired: an expert that has numbered parts itself.
 
-An adapter that was trained with the bug has weights for other modules than it has with the patch: PEFT says which keys
-are missing or unexpected when it is loaded, as 0.20.0 does. Load it with the patch off:
+An adapter that was trained with the bug has weights for other modules than with the patch: on loading, PEFT reports
+which keys are missing or unexpected, as 0.20.0 does. Load it with the patch off:
 `RLHF_PATCHES_DISABLE=peft-layers-to-transform`.""",
     changes_numbers="""\
 Adapters on some layers of a mixture of experts, PEFT 0.8.0 to 0.19.1, were on the experts of these numbers in all
-layers. With the patch they are on the layers. A run that was trained so should be begun again, or go on without it.""",
+layers. With the patch they are on the layers. Restart a run that was trained without the patch, or continue it without
+the patch.""",
     references=("https://github.com/huggingface/peft/pull/3318",),
     variants=(Variant(Guard("peft", ">=0.8.0,<0.20.0"), _CHANGES),),
     obsolete_when="when the oldest peft in use is 0.20.0",

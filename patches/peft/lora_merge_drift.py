@@ -1,4 +1,4 @@
-"""PEFT's LoRA: merging and unmerging rounds the base weights, each time."""
+"""PEFT's LoRA: each merge and unmerge rounds the base weights."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ PATCH = Patch(
     name="peft-lora-merge-drift",
     summary="base weights in bf16 or fp16 are the same, bit for bit, after a LoRA adapter was merged and unmerged",
     harm="wrong weights",
-    bug="frozen base weights move with every merge and unmerge of an adapter",
+    bug="frozen base weights change with every merge and unmerge of an adapter",
     when="LoRA on a model in bfloat16 or float16, and merge_adapter() at each synchronisation with vLLM",
     symptom="""\
-RLHF with LoRA on a model in bfloat16, where weights are sent to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
-ms-swift): the frozen base weights move, a little with every synchronisation and without an error; after 100 of them by
-0.6 to 3 % of their mean size (seen here; more with larger adapters). The model that is trained, the reference (the same
-weights without the adapter) and the adapter that is saved all go with it: loaded onto the original model, the adapter
-is another policy than was evaluated.""",
+RLHF with LoRA on a model in bfloat16 that sends weights to vLLM by `merge_adapter()` and `unmerge_adapter()` (TRL,
+ms-swift): the frozen base weights change slightly with every synchronisation, without an error; after 100
+synchronisations by 0.6 to 3 % of their mean size (measured here; more with larger adapters). The change affects the
+trained model, the reference (the same weights without the adapter) and the saved adapter: loaded onto the original
+model, the adapter is another policy than the evaluated one.""",
     cause="""\
 `Linear.merge` adds the adapter's product to the weight and rounds the sum to the weight's dtype; `Linear.unmerge`
-subtracts the product and rounds again. What the first rounding has dropped does not come back.""",
+subtracts the product and rounds again. The second rounding does not recover what the first one dropped.""",
     repair="""\
-`merge` keeps a copy of the weight, and `unmerge` puts it back, if that is certain to undo the merge and nothing else:
-the kept weight with the same adapters merged into it again must be the present weight, bit for bit. Where the weight,
-the adapter or its scaling has changed in between, where DoRA, another variant or `lora_bias` is merged, where the
-weight is quantised, in float32, a shard (DTensor) or partitioned by ZeRO-3 (which drops the merged weight itself), and
-for embeddings, convolutions and `target_parameters`, PEFT's own way is taken; so it is where there is no memory for the
-copy. `merge_and_unload` makes no copy, since nobody can unmerge what it leaves. The merged weights, which vLLM gets,
-are what they were. `rlhf_patches.report()` counts the layers that were unmerged either way.
+`merge` keeps a copy of the weight, and `unmerge` restores it, if that certainly undoes the merge and nothing else: the
+kept weight with the same adapters merged into it again must be the present weight, bit for bit. PEFT's own way is
+taken if the weight, the adapter or its scaling has changed in between, if DoRA, another variant or `lora_bias` is
+merged, if the weight is quantised, in float32, a shard (DTensor) or partitioned by ZeRO-3 (which drops the merged
+weight itself), for embeddings, convolutions and `target_parameters`, and if there is no memory for the copy.
+`merge_and_unload` makes no copy, since its result cannot be unmerged. The merged weights, which vLLM gets, are
+unchanged. `rlhf_patches.report()` counts the layers that were unmerged either way.
 
-**Memory:** while an adapter is merged, the layers' weights a second time, 2 bytes for each number, in *host* memory on
-every rank that merges (15 GB for 7 billion adapted parameters), and a layer's weight twice more on its own device while
-it is unmerged. **Time:** a copy to the host and back each time.
+**Memory:** while an adapter is merged, a second copy of the layers' weights, 2 bytes per number, in *host* memory on
+every rank that merges (15 GB for 7 billion adapted parameters), and two more copies of a layer's weight on its own
+device while it is unmerged. **Time:** a copy to the host and back each time.
 
 Not repaired: an exception between the two calls leaves the adapter merged, because the callers do not call `unmerge`
-then. PEFT 0.6 has the defect too.""",
+then. PEFT 0.6 has the bug too.""",
     references=(
         "https://github.com/huggingface/trl/issues/6688",
         "https://github.com/modelscope/ms-swift/issues/10154",
@@ -74,11 +74,11 @@ then. PEFT 0.6 has the defect too.""",
             ),
         ),
     ),
-    obsolete_when="when the oldest PEFT in use unmerges exactly; none released so far does",
+    obsolete_when="when the oldest PEFT in use unmerges exactly; no release so far does",
     observations=f"{__package__}._base_weights:observed",
     changes_numbers="""\
-In every release since 0.6 each weight synchronisation has moved half-precision base weights at random. An adapter from
-such a run was trained on weights that no longer exist: loaded onto the original model it computes something else than
-in training, so evaluate it anew, and train it on if that is worse.""",
+In every release since 0.6 each weight synchronisation has changed half-precision base weights at random. An adapter
+from such a run was trained on weights that no longer exist: loaded onto the original model it computes other outputs
+than in training, so evaluate it again, and continue its training if it is worse.""",
     conditions=(Condition(f"{_LINEAR}.unmerge"),),
 )

@@ -1,4 +1,4 @@
-"""PEFT: an adapter is saved with others whose parameters' names contain its name."""
+"""PEFT: saving an adapter also saves others whose parameters' names contain its name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlhf_patches import Guard, Patch, Variant, Wrap
 
 
 def without_the_others(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> Any:
-    """Around ``get_peft_model_state_dict``: for LoRA, what belongs to another adapter is taken out beforehand."""
+    """Around ``get_peft_model_state_dict``: for LoRA, removes the keys of other adapters beforehand."""
     model, state_dict, adapter, *more = args
     unwrapped = getattr(model, "_orig_mod", model) if more and more[0] else model  # unwrap_compiled
     others = [re.escape(name) for name in unwrapped.peft_config if name != adapter]
     if others and unwrapped.peft_config[adapter].peft_type in ("LORA", "ADALORA"):
-        # An adapter's name follows the container of its parameters: a module of the base model may be called the same.
+        # An adapter's name follows the container of its parameters: a module of the base model may have the same name.
         of_another = re.compile(rf"\.(lora_\w+|modules_to_save)\.({'|'.join(others)})(\.|$)")
         whole = unwrapped.state_dict() if state_dict is None else state_dict
         state_dict = {key: whole[key] for key in whole if not of_another.search(key)}
@@ -27,17 +27,18 @@ PATCH = Patch(
     summary="a LoRA adapter is saved without others whose parameters' names contain its name",
     harm="wrong weights",
     bug="an adapter is saved with the parameters of others whose names contain its name",
-    when="two adapters such as policy and policy_ref, or one named as a part of a module's name",
+    when="two adapters such as policy and policy_ref, or one whose name is part of a module's name",
     symptom="""\
 A model with two adapters, `policy` and `policy_ref`: the saved `policy` has the parameters of both. The file is twice
-as large, and has keys (`lora_A.policy_ref.weight`; before 0.18 `lora_A_ref.weight`) that PEFT drops with a warning when
-it is loaded and that others, vLLM for one, may refuse. An adapter whose name is part of a module's name (`up`,
-`proj`), or of `lora_A` itself, is saved with all others.""",
+as large, and has keys (`lora_A.policy_ref.weight`; before 0.18 `lora_A_ref.weight`) that PEFT drops with a warning on
+loading and that other software, such as vLLM, may reject. An adapter whose name is part of a module's name (`up`,
+`proj`), or of `lora_A` itself, is saved with all other adapters.""",
     cause="""\
-`get_peft_model_state_dict` takes every key of LoRA with the adapter's name in it, anywhere: `adapter_name in key`.""",
+`get_peft_model_state_dict` takes every LoRA key that contains the adapter's name anywhere: `adapter_name in key`.""",
     repair="""\
-Keys of the other adapters, by their exact names, are taken out of the state dict beforehand, as 0.20.0 does. LoRA and
-AdaLoRA only: other methods save every adapter, and are left as released. PEFT before 0.7 has the defect too.""",
+The patch removes the keys of the other adapters, by their exact names, from the state dict beforehand, as 0.20.0 does.
+The patch covers LoRA and AdaLoRA only: other methods save every adapter, and are left as released. PEFT before 0.7 has
+the bug too.""",
     references=("https://github.com/huggingface/peft/pull/3282",),
     variants=(
         Variant(

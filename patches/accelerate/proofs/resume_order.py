@@ -1,4 +1,4 @@
-"""A loop with accelerate that is resumed in its second epoch: what is left of it."""
+"""The remaining samples of a loop with accelerate that resumes in its second epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESUMED = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What is left of the epoch, held against a run without a stop."""
+    """The remaining samples of the epoch, compared with an uninterrupted run."""
     (report,) = reports
     found = []
     for state in ("before", "after"):

@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Streamed(IterableDataset):
-    """Another order in each epoch."""
+    """A different order in each epoch."""
 
     epoch = 0
 
@@ -58,7 +58,7 @@ def loaded(case: str) -> tuple[Any, Any]:
 
 
 def in_a_loop(case: str) -> dict[str, Any]:
-    """Of each epoch what is left of it after some batches, and what a loop gets that is resumed there."""
+    """For each epoch, the rest after some batches, and the samples of a loop that resumes there."""
     _, batches = loaded(case)
     found: dict[str, Any] = {"left": [], "resumed": [], "next": []}
     for epoch in range(EPOCHS):
@@ -83,7 +83,7 @@ class Rows(Dataset):
 
 
 class Noting(torch.nn.Module):
-    """A model that keeps what it is shown."""
+    """A model that records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

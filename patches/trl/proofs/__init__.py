@@ -1,1 +1,1 @@
-"""What `rlhf-patches prove` runs of these patches, and the tests and the demo with it."""
+"""The programs that `rlhf-patches prove`, the tests and the demo run for these patches."""

@@ -19,7 +19,7 @@ RULE_COVERAGE = {
     "backward compatible": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
     "no new blocking": "because it is a product of two numbers that every rank has; no lock, no collective",
     "a dispatcher without a batch raises": "test_where_nothing_would_be_left_it_is_as_released",
-    "it was": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
+    "nothing changes": ("test_what_was_right_is_the_same", "test_how_many_batches_a_step_takes"),
 }
 WORKER = "rlhf_patches.patches.accelerate.proofs.resume_order_ranks"
 NAME = "accelerate-resume-dispatched"

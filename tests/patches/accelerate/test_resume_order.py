@@ -18,7 +18,7 @@ RULE_COVERAGE = {
     "no side effects": "test_the_loader_that_was_given_is_left_alone",
     "backward compatible": ("test_what_was_right_is_the_same", "test_only_a_new_loader_of_a_later_epoch_is_told"),
     "no new blocking": "because it sets one number of one rank's loader; no lock, no collective",
-    "it was": "test_only_a_new_loader_of_a_later_epoch_is_told",
+    "nothing changes": "test_only_a_new_loader_of_a_later_epoch_is_told",
 }
 WORKER = "rlhf_patches.patches.accelerate.proofs.resume_order_ranks"
 WRONG = ("map", "workers", "split batches", "iterable", "dispatched iterable")

@@ -26,7 +26,7 @@ RULE_COVERAGE = {
     "must be the present weight, bit for bit": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
     "PEFT's own way is taken": "test_where_it_is_not_certain_PEFT_unmerges_as_ever",
     "`merge_and_unload` makes no copy": "test_merged_for_good_nothing_is_copied",
-    "The merged weights, which vLLM gets, are what they were": "test_merged_weights_are_as_right_as_before",
+    "The merged weights, which vLLM gets, are unchanged": "test_merged_weights_are_as_right_as_before",
 }
 NAME = "peft-lora-merge-drift"
 WORKER = "tests.patches.peft.lora_merge_drift_ranks"
