@@ -20,7 +20,7 @@ RULE_COVERAGE = {
     "no side effects": "test_backward_reads_nothing_on_the_host_and_rounds_once",
     "backward compatible": ("test_a_micro_batch_without_tokens", "test_gradients_are_those_of_float64"),
     "no new blocking": "because it is one product on this rank's tensors; no lock, no collective",
-    "bit for bit what they were": "test_gradients_are_those_of_float64",
+    "Gradients of a mean (`reduce_loss=True`) are bitwise identical": "test_gradients_are_those_of_float64",
     "own part of the vocabulary only": "test_smoothing_on_two_ranks_still_has_a_loss_of_its_own_on_each",
 }
 exhaustive = pytest.mark.exhaustive
