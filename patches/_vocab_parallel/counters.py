@@ -1,4 +1,4 @@
-"""How often backward wrote the gradient into the logits' own memory, how often not, and why not."""
+"""Counts how often backward wrote the gradient into the logits' memory, how often it did not, and why."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PATIENCE = 1.0
-"""Seconds. A count that is lost costs less than a run that waits."""
+"""Seconds. A lost count costs less than a run that waits."""
 
-_lock = threading.RLock()  # a signal's handler that reports may have interrupted its own thread while that counts
+_lock = threading.RLock()  # a signal handler that reports may interrupt its own thread during a count
 # A forked child must not inherit it while another thread of the parent holds it.
 os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.RLock()))
 _in_place = 0
@@ -20,7 +20,7 @@ _refused: Counter[str] = Counter()
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """The lock of these counters and of others like them, waited for no longer than `PATIENCE`."""
+    """The lock of these counters and of similar ones, with a wait of at most `PATIENCE`."""
     lock = _lock
     held = lock.acquire(timeout=PATIENCE)
     try:
@@ -31,7 +31,7 @@ def locked() -> Iterator[None]:
 
 
 def count(refusal: str | None) -> None:
-    """Note one backward: in place, or out of place for the reason given."""
+    """Count one backward: in place, or out of place for the given reason."""
     global _in_place
     with locked():
         if refusal is None:
@@ -41,11 +41,11 @@ def count(refusal: str | None) -> None:
 
 
 def observed() -> dict[str, int]:
-    """What this process has done so far, as ``Patch.observations`` wants it.
+    """The counts of this process so far, for ``Patch.observations``.
 
     Returns:
-        Such as ``{"backward in place": 3, "backward out of place because the logits are a leaf": 1}``; what has not
-        happened is left out.
+        For example ``{"backward in place": 3, "backward out of place because the logits are a leaf": 1}``; without
+        counts of 0.
     """
     with locked():
         found = {"backward in place": _in_place} if _in_place else {}
@@ -56,7 +56,7 @@ def observed() -> dict[str, int]:
 
 
 def reset() -> None:
-    """Start counting from nothing (for tests)."""
+    """Reset all counts (for tests)."""
     global _in_place
     with locked():
         _in_place = 0

@@ -1,8 +1,8 @@
-"""Both passes of `softmax` as one Triton kernel each, where the logits are on a GPU of NVIDIA's.
+"""The two passes of `softmax` as one Triton kernel each, where the logits are on an NVIDIA GPU.
 
-torch's own operators read and write a block of float32 for every step of the formula. These read the logits once
-forward, and read and write them once backward, with no memory beside some numbers per token. Triton comes with
-torch's builds for CUDA. Where it cannot compile, and within a CUDA graph's capture, torch's operators compute the same.
+torch's own operators read and write a block of float32 for every step of the formula. These kernels read the logits
+once in forward, and read and write them once in backward, and need only a few numbers per token of memory. torch's CUDA
+builds include Triton. Where Triton cannot compile, and during CUDA graph capture, torch's operators compute the same.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 logger = logging.getLogger("rlhf_patches")
 
 FORWARD, BACKWARD = (2048, 4), (8192, 16)
-"""Columns at once, and warps. The fastest on an H100 of 2048 to 32768 columns and 4 to 32 warps, by 1 to 30 %."""
+"""Columns per block, and warps: fastest on an H100 among 2048 to 32768 columns and 4 to 32 warps, by 1 to 30 %."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _failed = False
 
 
 def serves(logits: torch.Tensor) -> bool:
-    """Whether these logits, ``[..., V]``, may be given to `sum_up` and `write_gradient`, which may still refuse."""
+    """Whether `sum_up` and `write_gradient` may take these logits, ``[..., V]``; they may still refuse."""
     return (
         type(logits) is torch.Tensor  # a FakeTensor has no memory
         and logits.is_cuda
@@ -37,14 +37,14 @@ def serves(logits: torch.Tensor) -> bool:
 
 
 def sum_up(matrix: torch.Tensor, maximum: torch.Tensor, total: torch.Tensor, weighted: torch.Tensor | None) -> bool:
-    """Write each token's m = max x, sum(exp(x - m)), and sum(exp(x - m) (x - m)) if it is asked for.
+    """Write each token's m = max x, sum(exp(x - m)), and sum(exp(x - m) (x - m)) if ``weighted`` is not None.
 
     Args:
-        matrix: the logits, ``[tokens, V]``, which `serves`.
+        matrix: the logits, ``[tokens, V]``, for which `serves` is true.
         maximum, total, weighted: float32 ``[tokens]``, contiguous.
 
     Returns:
-        Whether it did; else what is in them means nothing.
+        Whether the kernel ran; if not, the outputs are undefined.
     """
     tokens, columns = matrix.shape
     arguments = (matrix, matrix.stride(0), maximum, total, total if weighted is None else weighted, columns)
@@ -52,7 +52,7 @@ def sum_up(matrix: torch.Tensor, maximum: torch.Tensor, total: torch.Tensor, wei
 
 
 class Terms(NamedTuple):
-    """Of the gradient of each token's logits: ``exp(z) (factor + slope z)``, plus ``of_target`` at the target.
+    """Terms of the gradient of each token's logits: ``exp(z) (factor + slope z)``, plus ``of_target`` at the target.
 
     Each is ``[tokens]`` and contiguous, ``target`` int64, -1 for none, the others float32.
     """
@@ -64,7 +64,7 @@ class Terms(NamedTuple):
     of_target: torch.Tensor | None
 
     def of(self, part: slice) -> Terms:
-        """Those of some tokens."""
+        """The terms of some tokens."""
         return Terms(*(None if each is None else each[part] for each in self))
 
 
@@ -72,16 +72,16 @@ def write_gradient(matrix: torch.Tensor, gradient: torch.Tensor, terms: Terms) -
     """Write the gradient.
 
     Args:
-        matrix: the logits, ``[tokens, V]``, which `serves`; ``gradient`` is of their shape and may be the same memory.
-        terms: of these tokens.
+        matrix: the logits, ``[tokens, V]``, for which `serves` is true. ``gradient`` has their shape, maybe their memory.
+        terms: the terms of these tokens.
 
     Returns:
-        Whether it did; else ``gradient`` is as it was.
+        Whether the kernel ran; if not, ``gradient`` is not modified.
     """
     if gradient.stride(-1) != 1:
         return False
     tokens, columns = matrix.shape
-    pointers = [terms.maximum if each is None else each for each in terms]  # what is None is not read
+    pointers = [terms.maximum if each is None else each for each in terms]  # the kernel does not read a None
     arguments = (matrix, matrix.stride(0), gradient, gradient.stride(0), *pointers, columns)
     flags = {"with_slope": terms.slope is not None, "with_target": terms.of_target is not None}
     return _launch("write_gradient", BACKWARD, matrix, (tokens, -(-columns // BACKWARD[0])), *arguments, **flags)
@@ -94,7 +94,7 @@ def _launch(
     try:
         with torch.cuda.device(matrix.device):
             getattr(_kernels(), name)[grid](*arguments, **flags, block=size[0], num_warps=size[1])
-    except Exception as error:  # no Triton, no compiler, no place for its files; nothing has been launched
+    except Exception as error:  # no Triton, no compiler, or no folder for its files; no kernel was launched
         _failed = True
         logger.info("log-probabilities: no Triton kernel here, torch's operators compute them: %r", error)
         return False

@@ -1,6 +1,6 @@
-"""Triton kernels for `fused`: one pass over the logits forward, one backward. Imported where a GPU computes them.
+"""Triton kernels for `fused`: one pass over the logits in forward, one in backward. Imported where a GPU runs them.
 
-Triton takes annotations for its own: only compile-time constants have some.
+Triton interprets annotations, so only compile-time constants have some.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def sum_up(
     with_entropy: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Of one token: m = max x, sum(exp(x - m)) and sum(exp(x - m) (x - m)), by the online form of softmax.
+    """For one token: m = max x, sum(exp(x - m)) and sum(exp(x - m) (x - m)), by the online form of softmax.
 
     Milakov and Gimelshein, Online normalizer calculation for softmax, 2018, extended by the weighted sum.
     """
@@ -65,7 +65,7 @@ def write_gradient(
     with_target: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Of one block of one token: exp(z) (factor + slope z), and for the target's logit `of_target` on top of that."""
+    """For one block of one token: exp(z) (factor + slope z), plus `of_target` for the target's logit."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < columns

@@ -25,22 +25,22 @@ def token_logprobs(
 ) -> torch.Tensor:
     """Log-probability of each target token, with a gradient for the logits.
 
-    Two all-reduces forward, none backward, and neither if the group has one rank. Beside the result, memory for one
-    block of tokens (`softmax.WORK_BYTES` or `WORK_BYTES_ON_GPU`); in backward the gradient is written over the logits
-    if `ownership` can prove that nothing else reads them, else into one tensor of the logits' dtype.
+    Forward needs two all-reduces, or none if the group has one rank; backward needs none. In addition to the result,
+    they need memory for one block of tokens (`softmax.WORK_BYTES` or `WORK_BYTES_ON_GPU`). Backward writes the gradient
+    over the logits if `ownership` can prove that nothing else reads them, else into one tensor of the logits' dtype.
 
     Args:
         logits: ``[..., V / TP]``, any floating dtype, any strides; this rank's part of the vocabulary.
-        target: integers ``[...]``, indices in the whole vocabulary. For one that no rank has, the log-probability is 0,
-            and its gradient minus the probabilities, as SkyRL and NeMo-RL have it; see ``of_cross_entropy``.
+        target: integers ``[...]``, indices in the whole vocabulary. For an index that no rank has, the log-probability
+            is 0 and its gradient is minus the probabilities, as in SkyRL and NeMo-RL; see ``of_cross_entropy``.
         vocab_start_index: the first index of this rank's part.
         vocab_end_index: one past its last index.
         group: the tensor-parallel process group; None is the default group, or one process if there is none.
-        chunk_size: upstream's tokens per chunk. Checked, then not used: blocks are sized by bytes, which changes no
-            result.
+        chunk_size: upstream's tokens per chunk. Validated, but not used: blocks are sized by bytes, which does not
+            affect the result.
         inference_only: compute no gradient and save nothing.
-        with_entropy: compute the entropies too, on the way, for a call of `entropy.token_entropy` with the same logits.
-        of_cross_entropy: as `minus_cross_entropy` for targets that no rank has.
+        with_entropy: also compute the entropies, for a later call of `entropy.token_entropy` with the same logits.
+        of_cross_entropy: treat targets that no rank has like `minus_cross_entropy`.
 
     Returns:
         float32 ``[...]``.
@@ -64,16 +64,16 @@ def token_logprobs(
 def minus_cross_entropy(
     logits: torch.Tensor, target: torch.Tensor, group: Any = None, *, with_entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What Megatron's ``vocab_parallel_cross_entropy`` returns, negated, and the entropies: one pass, one backward.
+    """The negated result of Megatron's ``vocab_parallel_cross_entropy``, and entropies: one pass, one backward.
 
-    As `token_logprobs`, where every rank has as many columns as this one. For a target that no rank has, minus the
-    logarithm of the sum of ``exp(x - m)``, with m the token's largest logit.
+    Like `token_logprobs`, if every rank has the same number of columns. For a target that no rank has, the result is
+    minus the logarithm of the sum of ``exp(x - m)``, with m the token's largest logit.
 
     Args:
-        logits: ``[..., V / TP]``, as for `token_logprobs`; they stay as they are.
+        logits: ``[..., V / TP]``, as for `token_logprobs`; not modified in forward.
         target: integers ``[...]``, indices in the whole vocabulary.
         group: the tensor-parallel process group; None is the default group, or one process if there is none.
-        with_entropy: return entropies, too. Both quantities then have one backward together.
+        with_entropy: return entropies, too. Both quantities then share one backward.
 
     Returns:
         Log-probabilities, and entropies in nats or None, each float32 ``[...]``.
@@ -91,9 +91,9 @@ def minus_cross_entropy(
 def local_target(
     logits: torch.Tensor, target: torch.Tensor, start: int, end: int, chunk_size: int | None
 ) -> torch.Tensor:
-    """The targets as `softmax.VocabParallelLogprobEntropy` wants them.
+    """The targets in the form that `softmax.VocabParallelLogprobEntropy` takes.
 
-    That is int64: indices in this rank's part ``[start, end)``, or -1.
+    The form is int64: indices in this rank's part ``[start, end)``, or -1.
 
     Raises:
         ValueError: as `token_logprobs`.

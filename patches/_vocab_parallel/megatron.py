@@ -1,4 +1,4 @@
-"""The same over Megatron's tensor-parallel group, which the functions of SkyRL and verl ask for by themselves."""
+"""`upstream.entropy_forward` over Megatron's tensor-parallel group, which functions of SkyRL and verl look up."""
 
 from __future__ import annotations
 

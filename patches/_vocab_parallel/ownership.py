@@ -1,11 +1,10 @@
-"""Whether backward may overwrite a saved tensor: only if nothing else can ever look at it again.
+"""Whether backward may overwrite a saved tensor: only if nothing else can read the tensor again.
 
-backward takes the tensor out of ``ctx`` and has autograd release its own reference at once, which it does only if
-the graph is not kept. From then on backward's local variable is the only reference that a sole owner has: every
-other holder, in Python or C++, of the tensor, of a tensor sharing its storage, or of the storage, makes a count
-higher than that. The counts are private to a torch build, so the lowest ones are measured once per process on probes
-that take the same path, and every way of holding a tensor that we know of must show in them. Anything else than the
-lowest counts means "not in place".
+backward takes the tensor out of ``ctx`` and makes autograd release its own reference at once, which autograd does only
+if the graph is not retained. From then on a sole owner's only reference is backward's local variable: every other
+holder, in Python or C++, of the tensor, of a tensor sharing its storage, or of the storage, makes a count higher. The
+counts are private to a torch build, so this module measures the lowest counts once per process on probes that take the
+same path, and checks that every known way of holding a tensor raises them. Any other counts mean "not in place".
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 logger = logging.getLogger("rlhf_patches")
 
 PATIENCE = 60.0
-"""Seconds for the measurement, which takes milliseconds. Without it backward is out of place."""
+"""Seconds for the measurement, which takes milliseconds. Without a measurement, backward is out of place."""
 
 # Reasons, as they appear in reports.
 LEAF = "the logits are a leaf"
@@ -37,9 +36,9 @@ UNPROVEN = "this torch build's reference counts could not be calibrated"
 
 
 def refusal_in_forward(logits: torch.Tensor) -> str | None:
-    """Why this tensor can never be overwritten, or None. To be asked in forward, about the tensor before it is saved.
+    """Why this tensor can never be overwritten, or None. To be called in forward, before the tensor is saved.
 
-    What hooks on saved tensors (checkpointing, offloading) hand to backward is no leaf and no view any more.
+    Tensors that saved-tensor hooks (checkpointing, offloading) pass to backward are no longer leaves or views.
     """
     base = logits if logits._base is None else logits._base
     if type(logits) is not torch.Tensor or type(base) is not torch.Tensor:
@@ -54,8 +53,8 @@ def refusal_in_forward(logits: torch.Tensor) -> str | None:
 def unpack(ctx: Any) -> tuple[torch.Tensor, list[torch.Tensor], str | None]:
     """The saved tensors of ``ctx``, and why the first one must not be overwritten (None: it may be).
 
-    To be called in backward. ``ctx.refusal`` must hold what `refusal_in_forward` has said. Hold what this returns
-    once: the first tensor is given away with the right to overwrite it.
+    To be called in backward. ``ctx.refusal`` must hold the result of `refusal_in_forward`. The caller must hold only
+    one reference to the first tensor, and may overwrite it if there is no reason.
 
     Returns:
         The first saved tensor, the others, and the reason.
@@ -73,24 +72,24 @@ def unpack(ctx: Any) -> tuple[torch.Tensor, list[torch.Tensor], str | None]:
 
 
 def _release(ctx: Any) -> tuple[torch.Tensor, list[torch.Tensor], tuple[int, ...]]:
-    """Take the saved tensors out of the graph, and count who is left. Real calls and probes both come through here."""
+    """Take the saved tensors out of the graph and count the remaining holders, for real calls and for probes."""
     tensor, *others = ctx.saved_tensors
-    ctx.maybe_clear_saved_tensors()  # does nothing if the graph is kept
+    ctx.maybe_clear_saved_tensors()  # does nothing if the graph is retained
     return tensor, others, _counts(tensor)
 
 
 def _counts(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Every count in which another holder shows: the storage's, the tensor's, and those of the tensor it views."""
+    """Every count that another holder raises: the storage's, the tensor's, and those of the tensor it views."""
     storage = tensor.untyped_storage()
-    # Of NumPy's holders, and of what else may look into memory that torch has not allocated, there is no count.
-    # A storage stops being resizable when NumPy sees it; on a GPU, is_shared() is always true.
+    # NumPy's holders, and other readers of memory that torch has not allocated, raise no count.
+    # A storage stops being resizable when NumPy shares it; on a GPU, is_shared() is always true.
     private = storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())
     found = [
         int(private),
-        # A user's reference to the storage object shows in that object's own count only.
+        # A user's reference to the storage object raises that object's own count only.
         sys.getrefcount(storage),
         torch._C._storage_Use_Count(storage._cdata),
-        # On torch 2.13 a C++ holder of the tensor shows in both.
+        # On torch 2.13 a C++ holder of the tensor raises both.
         sys.getrefcount(tensor),
         tensor._use_count(),
     ]
@@ -101,7 +100,7 @@ def _counts(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _difference(found: tuple[int, ...], lowest: tuple[int, ...]) -> str | None:
-    """What the first count that differs means; None if none does."""
+    """The meaning of the first count that differs; None if none does."""
     if found == lowest:
         return None
     if found[0] != lowest[0]:
@@ -112,7 +111,7 @@ def _difference(found: tuple[int, ...], lowest: tuple[int, ...]) -> str | None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements may be at one address, as in an expanded tensor (never False if they are)."""
+    """Whether two elements may share an address, as in an expanded tensor (never False if they do)."""
     end = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -126,7 +125,7 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 
 
 class _Probe(torch.autograd.Function):
-    """Saves its input, and notes what `_release` counts."""
+    """Saves its input, and records the counts of `_release`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, found: list[tuple[int, ...]]) -> torch.Tensor:
@@ -141,7 +140,7 @@ class _Probe(torch.autograd.Function):
         return torch.zeros_like(tensor), None
 
 
-# Ways to hold a tensor. Each has to show.
+# Ways to hold a tensor. Each has to raise a count.
 _HOLDERS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda tensor: tensor,
     lambda tensor: tensor if tensor._base is None else tensor._base,
@@ -178,8 +177,8 @@ def _calibrate() -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     for view, expected in enumerate(lowest):
         again = [_probe(bool(view)) for _ in range(3)]
         held = [_probe(bool(view), hold) for hold in _HOLDERS] + [_probe(bool(view), keep_graph=True)]
-        # Holders may only ever add to the counts of a sole owner; so nothing that we have not thought of can look
-        # like one either, as long as it counts at all.
+        # Holders can only add to the counts of a sole owner; so an unknown kind of holder cannot look like a sole owner
+        # either, as long as it raises any count.
         higher = all(found[0] < expected[0] or _exceeds(found, expected) for found in held)
         if any(found != expected for found in again) or not higher:
             return None
@@ -192,17 +191,17 @@ def _exceeds(found: tuple[int, ...], lowest: tuple[int, ...]) -> bool:
 
 @functools.cache
 def _lowest_counts() -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """A sole owner's counts, of a tensor and of a view, or None if they prove nothing on this torch build."""
+    """A sole owner's counts, for a tensor and for a view, or None if they prove nothing on this torch build."""
     found: list[Any] = []
 
     def calibrate() -> None:
         try:
             found.append(_calibrate() if getattr(sys, "_is_gil_enabled", lambda: True)() else None)
-        except Exception:  # private functions that are not there, or are different ones
+        except Exception:  # private functions that are missing or different
             logger.debug("reference counts could not be calibrated", exc_info=True)
             found.append(None)
 
-    # In a thread of its own, where none of the caller's modes, and none of its hooks on saved tensors, are in force.
+    # In a separate thread, where the caller's modes and saved-tensor hooks are not active.
     thread = threading.Thread(target=calibrate, daemon=True)
     try:
         thread.start()

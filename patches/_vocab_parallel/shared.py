@@ -1,9 +1,9 @@
-"""What the log-probability and the entropy of the same logits share: checks, the group, and one pass for both.
+"""Shared code of the log-probability and the entropy of the same logits: checks, the group, and one pass for both.
 
-SkyRL asks for log-probabilities first and for entropies of the same logits, or of a window of them, later. As two
-autograd functions, each saves the logits, so that the first of them to run backward sees the other as a holder of its
-logits, and needs a gradient of its own. Hence one function computes both, and what is remembered from the first call to
-the second are weak references only: nothing lives longer than the log-probabilities' own graph.
+SkyRL computes log-probabilities first, and entropies of the same logits, or of a window of them, later. As two autograd
+functions, each would save the logits, so the first one to run backward would see the other as a holder of the logits,
+and would need a separate gradient. Hence one function computes both. Between the two calls only weak references are
+kept: nothing lives longer than the log-probabilities' own graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 def check_logits(logits: torch.Tensor) -> None:
-    """Raise ValueError, which names the shape, unless these can be logits of a part of the vocabulary."""
+    """Raise ValueError, with the shape, unless these can be logits of a part of the vocabulary."""
     if not logits.dim() or not logits.shape[-1] or not logits.dtype.is_floating_point:
         raise ValueError(
             f"logits have shape {list(logits.shape)} and dtype {logits.dtype}: expected floating-point numbers "
@@ -26,9 +26,9 @@ def check_logits(logits: torch.Tensor) -> None:
 
 
 def can_take(logits: torch.Tensor, target: torch.Tensor | None = None) -> bool:
-    """Whether what goes around upstream's functions may compute these itself; upstream's take more than ours do.
+    """Whether our functions can compute these logits; upstream's functions accept more than ours do.
 
-    Nothing within a region that torch.compile traces: ours would break its graph, or end a ``fullgraph=True``.
+    False within a region that torch.compile traces: our functions would break its graph, or fail ``fullgraph=True``.
     """
     if torch.compiler.is_compiling() or not logits.is_floating_point():
         return False
@@ -36,7 +36,7 @@ def can_take(logits: torch.Tensor, target: torch.Tensor | None = None) -> bool:
 
 
 def reduction_group(group: Any) -> Any:
-    """The group to reduce over, or None if there is no other rank: a sum over one rank costs a launch for nothing."""
+    """The group to reduce over, or None if there is no other rank: a sum over one rank wastes a kernel launch."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     size = torch.distributed.get_world_size(group)
@@ -50,7 +50,7 @@ def reduction_group(group: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Known:
-    """Entropies and the logits that they were computed from, as they were then."""
+    """Entropies, and the state of their logits when they were computed."""
 
     entropy: weakref.ref[torch.Tensor]
     owner: weakref.ref[torch.Tensor]
@@ -80,14 +80,14 @@ class _Keep(torch.autograd.Function):
 def has_one_backward(logits: torch.Tensor) -> bool:
     """Whether both quantities of these logits may share one function.
 
-    Not those of a leaf: each of them can have a backward of its own, one after the other, since no graph lies below
-    that the first would have used up.
+    False for a leaf: each quantity can run its own backward, one after the other, since there is no graph below that
+    the first backward would free.
     """
     return not logits.is_inference() and not _owner(logits).is_leaf and _leads_to_owner(logits)
 
 
 def remember(logits: torch.Tensor, group: Any, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-    """Have `recall` find the entropies for as long as the graph of the log-probabilities lives, which are returned."""
+    """Return the log-probabilities, and let `recall` return the entropies while their graph lives."""
     _latest.known = _Known(
         weakref.ref(entropy),
         weakref.ref(_owner(logits)),
@@ -102,7 +102,7 @@ def remember(logits: torch.Tensor, group: Any, log_probs: torch.Tensor, entropy:
 
 
 def recall(logits: torch.Tensor, group: Any) -> torch.Tensor | None:
-    """The entropies of these logits if they are known, the caller's own. Without a gradient if the logits get none."""
+    """A copy of the entropies of these logits, if they are known; without a gradient if the logits get none."""
     known: _Known | None = getattr(_latest, "known", None)
     if known is None or logits.is_inference() or known.group is not group:
         return None
@@ -114,9 +114,9 @@ def recall(logits: torch.Tensor, group: Any) -> torch.Tensor | None:
         return None
     if not (torch.is_grad_enabled() and logits.requires_grad):
         return entropy.detach()[window].clone()
-    # The gradient goes past these logits, straight to those that they are a view of.
+    # The gradient bypasses these logits and goes to the tensor that they view.
     seen = logits._backward_hooks or logits.retains_grad
-    # known: after a backward the saved tensors of the one function are gone, which it says itself
+    # known: after a backward the function's saved tensors are freed, which its own flag shows
     spent = getattr(entropy.grad_fn, "spent", False)
     return entropy[window].clone() if _leads_to_owner(logits) and not seen and not spent else None
 
@@ -125,9 +125,9 @@ def _owner(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-# known: the node that the gradient arrives at is the owner's own, or it is not taken for it
+# known: the gradient's node must be the owner's own node
 def _leads_to_owner(tensor: torch.Tensor) -> bool:
-    """Whether the gradient of a view gets to the tensor that it views: not if it was made under no_grad."""
+    """Whether the gradient of a view reaches the tensor that it views: not if the view was made under no_grad."""
     owner = _owner(tensor)
     if tensor is owner:
         return True
@@ -141,7 +141,7 @@ def _leads_to_owner(tensor: torch.Tensor) -> bool:
 
 
 def _window(known: _Known, part: torch.Tensor) -> tuple[slice, ...] | None:
-    """Which of the tokens known these are, by their place in memory; None if they are no rectangle of them."""
+    """The window of the known tokens that these are, by memory position; None if they are not a rectangle."""
     if part.dim() != len(known.shape) or part.shape[-1] != known.shape[-1] or part.stride(-1) != known.stride[-1]:
         return None
     window = [slice(None)] * (part.dim() - 1)

@@ -1,4 +1,4 @@
-"""One autograd function for what both log-probabilities and entropies need of the logits.
+"""One autograd function for log-probabilities and entropies of the same logits.
 
 Per token: x are its logits over the whole vocabulary, m their maximum, z = x - m, s = sum(exp z), and
 p = exp(z) / s. Then
@@ -7,9 +7,9 @@ p = exp(z) / s. Then
     entropy:                      log s - sum(p z)     gradient  p (sum(p z) - z)
 
 which follow from dp_i / dx_j = p_i ([i = j] - p_j) (Bishop, Pattern Recognition and Machine Learning, 2006, eq. 4.106).
-So backward needs m, s and sum(p z) of each token, and nothing at all from other ranks. For a target that no rank has,
-Megatron's cross entropy takes z_t to be 0: the log-probability is -log s, its gradient -p. SkyRL and NeMo-RL return 0,
-and the same gradient, as if that 0 were no constant. Callers get what they got.
+So backward needs m, s and sum(p z) of each token, and nothing from other ranks. For a target that no rank has,
+Megatron's cross entropy uses z_t = 0: the log-probability is -log s, its gradient -p. SkyRL and NeMo-RL return 0 with
+the same gradient, as if that 0 were not a constant. Callers get their framework's own result.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch.autograd.function import once_differentiable
 from . import counters, fused, ownership
 
 WORK_BYTES = 4 << 20
-"""Memory for blocks of tokens in float32. On the CPU measured, 2 to 4 MiB were fastest, 8 took a fifth longer."""
+"""Memory for blocks of tokens in float32. Measured on a CPU: 2 to 4 MiB were fastest, 8 MiB took a fifth longer."""
 WORK_BYTES_ON_GPU = 128 << 20
-"""On an H100 measured (`benchmarks/logprob_on_gpu.py`): 32 MiB, its L2 cache's size, took 1.5 times as long."""
+"""Measured on an H100 (`benchmarks/logprob_on_gpu.py`): 32 MiB, its L2 cache's size, took 1.5 times as long."""
 
 # exp(-1e4) is 0 in float32, as exp(-inf) is; but 0 * -inf would be NaN.
 _LOWEST = -1e4
@@ -35,9 +35,9 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
     """Log-probabilities of target tokens, or entropies, or both, over vocabulary-parallel logits.
 
     ``apply(logits, target, group, with_entropy, of_cross_entropy)``: logits are ``[..., V / TP]``; ``target`` is
-    ``[...]``, int64, the index within this rank's part of the vocabulary, or -1 if it lies elsewhere; or None, for the
+    ``[...]``, int64, the index within this rank's part of the vocabulary, or -1 if it is elsewhere; or None, for the
     entropy alone. ``group`` is None where there is nothing to reduce. With ``of_cross_entropy``, a target that no rank
-    has gets what Megatron's cross entropy gives it. Returns log-probabilities and entropies, each float32 ``[...]``, or
+    has gets the result of Megatron's cross entropy. Returns log-probabilities and entropies, each float32 ``[...]``, or
     None if not asked for.
     """
 
@@ -52,7 +52,7 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         tokens = logits.shape[:-1]
         target = None if target is None else target.reshape(-1)
-        # Of each token: sum(exp z), sum(exp(z) z), z_t, and whether this rank has the target.
+        # For each token: sum(exp z), sum(exp(z) z), z_t, and whether this rank has the target.
         sums = torch.zeros(4, tokens.numel(), dtype=torch.float32, device=logits.device)
         total, weighted, chosen, owned = sums
         if target is not None:
@@ -67,7 +67,7 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
 
         # In this order, as (x - m) - log s, the result is SkyRL's bit for bit.
         log_total = total.log()
-        # No views: what an autograd function returns must not be one if callers are to change it in place.
+        # No views: callers cannot modify a view that an autograd function returns in place.
         log_probs = entropy = None
         if target is not None:
             log_probs = chosen.view(tokens) - log_total.view(tokens)
@@ -76,7 +76,7 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
         if with_entropy:
             entropy = log_total.view(tokens) - (weighted / total).view(tokens)
         ctx.set_materialize_grads(False)
-        ctx.saved_by = VocabParallelLogprobEntropy  # tells a context of ours from upstream's
+        ctx.saved_by = VocabParallelLogprobEntropy  # distinguishes our contexts from upstream's
         ctx.refusal = ownership.refusal_in_forward(logits)
         ctx.save_for_backward(logits, maximum, sums, target)
         return log_probs, entropy
@@ -91,17 +91,17 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
             return None, None, None, None, None
         logits, (maximum, (total, weighted, *_), target), refusal = ownership.unpack(ctx)
         counters.count(refusal)
-        # An alias: what autograd hands on must not be the tensor that it has saved.
+        # An alias: autograd must not pass on the tensor that it has saved.
         gradient = torch.empty_like(logits) if refusal else logits.detach()
 
-        # The gradient is exp(z) (factor + slope z), and for the target's logit `of_target` on top of that.
+        # The gradient is exp(z) (factor + slope z), plus `of_target` for the target's logit.
         factor, slope, of_target = torch.zeros_like(maximum), None, None
         if of_log_probs is not None:
             of_target = of_log_probs.reshape(-1).float()
             factor = -of_target / total
             of_target = of_target.masked_fill(target < 0, 0.0)
         if of_entropy is not None:
-            # A token whose entropy has weight 0 gets no NaN from it: SkyRL leaves out chunks of such tokens.
+            # A token whose entropy has weight 0 gets no NaN from it: SkyRL skips chunks of such tokens.
             of_entropy = of_entropy.reshape(-1).float()
             unwanted = of_entropy == 0
             slope = (-of_entropy / total).masked_fill_(unwanted, 0.0)
@@ -118,7 +118,7 @@ class VocabParallelLogprobEntropy(torch.autograd.Function):
 def _sums(
     logits: torch.Tensor, target: torch.Tensor | None, sums: torch.Tensor, group: Any, with_entropy: bool
 ) -> torch.Tensor:
-    """Write the first three of ``sums``, this rank's part of them; returns the maximum over all ranks."""
+    """Write this rank's part of the first three ``sums``; returns the maximum over all ranks."""
     total, weighted, chosen, _ = sums
     maximum = logits.amax(-1).float().reshape(-1)
     if group is not None:
@@ -139,7 +139,7 @@ def _sums(
 def _fused_sums(
     logits: torch.Tensor, target: torch.Tensor | None, sums: torch.Tensor, group: Any, with_entropy: bool
 ) -> torch.Tensor | None:
-    """As `_sums`, by one kernel; None if it cannot run here, before any collective."""
+    """Like `_sums`, with one kernel; None, before any collective, if the kernel cannot run."""
     total, weighted, chosen, _ = sums
     maximum = torch.empty_like(total)
     for part, (matrix,) in _parts((logits,)):
@@ -158,7 +158,7 @@ def _fused_sums(
 
 
 def _write_gradient(matrix: torch.Tensor, gradient: torch.Tensor, terms: fused.Terms) -> None:
-    """As `fused.write_gradient`, by torch's operators."""
+    """Like `fused.write_gradient`, with torch's operators."""
     maximum, factor, slope, target, of_target = terms
     direct = gradient.dtype == torch.float32  # then the gradient itself is the work buffer
     in_place = gradient.data_ptr() == matrix.data_ptr()
@@ -187,7 +187,7 @@ def _blocks(tensors: tuple[torch.Tensor, ...], buffers: int) -> Iterator[_Block]
     """Walk over tensors of one shape ``[..., V]`` in blocks of tokens.
 
     Yields:
-        Where the block is among the tokens, in their order; its part of each tensor, ``[tokens, V]``; and
+        The block's slice of the tokens; its part of each tensor, ``[tokens, V]``; and
         uninitialised work buffers, float32 ``[buffers, tokens, V]``, the same memory for every block.
     """
     first = tensors[0]
@@ -204,7 +204,7 @@ def _blocks(tensors: tuple[torch.Tensor, ...], buffers: int) -> Iterator[_Block]
 
 
 def _parts(tensors: tuple[torch.Tensor, ...]) -> Iterator[tuple[slice, tuple[torch.Tensor, ...]]]:
-    """`_matrices`, and where each is among the tokens, in their order."""
+    """`_matrices`, each with its slice of the tokens."""
     start = 0
     for matrices in _matrices(tensors):
         yield slice(start, start + len(matrices[0])), matrices
@@ -212,7 +212,7 @@ def _parts(tensors: tuple[torch.Tensor, ...]) -> Iterator[tuple[slice, tuple[tor
 
 
 def _matrices(tensors: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same memory as matrices ``[tokens, V]``: one of each tensor if strides permit, else one an outer index."""
+    """The same memory as matrices ``[tokens, V]``: one per tensor if strides permit, else one per outer index."""
     if tensors[0].dim() == 2:
         yield tensors
         return

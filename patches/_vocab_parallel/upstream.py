@@ -1,7 +1,7 @@
 """``forward`` and ``backward`` of the autograd functions that SkyRL and NeMo-RL share.
 
-They are computed by `softmax.VocabParallelLogprobEntropy`, in place of the methods, so that
-``DistributedLogprob.apply`` stays what it is to its callers.
+`softmax.VocabParallelLogprobEntropy` computes them instead of the methods, so that ``DistributedLogprob.apply`` stays
+the same to its callers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .softmax import VocabParallelLogprobEntropy
 
 
 def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Around ``DistributedLogprob.forward``."""
+    """Wraps ``DistributedLogprob.forward``."""
     ctx, logits, target, start, end, group, inference_only = args
     if not can_take(logits, target, start, end):
         return _upstreams(wrapped, args, kwargs)
@@ -23,25 +23,25 @@ def around_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: 
 
 
 def around_chunked_forward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Around ``ChunkedDistributedLogprob.forward``."""
+    """Wraps ``ChunkedDistributedLogprob.forward``."""
     _, logits, target, start, end, *_ = args
     return _forward(*args) if can_take(logits, target, start, end) else _upstreams(wrapped, args, kwargs)
 
 
 def around_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``backward`` of both: the one that belongs to the forward, whatever is in force by now."""
+    """Wraps ``backward`` of both: runs the backward that belongs to the forward, whichever patches are in force now."""
     ctx, *_ = args
     return backward(*args) if is_ours(ctx) else wrapped(*args, **kwargs)
 
 
 def around_entropy_backward(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``_VocabParallelEntropy.backward``: the same."""
+    """Wraps ``_VocabParallelEntropy.backward`` in the same way."""
     ctx, *_ = args
     return entropy_backward(*args) if is_ours(ctx) else wrapped(*args, **kwargs)
 
 
 def can_take(logits: torch.Tensor, target: torch.Tensor, start: int, end: int) -> bool:
-    """Whether ours computes these log-probabilities; upstream's take targets of fewer tokens, and wider ranges."""
+    """Whether our function can compute these; upstream's accepts targets of fewer tokens, and wider ranges."""
     return shared.can_take(logits, target) and bool(0 < end - start <= logits.shape[-1])
 
 
@@ -71,13 +71,13 @@ def _forward(
 
 @torch.compiler.disable
 def backward(ctx: Any, *grad_outputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """``backward`` of both: a gradient for the logits, and none for the six other arguments."""
+    """``backward`` of both: a gradient for the logits, and None for the six other arguments."""
     gradient, *_ = VocabParallelLogprobEntropy.backward(ctx, grad_outputs[0], None)
     return gradient, *(None,) * 6
 
 
 def is_ours(ctx: Any) -> bool:
-    """Whether a forward of this module has saved what is in this context."""
+    """Whether a forward of this module has saved this context."""
     return getattr(ctx, "saved_by", None) is VocabParallelLogprobEntropy
 
 
@@ -100,7 +100,7 @@ def entropy_backward(ctx: Any, grad_output: torch.Tensor | None) -> torch.Tensor
 
 
 class _Unsaved:
-    """In place of ``ctx`` where there will be no backward."""
+    """Replaces ``ctx`` where there will be no backward."""
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
 
