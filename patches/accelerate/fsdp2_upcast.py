@@ -28,8 +28,8 @@ def upcast(accelerator: Any, model: Any) -> None:
             one.data = one.data.float()  # writes: this is the repair
     if cast and accelerator.is_main_process:
         warnings.warn(
-            f"FSDP2 trains {len(cast)} parameters of low precision in float32, as mixed_precision is "
-            f"{accelerator.mixed_precision!r}, and checkpoints have them so: {cast}",
+            f"FSDP2 trains {len(cast)} low-precision parameters in float32, since mixed_precision is "
+            f"{accelerator.mixed_precision!r}, and checkpoints contain them in float32: {cast}",
             stacklevel=2,
         )
 

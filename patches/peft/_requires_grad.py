@@ -21,8 +21,7 @@ class Remembered:
         self._before = [(one, one.requires_grad) for one in (_behind(each, flat) for each in parameters)]
 
     def restore(self) -> bool:
-        """Restore the flags that can be set: FSDP sometimes shows views instead of parameters, whose flags cannot be
-        set.
+        """Restore the flags that can be set: FSDP sometimes shows views of parameters, whose flags cannot be set.
 
         Returns:
             Whether any flag had changed.

@@ -1,8 +1,8 @@
-"""TRL's chunked losses on an output head that DeepSpeed ZeRO-3 partitions: one gather forward, one backward.
+"""TRL's chunked losses on an output head that DeepSpeed ZeRO-3 partitions: one gather in forward, one in backward.
 
-The functions that the trainers call gather within each chunk (or not at all), forward and when a chunk is computed
-again in backward. Here the whole loop over the chunks is one autograd function, so the number of collectives depends
-neither on the number of chunks nor on this rank's tokens. What a chunk computes is the release's own `_chunk`.
+The functions that the trainers call gather within each chunk (or not at all), in forward and when backward recomputes
+a chunk. Here one autograd function runs the whole loop over the chunks, so the number of collectives depends neither
+on the number of chunks nor on this rank's tokens. It calls the release's own `_chunk`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _IGNORED = -100
 
 @dataclass(frozen=True)
 class _Shape:
-    """What differs between the releases, where it shows in a result.
+    """Differences between the releases that affect a result.
 
     Attributes:
-        valid_first: whether valid rows are put first, and ignored ones fill up the last chunk.
+        valid_first: whether valid rows come first, and ignored ones fill up the last chunk.
         divides_nothing: whether a loss without any valid token is divided too: 0 / num_items_in_batch.
     """
 
@@ -48,10 +48,10 @@ _SHAPES = {
 
 
 def around_nll(wrapped: Any, instance: None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around SFT's `_chunked_cross_entropy_loss`: takes over if ZeRO-3 manages the head, gathered just now or not.
+    """Around SFT's `_chunked_cross_entropy_loss`: replaces it if ZeRO-3 manages the head, gathered or not.
 
     A head that is gathered in forward (by DeepSpeed, because the model's forward reads it) can be partitioned again
-    when backward computes the chunks a second time.
+    when backward recomputes the chunks.
     """
     _, weight, _, labels, shift_labels, *_, bias = args
     if not any(map(_zero3.is_zero3, (weight, bias))) or (labels is None and shift_labels is None):
@@ -140,7 +140,7 @@ def _divergence(
 
 
 def _chosen(shape: _Shape, valid: torch.Tensor) -> torch.Tensor:
-    """Which rows, and in what order."""
+    """The selected rows, in order."""
     return valid.to(torch.int8).argsort(descending=True, stable=True) if shape.valid_first else valid
 
 
@@ -158,7 +158,9 @@ def _flat(hidden_states: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Loop:
-    """What a chunk computes, from its rows, the whole heads, and its part of any other tensors; and how many rows."""
+    """The computation of a chunk, from its rows, the whole heads, and its part of other tensors; the number of
+    rows.
+    """
 
     compute: Callable[..., tuple[torch.Tensor, ...]]
     size: int
@@ -173,13 +175,13 @@ class _Loop:
     ) -> tuple[torch.Tensor, ...]:
         """Each result summed over the chunks. ``fixed`` are a second head's weight and bias, without gradients."""
         with _zero3.gathered(head, fixed):
-            # Autograd notes the shape of a gradient when the graph is built: the head must be whole at this moment.
+            # Autograd records the shape of a gradient when the graph is built: the head must be whole at this moment.
             result: tuple[torch.Tensor, ...] = _Sums.apply(self, fixed, rows, *head, *others)
         return result
 
 
 class _Sums(torch.autograd.Function):
-    """`_Loop.sums`, once the heads are gathered."""
+    """`_Loop.sums`, after the heads are gathered."""
 
     @staticmethod
     def forward(
@@ -219,12 +221,12 @@ class _Sums(torch.autograd.Function):
 
 
 def _backward(ctx: Any, need: tuple[bool, ...], gradients: tuple[Any, ...]) -> list[torch.Tensor | None]:
-    """The gradients of rows, weight and bias, in the order in which autograd would add them up: last chunk first."""
+    """The gradients of rows, weight and bias, in the order in which autograd would add them: last chunk first."""
     loop: _Loop = ctx.loop
     rows, *others = ctx.saved_tensors
     head = _stand_ins(ctx.head)
     for parameter in compress(head, need[1:]):
-        parameter.requires_grad_()  # writes: a stand-in of ours
+        parameter.requires_grad_()  # writes: this module's stand-in
     of_rows = torch.zeros_like(rows) if need[0] else None
     of_head: list[torch.Tensor | None] = [None, None]
     device, dtype, enabled = ctx.autocast
@@ -249,7 +251,7 @@ def _backward(ctx: Any, need: tuple[bool, ...], gradients: tuple[Any, ...]) -> l
 
 
 def _stand_ins(head: tuple[Any, ...]) -> list[Any]:
-    """The gathered heads without hooks and gradients. `_chunk` asks DeepSpeed's status of them, so that comes along."""
+    """The gathered heads without hooks and gradients, with DeepSpeed's status, which `_chunk` reads from them."""
     status = next(parameter.ds_status for parameter in head if _zero3.is_zero3(parameter))
     stand_ins = [None if parameter is None else parameter.detach() for parameter in head]
     for tensor in stand_ins:

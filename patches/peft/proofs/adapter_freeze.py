@@ -1,4 +1,4 @@
-"""A frozen adapter, for the reference, is loaded beside the policy's."""
+"""A frozen adapter for the reference, loaded in addition to the policy's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FROZEN = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The gradient's norm, held against float64."""
+    """The gradient's norm, compared with float64."""
     (found,) = reports
     before, after = (found[state]["LoRA"] for state in ("before", "after"))
     wanted = f"float64 {after['wanted norm']:.5g}"

@@ -1,6 +1,6 @@
 """Adapters loaded and added to a PEFT model that has one: ``--out DIR``, with a release of PEFT on sys.path.
 
-``rank0.json`` has what each trial gave before apply() of peft-adapter-freeze, after it, and after revert().
+``rank0.json`` has the result of each trial before apply() of peft-adapter-freeze, after it, and after revert().
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def policy(config: Any, **options: Any) -> PeftModel:
 
 
 def trainable(model: torch.nn.Module) -> list[str]:
-    """Adapters with trainable parameters, and ``base`` if another parameter is."""
+    """Adapters with trainable parameters, and ``base`` if another parameter is trainable."""
     names = [name for name, flag in small.flags(model).items() if flag]
     adapters = {part for name in names for part in ("policy", "reference") if part in name.split(".")}
     rest = [name for name in names if not adapters & set(name.split("."))]
@@ -45,7 +45,7 @@ def trainable(model: torch.nn.Module) -> list[str]:
 
 
 def a_frozen_reference_is_loaded(config: Any, other: Any = None, name: str = "reference") -> dict[str, Any]:
-    """The policy's gradients afterwards, against those of the policy alone."""
+    """The policy's gradients afterwards, compared with those of the policy alone."""
     model = policy(config, is_trainable=True)
     before = {name for name, flag in small.flags(model).items() if flag}
     model.load_adapter(saved(other or config), adapter_name=name)

@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The gradients of a step, held against one without FSDP in float64."""
+    """The gradients of a step, compared with a step without FSDP in float64."""
     (report, _) = reports
     cases = {name: found for name, found in report["before"].items() if "raised" in found and name != "left late"}
     case = next((name for name in cases if name in report["after"] and "off by" in report["after"][name]), "first")

@@ -35,7 +35,7 @@ class Worded(torch.nn.Module):
 
 
 class Margin(torch.nn.Module):
-    """The policy's score and the reference's, the latter second, from one forward pass."""
+    """The policy's score and the reference's, computed second, in one forward pass."""
 
     def __init__(self, policy: PeftModel) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Margin(torch.nn.Module):
 
 
 def margin(model: Any, policy: PeftModel, words: torch.Tensor) -> torch.Tensor:
-    """As DPO has it: the reference is computed without a gradient while the policy's graph is waiting."""
+    """As in DPO: computes the reference without a gradient while the policy's graph is alive."""
     score = model(words).square().mean()
     with torch.no_grad(), policy.disable_adapter():
         reference = model(words).square().mean()
@@ -54,7 +54,7 @@ def margin(model: Any, policy: PeftModel, words: torch.Tensor) -> torch.Tensor:
 
 
 def policy() -> PeftModel:
-    """With a second adapter, which is not active."""
+    """A policy with a second adapter, which is not active."""
 
     def lora(**more: Any) -> LoraConfig:
         return LoraConfig(r=small.RANK, lora_alpha=small.ALPHA, target_modules=["words", "up"], **more)
@@ -76,12 +76,12 @@ def second(model: Any, peft: PeftModel, given: torch.Tensor) -> torch.Tensor:
 
 
 def within(model: Any, peft: PeftModel, given: torch.Tensor) -> torch.Tensor:
-    """Within the forward pass of what FSDP has wrapped."""
+    """Within the forward pass of a module that FSDP has wrapped."""
     return model(given)
 
 
 def first(model: Any, peft: PeftModel, given: torch.Tensor) -> torch.Tensor:
-    """Nothing is gathered: never wrong."""
+    """While no parameter is gathered: never wrong."""
     with torch.no_grad(), peft.disable_adapter():
         reference = model(given).square().mean()
     return (model(given).square().mean() - reference).square()
@@ -127,7 +127,7 @@ def flags(peft: PeftModel) -> dict[str, bool]:
 
 
 def one(step: Callable[..., torch.Tensor], strategy: ShardingStrategy) -> dict[str, Any]:
-    """A step's gradients against those, and what it has switched."""
+    """A step's gradients compared with those, and the parameters that it has switched."""
     peft = policy()
     before = flags(peft)
     model = sharded(Margin(peft) if step is within else peft, strategy)
@@ -148,7 +148,7 @@ def one(step: Callable[..., torch.Tensor], strategy: ShardingStrategy) -> dict[s
 
 
 def left_late() -> dict[str, Any]:
-    """Entered before anything is gathered, left when a forward pass has left it so: what is switched."""
+    """The switched parameters if the context begins before a gather, and ends after a forward pass that keeps it."""
     peft = policy()
     before = flags(peft)
     model = sharded(peft, ShardingStrategy.SHARD_GRAD_OP)
@@ -158,13 +158,13 @@ def left_late() -> dict[str, Any]:
     except RuntimeError:
         return {"raised": traceback.format_exc()}
     with torch.no_grad():
-        model(words(0))  # after which the parameters are where they were
+        model(words(0))  # afterwards the parameters are in their places again
     after = flags(peft)
     return {"switched": [name for name in before if after[name] != before[name]]}
 
 
 def set_on_views() -> str:
-    """Another adapter is made active between the forward and the backward pass: the error."""
+    """Activates another adapter between the forward and the backward pass: the error."""
     peft = policy()
     model = sharded(peft, ShardingStrategy.SHARD_GRAD_OP)
     model(words(0))

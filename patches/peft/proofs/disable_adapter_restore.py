@@ -1,4 +1,4 @@
-"""What disable_adapter leaves behind."""
+"""Trainable parameters after disable_adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """Which parameters it has switched, and the clipped gradient against float64."""
+    """The parameters that it has switched, and the clipped gradient compared with float64."""
     (report,) = reports
     before, after = (report[state]["clipping"] for state in ("before", "after"))
     changed = [

@@ -1,6 +1,7 @@
 """``disable_adapter()`` on a small model: ``--out DIR``, with a release of PEFT on sys.path.
 
-``rank0.json`` has what each trial gave before apply() of peft-disable-adapter-restore, after it, and after revert().
+``rank0.json`` has the result of each trial before apply() of peft-disable-adapter-restore, after it, and after
+revert().
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def raising(model: PeftModel) -> None:
 
 
 def changed(make: Callable[[], PeftModel], way: Callable[[PeftModel], None]) -> list[str]:
-    """Parameters that are trainable afterwards and were not, or the other way round."""
+    """Parameters that have become trainable, or are no longer trainable."""
     model = make()
     before = small.flags(model)
     way(model)
@@ -104,7 +105,7 @@ def norm(gradients: list[torch.Tensor]) -> float:
 
 
 def clipping() -> dict[str, float]:
-    """The norm that clipping divides by after a reference pass, and the policy's in float64."""
+    """The clipping norm after a reference pass, and the policy's in float64."""
     model = on_a_first_stage()
     once(model)
     small.loss(model).backward()

@@ -1,4 +1,4 @@
-"""Which modules of a mixture PEFT adapts for ``layers_to_transform``."""
+"""The modules of a mixture that PEFT adapts for ``layers_to_transform``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPERTS = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The modules, held against those whose layer's number it is."""
+    """The modules, compared with those of the selected layer."""
     (report,) = reports
     before, after = (report[state]["one layer"] for state in ("before", "after"))
     wrong = [len({*found["adapted"]} ^ {*found["right"]}) for found in (before, after)]

@@ -1,7 +1,7 @@
-"""Which modules of real models PEFT adapts for ``layers_to_transform``, and which these layers have: ``--out FOLDER``.
+"""The modules of real models that PEFT adapts for ``layers_to_transform``, and the right ones: ``--out FOLDER``.
 
-Each case before apply() of peft-layers-to-transform, after it, and after revert(). transformers 4's mixtures have their
-experts as modules.
+Each case before apply() of peft-layers-to-transform, after it, and after revert(). transformers 4's mixtures have
+their experts as modules.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def model(kind: str) -> Any:
 
 
 def right(kind: str, settings: dict[str, Any]) -> list[str]:
-    """By the names alone: the number behind ``layers``, T5's ``layer``, or the pattern."""
+    """By the names alone: the number after ``layers``, T5's ``layer``, or the pattern."""
     layers = settings.get("layers_to_transform", [0, 1, 2])
     behind = settings.get("layers_pattern") or ("layer" if kind == "t5" else "layers")
     behind = behind if isinstance(behind, str) else behind[0]
@@ -83,7 +83,7 @@ def adapted(kind: str, settings: dict[str, Any]) -> list[str]:
 
 
 def loaded() -> dict[str, Any]:
-    """An adapter of the one expert in each layer, as the bug makes it, loaded where the patch is, and where not."""
+    """An adapter of one expert in each layer, as the bug creates it, loaded with the patch and without."""
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
     kind, settings = CASES["one layer"]

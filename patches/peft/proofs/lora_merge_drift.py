@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The base weights, held against what they were, bit for bit."""
+    """The base weights, compared with their initial values, bit for bit."""
     (report,) = reports
     before, after = (report[state]["bfloat16"] for state in ("before", "after"))
     without, patched = (f"moved by {one['moved']:.2%}" for one in (before, after))

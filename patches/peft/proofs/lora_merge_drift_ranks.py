@@ -1,6 +1,6 @@
 """LoRA adapters merged into a small model and unmerged: ``--out DIR``, with a release of PEFT on sys.path.
 
-``rank0.json`` has what was observed before apply() of peft-lora-merge-drift, after it, and after revert().
+``rank0.json`` has the observations before apply() of peft-lora-merge-drift, after it, and after revert().
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def policy(dtype: torch.dtype = torch.bfloat16, **more: Any) -> PeftModel:
 
 
 def train(model: PeftModel, step: int) -> None:
-    """Stand in for an optimizer step: another adapter each time, products of a tenth of the weights' size."""
+    """Replaces an optimizer step: another adapter each time, with products of a tenth of the weights' size."""
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -51,13 +51,13 @@ def _base_weights(model: PeftModel) -> dict[str, torch.Tensor]:
 
 
 def merge(model: PeftModel, **options: Any) -> None:
-    """As `merge_adapter`, which passes these on in later releases."""
+    """Like `merge_adapter`, which passes these options on in later releases."""
     for layer in linears(model).values():
         layer.merge(**options)
 
 
 def digest(model: PeftModel) -> str:
-    """Of every parameter, bit for bit."""
+    """A digest of every parameter's bits."""
     found = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -67,7 +67,7 @@ def digest(model: PeftModel) -> str:
 
 @contextlib.contextmanager
 def trial(model: PeftModel) -> Any:
-    """What becomes of the base weights within the block, and by which way layers are unmerged."""
+    """The change of the base weights within the block, and the way in which layers are unmerged."""
     before, counted = _base_weights(model), observed()
     found: dict[str, Any] = {}
     yield found
@@ -87,7 +87,7 @@ def observed() -> dict[str, int]:
 
 
 def many_cycles(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
-    """A weight synchronisation after each step; merged weights against the sum in float64."""
+    """A weight synchronisation after each step; merged weights compared with the sum in float64."""
     model, errors = policy(dtype), []
     original = _base_weights(model)
     with trial(model) as found:

@@ -1,4 +1,4 @@
-"""What is saved of an adapter whose name begins that of another."""
+"""The saved keys of an adapter whose name is a prefix of another adapter's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The keys that are saved, held against those of a model with this adapter alone."""
+    """The saved keys, compared with those of a model with this adapter alone."""
     (report,) = reports
     before, after = (report[state]["LoRA"] for state in ("before", "after"))
     more = [max(len(found["superfluous"]) for found in each.values()) for each in (before, after)]

@@ -1,6 +1,6 @@
 """One of several adapters saved: ``--out DIR``, with a release of PEFT on sys.path.
 
-``rank0.json`` has what each trial gave before apply() of peft-save-adapter-prefix, after it, and after revert().
+``rank0.json`` has the result of each trial before apply() of peft-save-adapter-prefix, after it, and after revert().
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlhf_patches.proving import states
 from rlhf_patches.testing import untouched
 
 NAME = "peft-save-adapter-prefix"
-#: The second has the first one's name in its own, the third is called as a module of the base model.
+#: The second's name contains the first's, the third has the name of a module of the base model.
 ADAPTERS = ("policy", "policy_ref", "up")
 
 
@@ -51,7 +51,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def observe_one(config: Any, adapter: str) -> dict[str, Any]:
-    """Against a model that has only this adapter, with the same values."""
+    """Compared with a model that has only this adapter, with the same values."""
     together, alone = model_with(config, *ADAPTERS), model_with(config, adapter)
     file, wanted = saved(together, adapter), saved(alone, adapter)
     gathered = {key: value + 1 for key, value in together.state_dict().items()}
@@ -65,7 +65,7 @@ def observe_one(config: Any, adapter: str) -> dict[str, Any]:
 
 
 class OnlyKeys:
-    """A state dict with no more than keys and values, which is all that PEFT asks for."""
+    """A state dict with only keys and values, which is all that PEFT needs."""
 
     def __init__(self, values: dict[str, torch.Tensor]) -> None:
         self.values = values
@@ -78,7 +78,7 @@ class OnlyKeys:
 
 
 def given() -> dict[str, Any]:
-    """What is saved from a given state dict, and what has become of that and of the model."""
+    """The saved part of a given state dict, and the effect on that dict and on the model."""
     model = model_with(lora(), *ADAPTERS)
     gathered = model.state_dict()
     said = None

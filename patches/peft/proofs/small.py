@@ -11,7 +11,7 @@ WIDTH, RANK, ALPHA = 16, 4, 8
 
 
 class Small(nn.Module):
-    """Two linear layers with an activation between, and a head. Float32, the same every time."""
+    """Two linear layers with an activation in between, and a head, in float32, the same every time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Small(nn.Module):
 
 
 def fill(module: nn.Module, seed: int = 7) -> None:
-    """Random values for every parameter, adapters' included, by the order of their names."""
+    """Random values for every parameter, including adapters', by the order of their names."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(module.named_parameters()):
@@ -39,12 +39,12 @@ def batch() -> torch.Tensor:
 
 
 def loss(model: Any) -> torch.Tensor:
-    """A number that every parameter has a part in."""
+    """A number that depends on every parameter."""
     return model(batch()).square().mean()
 
 
 def gradients_in_float64(model: Any, adapter: str, *others: str) -> dict[str, torch.Tensor]:
-    """Of that loss, with LoRA adapters on ``up`` and ``down``: per parameter of the first one, by its name."""
+    """The gradients of that loss, with LoRA adapters on ``up`` and ``down``, by name: the first adapter's."""
     values = {name: tensor.detach().double() for name, tensor in model.named_parameters()}
     trained = {name: tensor.requires_grad_() for name, tensor in values.items() if f".{adapter}." in name}
 
@@ -65,5 +65,5 @@ def gradients_in_float64(model: Any, adapter: str, *others: str) -> dict[str, to
 
 
 def flags(model: nn.Module) -> dict[str, bool]:
-    """Which parameters are trainable."""
+    """The trainable parameters."""
     return {name: parameter.requires_grad for name, parameter in model.named_parameters()}

@@ -15,7 +15,7 @@ CASES = {
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """A step of several micro-batches, held against the mean of their losses in float64."""
+    """A step of several micro-batches, compared with the mean of their losses in float64."""
     report, _ = reports
     for name, case in CASES.items():
         before, after = (report[state][name]["gradients"][0] for state in ("before", "after"))
@@ -23,7 +23,7 @@ def rows(reports: Reports) -> Iterator[Row]:
         verdict = f"float64 {after['off by']:.0e}"
         repaired = abs(before["times"] - 8) < 1e-3 and after["off by"] < 1e-5
         words = (without, with_it, f"the definition in float64: {after['off by']:.0e}")
-        # Of transformers 4.57 the classification heads alone have the bug.
+        # In transformers 4.57 only the classification heads have the bug.
         unaffected = max(before["off by"], after["off by"]) < 1e-5
         yield Row(case, report["version"], without, with_it, verdict, repaired, words, unaffected)
 

@@ -1,7 +1,8 @@
 """Steps of small models by ``Trainer`` over several micro-batches, on each of one or two ranks: ``--out FOLDER``.
 
 Each case as released, with transformers-accumulation-scale, some with transformers-moe-aux-loss as well, and after
-revert(). CoInstalled it, in float64, the same steps from the losses' definitions: no Trainer, and no number of items.
+revert(). The reference is the same steps in float64 from the losses' definitions: without a Trainer, and without a
+number of items.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def row(number: int, labels: Callable[[int, torch.Tensor, torch.Generator], torc
 
 @dataclass(frozen=True)
 class Terms:
-    """What a micro-batch contributes: a sum over so many items, and a part that is a mean already."""
+    """The part of a micro-batch: a sum over a number of items, and a part that is a mean already."""
 
     total: torch.Tensor
     items: int
@@ -96,13 +97,13 @@ def aligned(outputs: Any, labels: torch.Tensor) -> Terms:
 
 
 def of_means(window: Sequence[Sequence[Terms]], _: Case) -> list[torch.Tensor]:
-    """Each rank's part, of which the mean is what is to be minimised: ``window`` has each rank's micro-batches."""
+    """Each rank's part, whose mean is minimized: ``window`` has each rank's micro-batches."""
     return [torch.stack([each.total / each.items for each in own]).mean() for own in window]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A model, its data and its loss: of a micro-batch, and of a window, by default its micro-batches' mean."""
+    """A model, its data and its loss: for a micro-batch, and for a window, by default its micro-batches' mean."""
 
     make: Callable[[], Any]
     labels: Callable[[int, torch.Tensor, torch.Generator], torch.Tensor]
@@ -119,7 +120,7 @@ LLAMA_CLASSIFIER = Kind(lambda: llama_classifier("single_label_classification"),
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What is trained, and how.
+    """A model to train, and the settings.
 
     Attributes:
         kind: the model.
@@ -128,8 +129,8 @@ class Case:
         rate: the learning rate of plain SGD; 0 compares each window's gradient at the same weights.
         short: whether the last micro-batch has one row less.
         evaluate: whether to evaluate after each step, and to predict at the end.
-        wrap: what is made of the model.
-        arguments: more of the training arguments.
+        wrap: wraps the model.
+        arguments: additional training arguments.
     """
 
     kind: Kind
@@ -150,7 +151,7 @@ class Case:
         return [row(each, self.kind.labels) for each in range(number)]
 
     def windows(self) -> Iterator[list[list[Batch]]]:
-        """Each rank's micro-batches of each step: batches go round the ranks."""
+        """Each rank's micro-batches of each step: batches alternate between the ranks."""
         rows = self.rows()
         batches = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
         own = [batches[rank::RANKS] for rank in range(RANKS)]
@@ -164,7 +165,7 @@ class InOrder(Trainer):
 
 
 class Gradients(TrainerCallback):
-    """What the optimizer gets at each step."""
+    """The gradients that the optimizer receives at each step."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, torch.Tensor]] = []
@@ -203,7 +204,7 @@ def arguments_of(case: Case, folder: str) -> TrainingArguments:
 
 @functools.cache
 def wanted(case: Case) -> tuple[list[dict[str, torch.Tensor]], list[float], dict[str, torch.Tensor]]:
-    """In float64: the gradients of each step, its loss, and all that is trained after the last."""
+    """In float64: the gradients of each step, its loss, and all trained weights after the last step."""
     model = copy.deepcopy(case.made()).double()
     model.train()
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -229,7 +230,7 @@ def wanted(case: Case) -> tuple[list[dict[str, torch.Tensor]], list[float], dict
 
 
 def compared(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> dict[str, float]:
-    """How many times the right one it is, and how far from it, relatively: all parameters together, and the worst."""
+    """The factor on the right gradient, and the relative distance from it: all parameters together, and the worst."""
     right = {name: one for name, one in right.items() if name in found or float(one.norm())}
     assert set(right) <= set(found), sorted(set(right) - set(found))
     a = torch.cat([found[name].double().flatten() for name in right])
@@ -238,13 +239,13 @@ def compared(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
     worst = max(
         float((found[name].double() - one).norm()) / norms[name]
         for name, one in right.items()
-        if norms[name] > 1e-3 * float(b.norm())  # of rounding alone is 0 in float64 only
+        if norms[name] > 1e-3 * float(b.norm())  # rounding alone gives 0 in float64 only
     )
     return {"times": float(a @ b / (b @ b)), "off by": float((a - b).norm() / b.norm()), "worst": worst}
 
 
 def one(case: Case) -> dict[str, Any]:
-    """A run, against that."""
+    """A run, compared with the reference."""
     gradients = Gradients()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
         model = case.made()
@@ -288,7 +289,7 @@ def main(cases: Mapping[str, Case] = CASES, with_routers: Iterable[str] = ()) ->
     parser = states.parser()
     parser.add_argument("cases", nargs="*", metavar="CASE", help="by default all")
     options = parser.parse_args()
-    gc.freeze()  # train() ends with a collection, which would look at all that is imported
+    gc.freeze()  # train() ends with a garbage collection, which would traverse all imported modules
     cases = {name: case for name, case in cases.items() if name in (options.cases or cases)}
     chosen = {"before": [*cases], "after": [*cases], "both": with_routers, "reverted": ["T5", "Llama", "Mixtral"]}
     found: dict[str, Any] = {"version": transformers.__version__}

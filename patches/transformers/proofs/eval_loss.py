@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The loss, held against the mean over tokens in float64."""
+    """The loss, compared with the mean over tokens in float64."""
     (report, _) = reports
     before, after = (report[state]["causal"] for state in ("before", "after"))
     right = sum(after["wanted"]) / len(after["wanted"])

@@ -1,7 +1,7 @@
 """Evaluations of small models by ``Trainer``, on each of one or two ranks: ``--out FOLDER [CASE ...]``.
 
-Each case before apply() of transformers-eval-loss, after it, and after revert(); beside it, in float64 and from
-the logits, the mean over samples of their batch's mean: of the batches that the ranks had, and of those of one rank.
+Each case before apply() of transformers-eval-loss, after it, and after revert(). The reference, in float64 and from
+the logits, is the mean over samples of their batch's mean: for the batches of the ranks, and for those of one rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 def rows(number: int, kind: str) -> list[Row]:
-    """Sequences of which very different numbers of tokens are to be predicted; the first never is."""
+    """Sequences with very different numbers of predicted tokens; the first token is never predicted."""
     generator = torch.Generator().manual_seed(7)
     found = []
     for i in range(number):
@@ -52,7 +52,7 @@ def rows(number: int, kind: str) -> list[Row]:
 
 
 class Collator:
-    """Keeps which samples were in each batch."""
+    """Records the samples of each batch."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -72,7 +72,7 @@ def of_shifted(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
 
 
 def smoothed(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Szegedy et al., 2015: the targets' part, and that of all of the vocabulary."""
+    """Szegedy et al., 2015: the targets' part, and that of the whole vocabulary."""
     kept = labels[:, 1:] != -100
     of_all = -log_softmax(outputs.logits[:, :-1], -1)[kept]
     nll = of_all.gather(1, labels[:, 1:][kept][:, None]).mean()
@@ -82,14 +82,14 @@ def smoothed(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
 def wanted(
     make: Callable[[], Any], data: list[Row], loss: Loss, steps: Iterable[Iterable[list[int]]], size: int
 ) -> list[float]:
-    """In float64, by sample, its batch's mean, without what fills up the last step.
+    """In float64, by sample, its batch's mean, without the samples that fill up the last step.
 
     Args:
-        make: makes the model.
+        make: creates the model.
         data: all rows.
-        loss: of a batch.
-        steps: of each step, the samples of each rank's batch.
-        size: of a batch.
+        loss: the loss of a batch.
+        steps: for each step, the samples of each rank's batch.
+        size: the size of a batch.
     """
     model = made(make).double().eval()
     found = []
@@ -145,7 +145,7 @@ def of_all_ranks(mine: Any) -> list[Any]:
 def one(
     make: Callable[[], Any], loss: Loss, number: int, size: int, kind: str = "tokens", **more: Any
 ) -> dict[str, Any]:
-    """An evaluation, and what it is to say: with the batches that the ranks had, and with those of one rank."""
+    """An evaluation, and its expected result: with the batches of the ranks, and with those of one rank."""
     data, seen = rows(number, kind), []
 
     def compute_metrics(found: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The number of tokens that a step is divided by."""
+"""The number of tokens that divides a step's loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The gradient, held against the definition in float64."""
+    """The gradient, compared with the definition in float64."""
     (report,) = reports
     before, after = (report[state]["GPT-2"] for state in ("before", "after"))
     without, patched = (f"{found['times']:.3f} x its size" for found in (before, after))

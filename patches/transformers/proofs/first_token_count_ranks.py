@@ -1,7 +1,7 @@
-"""One step of models whose labels begin with a token that counts, by the real ``Trainer``: ``--out FOLDER [CASE ...]``.
+"""One step of models whose labels begin with a token that counts, by ``Trainer``: ``--out FOLDER [CASE ...]``.
 
-Each case before apply() of transformers-first-token-count, after it, and after revert(): the gradient beside that of
-the mean over the tokens that are predicted, in float64 and from the logits.
+Each case before apply() of transformers-first-token-count, after it, and after revert(): the gradient, and that of the
+mean over the predicted tokens, in float64 and from the logits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def gpt2(kind: Any = transformers.GPT2LMHeadModel, **more: Any) -> Any:
 
 
 def data(kind: str) -> list[Any]:
-    """Rows all of whose tokens count, but for the first where that is ``kind``."""
+    """Rows whose tokens all count, except the first if that is ``kind``."""
     found = rows(ROWS, kind)
     if kind in ("tokens", "not the first"):
         for number, row in enumerate(found):
@@ -49,7 +49,7 @@ def data(kind: str) -> list[Any]:
 
 
 class Keep(TrainerCallback):
-    """The gradients before the step."""
+    """Records the gradients before the step."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.found = {
@@ -71,17 +71,17 @@ def step(
     make: Make, *, kind: str = "tokens", causal: bool = True, wrap: Callable[[Any], Any] = lambda model: model,
     of: type[Trainer] = Trainer, own_loss: Any = None, change: Callable[[Any], Any] = lambda trainer: None, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a step gives, and how large its gradient is beside the one by definition, and how far from that multiple.
+    """The results of a step, the factor on the gradient by definition, and the distance from that multiple.
 
     Args:
-        make: makes the model.
-        kind: of rows.
+        make: creates the model.
+        kind: the kind of rows.
         causal: whether it has that definition.
-        wrap: what is done to the model before.
+        wrap: wraps the model first.
         of: the trainer's class.
         own_loss: its ``compute_loss_func``.
-        change: what is done to the trainer when it is made.
-        more: arguments.
+        change: modifies the trainer after its construction.
+        more: training arguments.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
         model = wrap(made(make))

@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The loss, held against its definition in float64."""
+    """The loss, compared with its definition in float64."""
     (report, _) = reports
     before, after = (report[state]["Qwen3-MoE"] for state in ("before", "after"))
     without, patched = (f"{found['loss'] / found['wanted']:.3f} x its size" for found in (before, after))

@@ -1,7 +1,7 @@
 """One step of small mixtures of experts by ``Trainer``, on each of two ranks: ``--out FOLDER``.
 
-Each case before apply() of transformers-moe-aux-loss, after it, and after revert(); beside it, in float64, the loss
-from its definition.
+Each case before apply() of transformers-moe-aux-loss, after it, and after revert(). The reference is the loss from its
+definition, in float64.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def dense() -> Any:
 
 
 def rows(rank: int) -> list[dict[str, torch.Tensor]]:
-    """A rank's batch; the ranks have different numbers of tokens to predict."""
+    """A rank's batch; the ranks have different numbers of predicted tokens."""
     generator = torch.Generator().manual_seed(rank)
     found = []
     for row in range(ROWS):
@@ -65,7 +65,7 @@ def rows(rank: int) -> list[dict[str, torch.Tensor]]:
 
 
 class Observed(Trainer):
-    """Rank by rank in order, and its losses kept, as a subclass would."""
+    """Runs the ranks in order, and records its losses, as a subclass would."""
 
     loss = 0.0
     outputs_loss = 0.0
@@ -80,7 +80,7 @@ class Observed(Trainer):
 
 
 class Gradients(TrainerCallback):
-    """What the optimizer gets."""
+    """The gradients that the optimizer receives."""
 
     def __init__(self) -> None:
         self.found: dict[str, torch.Tensor] = {}
@@ -121,7 +121,7 @@ def wanted(make: Callable[[], Any], coefficient: float) -> tuple[float, dict[str
 def one(
     make: Callable[[], Any], arguments: dict[str, Any] | None = None, evaluate: bool = False, **more: Any
 ) -> dict[str, Any]:
-    """A step, against that."""
+    """A step, compared with the reference."""
     gradients = Gradients()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
         trainer = Observed(

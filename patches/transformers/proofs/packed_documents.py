@@ -1,4 +1,4 @@
-"""Documents that are packed into a row."""
+"""Documents packed into a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The gradient, held against that of each document by itself in float64."""
+    """The gradient, compared with that of each document by itself in float64."""
     (report,) = reports
     case = next(
         (name for name in report["before"] if name.endswith("packed") and not name.startswith("Qwen3")), "Qwen3, packed"
@@ -26,5 +26,5 @@ def rows(reports: Reports) -> Iterator[Row]:
     yield Row(CASE, report["version"], without, patched, "float64", before > 0.1 and after < 1e-5)
 
 
-# gpt-oss where there is one; the worker leaves out what the release does not have.
+# gpt-oss if the release has it; the worker skips models that the release does not have.
 PROOF = Proof((CASE,), rows, arguments=("GptOss, eager, packed", "Qwen3, packed"), seconds=15, gpu=True)

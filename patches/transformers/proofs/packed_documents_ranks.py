@@ -1,7 +1,7 @@
 """Losses of packed documents by transformers' own models: ``--out FOLDER``.
 
-Each case before apply() of transformers-packed-documents, after it, and after revert(): the gradient of packed rows
-beside that of the same documents one by one, in float64.
+Each case before apply() of transformers-packed-documents, after it, and after revert(): the gradient of packed rows,
+and that of the same documents one by one, in float64.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def documents() -> list[torch.Tensor]:
 
 
 def summed(model: Any, ids: torch.Tensor, starts: tuple[int, ...], **given: Any) -> torch.Tensor:
-    """The loss of all tokens but each document's first."""
+    """The loss of all tokens except each document's first."""
     labels = ids.clone()
     labels[:, list(starts)] = -100
     logits = model(input_ids=ids, **given).logits
@@ -66,7 +66,7 @@ def packed(rows: int) -> dict[str, torch.Tensor]:
 
 
 def right(family: str, attention: str, rows: int, compiled: bool) -> dict[str, Any]:
-    """Packed rows against the documents alone."""
+    """Packed rows compared with the documents alone."""
     model, alone = made(family, attention), made(family).double()
     starts = (0, DOCUMENTS[0], sum(DOCUMENTS[:2]))
     loss = summed(torch.compile(model, backend="eager") if compiled else model, starts=starts, **packed(rows))
@@ -80,7 +80,7 @@ def right(family: str, attention: str, rows: int, compiled: bool) -> dict[str, A
 
 
 def bits(family: str, attention: str, given: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """A digest of the logits and of every gradient; and what a forward did to the model."""
+    """A digest of the logits and of every gradient; and the changes of a forward to the model."""
     model, touched = made(family, attention), ""
     ids = torch.stack([torch.cat(documents())] * 2)
     try:
@@ -134,7 +134,7 @@ def generated(family: str, attention: str) -> list[int]:
 
 
 def cases() -> dict[str, Callable[[], Any]]:
-    """What is observed, by name; of the families that this release of transformers has."""
+    """The observations, by name; for the families that this release of transformers has."""
     kinds = [
         each
         for each in (("GptOss", "eager"), ("Afmoe", "eager"), ("Afmoe", "sdpa"))
@@ -155,6 +155,6 @@ def main() -> None:
     parser, known = states.parser(), cases()
     parser.add_argument("cases", nargs="*", metavar="CASE", default=list(known))
     options = parser.parse_args()
-    if DEVICE != "cpu":  # it is a mode, which would be in force there, too
+    if DEVICE != "cpu":  # the setting is a mode, which would also apply there
         torch.set_default_device(DEVICE)
     states.report(NAME, lambda: {name: known[name]() for name in options.cases if name in known}, options.out)

@@ -1,4 +1,4 @@
-"""A resumed epoch where one rank draws for all."""
+"""A resumed epoch if one rank draws for all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What is drawn after it, held against a run that was not stopped."""
+    """The samples drawn after the resume, compared with an uninterrupted run."""
     (report,) = reports
     goes_on = []
     for state in ("before", "after"):

@@ -1,4 +1,4 @@
-"""What transformers' Trainer sees of each epoch, whole and resumed: ``--out FOLDER``.
+"""The samples of each epoch in transformers' Trainer, whole and resumed: ``--out FOLDER``.
 
 As released, with transformers-resume-dispatched, with accelerate-resume-dispatched too, and after revert().
 """

@@ -1,4 +1,4 @@
-"""Weights that resuming leaves as they were built."""
+"""Weights that resuming does not load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The weights, held against those that were saved, bit for bit."""
+    """The weights, compared with the saved ones, bit for bit."""
     (report,) = reports
     case = next(name for name, found in report["before"].items() if found.get("off"))
     before, after = (report[state][case] for state in ("before", "after"))

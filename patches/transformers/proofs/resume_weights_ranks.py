@@ -1,7 +1,7 @@
-"""Steps that go on from a checkpoint, and steps without a stop, by the real ``Trainer``: ``--out FOLDER [CASE ...]``.
+"""Steps that resume from a checkpoint, and uninterrupted steps, by the real ``Trainer``: ``--out FOLDER [CASE ...]``.
 
-Each case before apply() of transformers-resume-weights, after it, and after revert(): how far each weight, and each
-number of the optimizer's, is from that of a run without a stop.
+Each case before apply() of transformers-resume-weights, after it, and after revert(): the distance of each weight, and
+of each optimizer state, from that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Make = Callable[[], Any]
 
 
 def vision() -> Any:
-    """Qwen2.5-VL, whose text and vision models have had other names."""
+    """Qwen2.5-VL, whose text and vision models had other names before."""
     text = {**SIZES, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
     text.pop("attn_implementation")
     text.pop("head_dim")
@@ -59,7 +59,7 @@ def vision_loaded() -> Any:
 
 
 class Stop(TrainerCallback):
-    """Where a run is to be resumed."""
+    """The step after which a run resumes."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_training_stop = state.global_step >= STOP
@@ -72,7 +72,7 @@ def ids(number: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def trainers(make: Make, *, shards: bool = False, **arguments: Any) -> Iterator[Callable[[], Any]]:
-    """A function that builds a trainer, anew each time, that saves to one folder."""
+    """A function that builds a new trainer each time, which saves to one folder."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
 
         def build() -> Trainer:
@@ -103,7 +103,7 @@ def trainers(make: Make, *, shards: bool = False, **arguments: Any) -> Iterator[
 
 
 def numbers(trainer: Any) -> dict[str, torch.Tensor]:
-    """Weights, and what the optimizer has of each."""
+    """Weights, and the optimizer's state of each."""
     found = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     for index, state in trainer.optimizer.state_dict()["state"].items():
         found |= {f"optimizer {index} {name}": torch.as_tensor(value).clone() for name, value in state.items()}
@@ -111,7 +111,7 @@ def numbers(trainer: Any) -> dict[str, torch.Tensor]:
 
 
 def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, float]:
-    """What is not bit for bit the same, and by how much."""
+    """The tensors that are not bit for bit the same, and the differences."""
     assert found.keys() == wanted.keys()
     return {
         name: float((found[name].double() - wanted[name].double()).abs().max())
@@ -121,7 +121,7 @@ def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict
 
 
 def resumed(make: Make, **more: Any) -> dict[str, Any]:
-    """Two steps, saved, and two more from there; and four."""
+    """Two steps, a checkpoint, and two more steps from it; and four steps."""
     with trainers(make, **more) as build, states.heard() as said:
         whole = build()
         whole.train()

@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The gradient, held against the definition in float64."""
+    """The gradient, compared with the definition in float64."""
     (report,) = reports
     case = max(report["before"], key=lambda name: report["before"][name].get("gradient off", 0))
     before, after = (report[state][case]["gradient off"] for state in ("before", "after"))

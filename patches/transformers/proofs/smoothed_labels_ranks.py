@@ -1,7 +1,7 @@
 """One step with label smoothing by the real ``Trainer``, with wrapped models: ``--out FOLDER [CASE ...]``.
 
-Each case before apply() of transformers-smoothed-labels, after it, and after revert(): how far loss and gradient are
-from those of the definition, in float64 and from the logits of the model that is not wrapped.
+Each case before apply() of transformers-smoothed-labels, after it, and after revert(): the distance of loss and
+gradient from the definition, in float64 and from the logits of the model without wrappers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def data(kind: str) -> list[Any]:
 
 
 def gradients(model: Any) -> Found:
-    """Of each parameter, whole, under the name that it has in the model itself."""
+    """The gradient of each parameter, whole, under its name in the model itself."""
     return {
         name.replace("_orig_mod.", "").replace("module.", ""): getattr(grad, "full_tensor", lambda grad=grad: grad)()
         for name, parameter in model.named_parameters()
@@ -43,7 +43,7 @@ def gradients(model: Any) -> Found:
 
 
 class Keep(TrainerCallback):
-    """The gradients before the step."""
+    """Records the gradients before the step."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.found = {name: grad.cpu().clone() for name, grad in gradients(model).items()}
@@ -102,7 +102,7 @@ def step(
     before: Callable[[Any], Any] = lambda model: model,
     **more: Any,
 ) -> dict[str, Any]:
-    """By train(), with a model that may be wrapped ``before``, and is a ``causal`` one to Trainer."""
+    """A step by train(), with a model that ``before`` may wrap, and that is ``causal`` for Trainer."""
     with (
         trainer_of(before(made(make)), kind, **more) as trainer,
         mock.patch.object(_known_loss, "unwrapped", wraps=_known_loss.unwrapped) as asked,

@@ -1,4 +1,4 @@
-"""GRPO's default loss where a step is a part of a generation."""
+"""GRPO's default loss if a step is a part of a generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ CASE = Case(
 def sized(
     case: Case, release: str, before: dict[str, float], after: dict[str, float], *, bug: Callable[[float], bool]
 ) -> Row:
-    """How many times its size the gradient is, held against DAPO's formula in float64; ``bug``: whether that is it."""
+    """The factor on the gradient's size, compared with DAPO's formula in float64; ``bug``: whether the bug gives
+    it.
+    """
     without, with_it = (f"{found['factor']:.2f} x its size" for found in (before, after))
     verdict = f"float64 {after['error']:.0e}"
     words = (without, with_it, f"the formula in float64: {after['error']:.0e}")
@@ -26,7 +28,7 @@ def sized(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """Four micro-batches a generation, two a step."""
+    """Four micro-batches per generation, two per step."""
     (report,) = reports
     before, after = (report[state]["4 and 2"] for state in ("before", "after"))
     yield sized(CASE, report["version"], before, after, bug=lambda factor: abs(factor - 0.5) < 1e-3)

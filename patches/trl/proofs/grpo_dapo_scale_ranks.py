@@ -1,7 +1,7 @@
-"""Gradients of GRPO's trainer and the same from the formula in float64, on one rank: ``--out FOLDER``.
+"""Gradients of GRPO's trainer and of the formula in float64, on one rank: ``--out FOLDER``.
 
-Each case before apply() of trl-grpo-dapo-scale, after it, and after revert(). The learning rate is 0, so that all steps
-of a case have the same weights, and their mean can be compared with that over the generations.
+Each case before apply() of trl-grpo-dapo-scale, after it, and after revert(). The learning rate is 0, so all steps of
+a case have the same weights, and their mean can be compared with that over the generations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlhf_patches.proving import states
 
 NAME = "trl-grpo-dapo-scale"
 CASES: dict[str, dict[str, Any]] = {
-    # Micro-batches of a generation, and those of an optimizer step.
+    # Micro-batches per generation, and per optimizer step.
     "4 and 2": {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "max_steps": 2},
     "1 and 4": {"steps_per_generation": 1, "gradient_accumulation_steps": 4},
     "4 and 2, cispo": {
@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 2,
         "max_steps": 2,
         "loss_type": "cispo",
-        "epsilon_high": 5.0,  # of CISPO the bound itself
+        "epsilon_high": 5.0,  # for CISPO the bound itself
     },
     "2 and 2": {"gradient_accumulation_steps": 2},
     "4 and 2, grpo": {
@@ -37,11 +37,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 FEW_WORDS = {"suppress_tokens": list(range(8, 99))}
-"""The end is one word of eight: completions have one to four tokens."""
+"""One word of eight is the end: completions have one to four tokens."""
 
 
 class Gradients(TrainerCallback):
-    """Adds up what the optimizer gets."""
+    """Sums the gradients that the optimizer receives."""
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
@@ -60,9 +60,9 @@ def of_some_words(completions: list[str], **kwargs: Any) -> list[float]:
 
 
 def by_the_formula(model: Any, batches: list[dict[str, torch.Tensor]], of_a_generation: int, kind: str) -> Any:
-    """DAPO's equation 8, where the policy is the one that has generated, as a mean over the generations, in float64.
+    """DAPO's equation 8 for the policy that has generated, as a mean over the generations, in float64.
 
-    There the ratio is 1, so nothing is clipped, and CISPO's gradient is the same. For ``grpo`` it is the mean over
+    The ratio is then 1, so nothing is clipped, and CISPO's gradient is the same. For ``grpo`` it is the mean over
     samples of the means over tokens (DeepSeekMath, https://arxiv.org/abs/2402.03300, equation 3).
     """
     model = copy.deepcopy(model).double()
@@ -87,7 +87,7 @@ def by_the_formula(model: Any, batches: list[dict[str, torch.Tensor]], of_a_gene
 
 
 def loss_of(trainer: Any, batch: Any) -> float | str:
-    """Outside ``train()``, where TRL 1.10 and later raise themselves."""
+    """The loss outside ``train()``, where TRL 1.10 and later raise."""
     try:
         return float(trainer.compute_loss(trainer.model, batch))
     except AttributeError as error:
@@ -95,7 +95,7 @@ def loss_of(trainer: Any, batch: Any) -> float | str:
 
 
 def recorded(trainer: Any) -> list[dict[str, torch.Tensor]]:
-    """What a trainer computes losses of from now on, until its own ``_prepare_inputs`` is deleted."""
+    """The inputs of a trainer's losses from now on, until its own ``_prepare_inputs`` is deleted."""
     batches: list[dict[str, torch.Tensor]] = []
     prepare_inputs = trainer._prepare_inputs
 

@@ -1,4 +1,4 @@
-"""GRPO's default loss where some completions are truncated, and masked."""
+"""GRPO's default loss if some completions are truncated, and masked."""
 
 from __future__ import annotations
 

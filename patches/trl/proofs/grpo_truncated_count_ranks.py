@@ -1,7 +1,7 @@
-"""Gradients of GRPO's trainer, some completions truncated, and the same from the formula: ``--out FOLDER CASE...``.
+"""Gradients of GRPO's trainer with truncated completions, and those of the formula: ``--out FOLDER CASE...``.
 
 Each case as released, with trl-grpo-truncated-count, with trl-grpo-dapo-scale too, with that one alone, and after
-revert(). The learning rate is 0, so that all steps of a case have the same weights.
+revert(). The learning rate is 0, so all steps of a case have the same weights.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ NAME, SCALE = "trl-grpo-truncated-count", "trl-grpo-dapo-scale"
 STATES = {"before": (), "after": (NAME,), "both": (NAME, SCALE), "scale": (SCALE,), "reverted": ()}
 HALF = "masked, half a generation"
 ONLY = {"both": (HALF,), "scale": (HALF,), "reverted": ("masked",)}
-"""Of these states the cases that they tell something of; on one rank."""
+"""The cases that these states are relevant for; on one rank."""
 RANKS = int(os.environ["WORLD_SIZE"])
 END = 1
 FEW_WORDS = {"suppress_tokens": [0, *range(8, 99)]}
-"""The end is one word of seven. Not padding, which TRL takes for an end where it stands last."""
+"""One word of seven is the end. Not padding, which TRL treats as an end if it comes last."""
 OF_A_STEP = 4 // RANKS
 """Micro-batches of two completions: a generation is all eight, whatever the number of ranks."""
 CASES: dict[str, dict[str, Any]] = {
     "masked": {},
-    "masked, cispo": {"loss_type": "cispo", "epsilon_high": 5.0},  # of CISPO the bound itself
+    "masked, cispo": {"loss_type": "cispo", "epsilon_high": 5.0},  # for CISPO the bound itself
     HALF: {"gradient_accumulation_steps": OF_A_STEP // 2, "max_steps": 2},
     "masked, an environment": {"environment": True},
     "all are truncated": {"generation_kwargs": {"suppress_tokens": [0, END, *range(8, 99)]}},
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def played(prompts: list[str], *_: Any) -> dict[str, Any]:
-    """Completions of which some tokens are an environment's; the second one of each prompt is truncated."""
+    """Completions with some tokens of an environment; the second one of each prompt is truncated."""
     words = [[4 + len(prompt.split()), 5, 6, 7, 3] for prompt in prompts]
     second = [prompts[:at].count(prompt) % 2 for at, prompt in enumerate(prompts)]
     return {
@@ -55,16 +55,16 @@ def played(prompts: list[str], *_: Any) -> dict[str, Any]:
 
 
 def kept(ids: torch.Tensor) -> torch.Tensor:
-    """Of completions that have ended the tokens up to their end; of others none."""
+    """For completed texts the tokens up to their end; for truncated ones none."""
     ended = (ids == END).int()
     return ((ended.cumsum(-1) - ended) == 0) & (ended.sum(-1, keepdim=True) > 0)
 
 
 def by_the_formula(model: Any, batches: list[dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tensor], int]:
-    """DAPO's equation 8, in float64, where the policy is the one that has generated.
+    """DAPO's equation 8, in float64, for the policy that has generated.
 
-    A mean over the tokens of all ranks' completions that have ended, and that no environment wrote. Returns the
-    gradient, and how many tokens there are.
+    A mean over the tokens of all ranks' completed texts, without an environment's tokens. Returns the gradient, and
+    the number of these tokens.
     """
     model = copy.deepcopy(model).double()
     model.zero_grad()
@@ -135,7 +135,7 @@ def main() -> None:
     parser = states.parser()
     parser.add_argument("cases", nargs="+")
     options = parser.parse_args()
-    import trl  # noqa: F401  (what applies at once has been imported)
+    import trl  # noqa: F401  (patches that apply at once are imported)
 
     report: dict[str, Any] = {}
     for state, names in STATES.items():

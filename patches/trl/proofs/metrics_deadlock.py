@@ -1,4 +1,4 @@
-"""Metrics that not every rank logs."""
+"""Metrics that only some ranks log."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """Whether ranks stall, and the mean of what was logged."""
+    """Whether ranks stall, and the mean of the logged values."""
     (report, _) = reports
     stalled = any(found["stalled"]["failed"] for found in reports)
-    # Numbers that float32 has exactly.
+    # Numbers that float32 represents exactly.
     right = all(
         found["metrics"] == {"one": (3 + 5) / 2} and found["columns"] == {"b": [None, None, "10", "11"]}
         for each in reports

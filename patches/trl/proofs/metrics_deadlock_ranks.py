@@ -1,6 +1,6 @@
 """TRL's GRPO and RLOO trainers on two ranks whose reward functions log different names.
 
-Last, unpatched, rank 1 logs and rank 0 does not, and rank 1 waits for as long as collectives may last here.
+At the end, unpatched, rank 1 logs and rank 0 does not, and rank 1 waits until the collective's timeout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "trl-metrics-deadlock"
 RANK = int(os.environ["RANK"])
 KINDS = ("GRPO", "RLOO")
 
-# What each rank logs: metrics, any number of times each, and columns.
+# The names that each rank logs: metrics, any number of times each, and columns.
 LOGS: dict[str, list[tuple[dict[str, list[Any]], list[str]]]] = {
     "as many, but others": [({"zero": [1.0]}, ["a"]), ({"one": [3.0]}, ["b"])],
     "the same": [({"both": [1.0, 2.0]}, ["a"]), ({"both": [5.0, 7.0]}, ["a"])],
@@ -71,7 +71,7 @@ def reward(case: str) -> Any:
 
 
 def trained(kind: str, case: str, out: Path) -> dict[str, Any]:
-    """A step of the trainer: what it has logged of our names."""
+    """A step of the trainer: the values that it has logged under these names."""
     trainer = small.rollouts(kind, out, [reward(case)])
     trainer.train()
     logged = trainer.state.log_history[0]
@@ -82,7 +82,7 @@ def trained(kind: str, case: str, out: Path) -> dict[str, Any]:
 
 
 def no_number(kind: str, out: Path) -> str:
-    """Patched, where rank 1 logs a text: what each rank raises."""
+    """Patched, if rank 1 logs a text: the exception of each rank."""
 
     def worded(completions: list[str], log_metric: Any, **kwargs: Any) -> list[float]:
         if RANK:
@@ -97,7 +97,7 @@ def no_number(kind: str, out: Path) -> str:
 
 
 def stalled(kind: str, out: Path) -> dict[str, Any]:
-    """Unpatched, where one rank logs."""
+    """Unpatched, if one rank logs."""
     store = torch.distributed.distributed_c10d._get_default_store()
     trainer = small.rollouts(kind, out, [reward("on one rank")])
     batch = [{"prompt": prompt} for prompt in small.PROMPTS[:1] * 2]
@@ -109,7 +109,7 @@ def stalled(kind: str, out: Path) -> dict[str, Any]:
         failed = str(error)
     found = {"failed": failed, "seconds": time.monotonic() - started}
     store.set(f"done-{RANK}", "")
-    store.wait([f"done-{1 - RANK}"])  # not a collective, which the other rank would take for its gather
+    store.wait([f"done-{1 - RANK}"])  # not a collective, which the other rank would treat as its gather
     return found
 
 

@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What is trained on, held against a run that was not stopped."""
+    """The trained samples, compared with an uninterrupted run."""
     (report,) = reports
     goes_on = []
     for state in ("before", "after"):

@@ -1,4 +1,4 @@
-"""Runs of TRL's trainers without a stop, and resumed from their checkpoints: ``--out FOLDER CASE...``.
+"""Uninterrupted runs of TRL's trainers, and runs resumed from their checkpoints: ``--out FOLDER CASE...``.
 
 Each case before apply() of trl-resume-order and after it, the first one after revert() too.
 """
@@ -21,7 +21,7 @@ NAME = "trl-resume-order"
 PROMPTS = [f"w{2 * row + 1} w{2 * row + 2}" for row in range(6)]
 
 REUSING = {"steps_per_generation": 2, "num_iterations": 2}
-"""Each generation is for two steps, twice: an epoch of six prompts, two at a time, has twelve steps."""
+"""Each generation serves two steps, twice: an epoch of six prompts, two at a time, has twelve steps."""
 CASES: dict[str, tuple[str, int, tuple[int, ...], dict[str, Any]]] = {
     "GRPO": ("GRPO", 18, (8, 14), {}),
     "GRPO reusing": ("GRPO", 24, (16,), REUSING),
@@ -34,14 +34,14 @@ CASES: dict[str, tuple[str, int, tuple[int, ...], dict[str, Any]]] = {
     "GRPO on ranks": ("GRPO", 6, (4,), {}),
     "RLOO": ("RLOO", 12, (6,), {}),
 }
-"""Trainer, steps, those after which one is resumed, and settings. Six steps are an epoch, on two ranks three."""
+"""Trainer, steps, the steps after which a run resumes, and settings. An epoch has six steps, on two ranks three."""
 
 SETTINGS: dict[str, Any] = {"learning_rate": 0.1, "save_strategy": "steps", "save_steps": 1000}
 SETTINGS |= {"logging_steps": 1000, "max_completion_length": 2}
 
 
 class Saves(transformers.TrainerCallback):
-    """After these steps, and evaluates after the ninth."""
+    """Saves after these steps, and evaluates after the ninth."""
 
     def __init__(self, steps: tuple[int, ...]) -> None:
         self.steps = steps
@@ -52,7 +52,7 @@ class Saves(transformers.TrainerCallback):
 
 
 class Run:
-    """A trainer, and what it has seen."""
+    """A trainer, and the samples that it has seen."""
 
     def __init__(self, case: str, folder: Path) -> None:
         kind, steps, saved, settings = CASES[case]
@@ -86,7 +86,7 @@ class Run:
 
 
 def observed(case: str) -> dict[str, Any]:
-    """Without a stop; by the step after which it was resumed; and the same trainer once more."""
+    """An uninterrupted run; by step, the run that resumes after it; and the same trainer once more."""
     folder = Path(os.environ.get("SHARED") or states.folder())
     run = Run(case, folder)
     found: dict[str, Any] = {"whole": run.train()}
@@ -94,7 +94,7 @@ def observed(case: str) -> dict[str, Any]:
         found[str(step)] = Run(case, folder).train(str(folder / "trainer" / f"checkpoint-{step}"))
     if case == "GRPO twice":
         found["again"] = run.train()
-        loader = run.trainer.get_train_dataloader()  # of somebody who looks at the data afterwards
+        loader = run.trainer.get_train_dataloader()  # for code that looks at the data afterwards
         found["looked at"] = [batch[0]["prompt"] for batch in loader]
     if int(os.environ["RANK"]) == 0:
         shutil.rmtree(folder)

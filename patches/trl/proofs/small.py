@@ -16,12 +16,12 @@ STEPS: dict[str, Any] = {
     "disable_tqdm": True,
     "save_strategy": "no",
 }
-"""Of a trainer's configuration, where a test takes steps and looks at their gradients: nothing is clipped or saved."""
+"""A trainer's configuration for tests that compare the gradients of steps: without clipping and saving."""
 PROMPTS = ("w1 w2", "w3 w4 w5", "w6", "w7 w8 w9 w10")
 
 
 def tokenizer() -> Any:
-    """99 words, of which three are special."""
+    """99 words, three of them special."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -68,7 +68,7 @@ def rollouts(
         prompts: the data set.
         policy: the model; None for that of `model`.
         more: arguments of the trainer itself.
-        settings: of the trainer's configuration.
+        settings: arguments of the trainer's configuration.
     """
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     import torch
