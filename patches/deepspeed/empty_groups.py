@@ -41,7 +41,7 @@ class AllGroups:
         object.__setattr__(self, "_all_groups_of", optimizer)
         object.__setattr__(self, "_all_groups_removed", removed)
         made_for = None
-        with contextlib.suppress(TypeError):  # a class of which there are no weak references
+        with contextlib.suppress(TypeError):  # a class without weak references
             made_for = None if scheduler is None else weakref.ref(scheduler)
         object.__setattr__(self, "_all_groups_for", made_for)
 

@@ -78,8 +78,7 @@ Since megatron-core 0.15.0, `grad_norm` lacked (TP - 1)/TP of the sinks' squares
     ),
     variants=(
         Variant(
-            # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was
-            # core_v0.19.0.
+            # main had version 0.20.0 on 2026-08-22, and had the defect; the newest tag was core_v0.19.0.
             Guard("megatron-core", ">=0.15.0rc4,<=0.20.0", co_installed=CoInstalled("transformer-engine", ">=1.0")),
             (
                 Rewrite(

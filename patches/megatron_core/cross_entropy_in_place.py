@@ -38,7 +38,7 @@ Label smoothing uses Megatron's computation, on a copy: `.float()` becomes a cal
 callers of `VocabParallelCrossEntropy`. The same applies to a target with another shape than the losses, and to integer
 logits. In a region of torch.compile, Megatron's own code is traced, with that copy.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/1594",),
-    # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
+    # main had version 0.20.0 on 2026-08-22, and had the defect; the newest tag was core_v0.19.0.
     variants=(
         Variant(
             Guard("megatron-core", ">=0.8.0,<=0.20.0"),

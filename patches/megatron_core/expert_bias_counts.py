@@ -55,7 +55,7 @@ within one rounding of the mean: 0.4 % of it in bf16 for each addition. With the
 run that was balanced with a higher `moe_router_bias_update_rate`, or with an additional auxiliary loss, may need less
 of them.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/7081",),
-    # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the repair is later than that.
+    # main had version 0.20.0 on 2026-08-22, and had the defect; the repair is later than that.
     variants=(Variant(Guard("megatron-core", ">=0.12.0rc2,<=0.20.0"), REWRITES),),
     obsolete_when="when the oldest megatron-core in use counts tokens in integers (PR #7081)",
     conditions=(

@@ -36,7 +36,7 @@ some modules only) raises as before, because it indicates another error.""",
         "https://github.com/THUDM/slime/pull/1857",
         "https://github.com/THUDM/slime/pull/2066",
     ),
-    # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
+    # main had version 0.20.0 on 2026-08-22, and had the defect; the newest tag was core_v0.19.0.
     variants=(
         Variant(
             Guard("megatron-core", ">=0.9.0,<=0.20.0"),

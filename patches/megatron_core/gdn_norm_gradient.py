@@ -65,7 +65,7 @@ rank had it. Copies that have diverged stay different: continue from a checkpoin
 ranks, and not from memory. With the patch, the gradient of this weight is a sum over all heads: with SGD the weight
 moves further, with Adam in another direction.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
-    # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
+    # main had version 0.20.0 on 2026-08-22, and had the defect; the newest tag was core_v0.19.0.
     variants=(
         Variant(Guard("megatron-core", ">=0.16.0,<=0.18.2"), _changes(f"{_LAYERS}:GatedDeltaNet")),
         Variant(Guard("megatron-core", ">=0.19.0,<=0.20.0"), _changes(f"{_LAYERS}.common:_GDNBase")),

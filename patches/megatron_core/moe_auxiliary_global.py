@@ -88,7 +88,7 @@ by the number of data-parallel ranks.""",
     ),
     variants=(
         Variant(Guard("megatron-core", ">=0.15.0rc3,<0.16.0"), _weighed(f"({_REPLICAS})", _OF_ALL)),
-        # main called itself 0.20.0 when it was read (2026-08-22) and had the defect; the newest tag was core_v0.19.0.
+        # main had version 0.20.0 on 2026-08-22, and had the defect; the newest tag was core_v0.19.0.
         Variant(Guard("megatron-core", ">=0.16.0,<=0.20.0"), _weighed(_OF_A_MASK, _OF_VALID)),
     ),
     obsolete_when=(

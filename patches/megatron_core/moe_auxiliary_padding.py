@@ -126,7 +126,7 @@ divide the loss. It logs one warning then. It does not repair the `global_aux_lo
 configured one without a mask: `megatron-core-moe-auxiliary-global` repairs that.""",
     references=("https://github.com/NVIDIA/Megatron-LM/issues/7452",),
     variants=(
-        # main called itself 0.20.0 when it was read (2026-08-22) and had the defect.
+        # main had version 0.20.0 on 2026-08-22, and had the defect.
         Variant(
             Guard("megatron-core", ">=0.19.0,<=0.20.0"),
             (

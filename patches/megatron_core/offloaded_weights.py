@@ -65,7 +65,7 @@ Since megatron-core 0.13.0, the first release with `HybridDeviceOptimizer.update
 continued from the weights that the optimizer was built with. With the patch, it continues from the loaded weights. A
 run without the patch was not a fine-tuning of its checkpoint: start it again.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/5071", "https://github.com/NVIDIA-NeMo/RL/pull/2372"),
-    # main called itself 0.20.0 when it was read (2026-08-22) and had the defect.
+    # main had version 0.20.0 on 2026-08-22, and had the defect.
     variants=(Variant(Guard("megatron-core", ">=0.13.0rc0,<=0.20.0"), REWRITES),),
     obsolete_when=(
         "when HybridDeviceOptimizer.update_fp32_param_by_new_param copies every parameter; none released does"

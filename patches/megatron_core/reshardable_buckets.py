@@ -63,7 +63,7 @@ Since megatron-core 0.15.0, the first release with this format, each resume from
 weights and moments. With the patch, a resumed run equals one that was not interrupted. Training after such a resume
 started from wrong weights.""",
     references=("https://github.com/NVIDIA/Megatron-LM/pull/5077",),
-    # main called itself 0.20.0 when it was read (2026-08-22) and had the repair; the newest release had not.
+    # main had version 0.20.0 on 2026-08-22, and had the repair; the newest release had not.
     variants=(Variant(Guard("megatron-core", ">=0.15.0rc0,<=0.19.2"), REWRITES),),
     obsolete_when="when the oldest megatron-core in use is 0.20",
 )

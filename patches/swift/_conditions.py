@@ -21,5 +21,5 @@ def part_of_a_window(self: Any) -> float | bool | None:
 
 
 def another_loss(self: Any) -> bool | None:
-    """False for the sigmoid loss; otherwise None: MegatronDPOTrainer's loss function decides."""
+    """False for the sigmoid loss; otherwise None: the repair itself reports what it decides."""
     return False if self.args.loss_type == "sigmoid" else None
