@@ -1,4 +1,4 @@
-"""Whether the code around a repair is the releases' own: what somebody else's does with a loss is not known."""
+"""Whether the code around a repair is the releases' own: how other code uses a loss is unknown."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _RELEASED = ("trl", "transformers", "accelerate")
 
 
 def others(owner: Any, *names: str, packages: tuple[str, ...] = _RELEASED) -> str:
-    """The first of these methods that a subclass, a decorator or an assignment has replaced; empty where none has.
+    """The first of these methods that a subclass, a decorator or an assignment has replaced; empty if none is.
 
-    A method that the owner does not have, as in another release, is nobody's.
+    A method that the owner does not have, as in another release, does not count.
     """
     for name in names:
         found = vars(owner).get(name, getattr(type(owner), name, None))
@@ -27,15 +27,15 @@ def others(owner: Any, *names: str, packages: tuple[str, ...] = _RELEASED) -> st
 
 
 def is_released(function: Any, packages: tuple[str, ...] = _RELEASED) -> bool:
-    """Whether a function's code, or an object's class, is of these packages."""
+    """Whether a function's code, or an object's class, belongs to these packages."""
     module = written_in(function)
-    if module == "rlhf_patches.rehearsal.trainer":  # it stands before the trainer's own, for one window
+    if module == "rlhf_patches.rehearsal.trainer":  # it wraps the trainer's own, for one window
         return is_released(function.__wrapped__, packages)
     return module.partition(".")[0] in packages
 
 
 def written_in(function: Any) -> str:
-    """The module of a function's or method's code, or of another object's class: told by what no decorator copies."""
+    """The module of a function's or method's code, or of another object's class, from what no decorator copies."""
     if isinstance(function, MethodType):
         function = function.__func__
     if isinstance(function, FunctionType):
@@ -44,13 +44,13 @@ def written_in(function: Any) -> str:
 
 
 def left(patch: str, other: str) -> None:
-    """Say once in a process, on rank 0, that a gradient stays as released, since ``other`` is not the release's."""
+    """Log once per process, on rank 0, that a gradient stays as released, since ``other`` is not the release's."""
     stays(patch, f"{other} is not the release's own", "the gradient")
 
 
 @functools.cache
 def stays(patch: str, why: str, what: str) -> None:
-    """Say once in a process, on rank 0, that what a patch repairs stays as released, and why."""
+    """Log once per process, on rank 0, that what a patch repairs stays as released, and why."""
     if _is_first_rank():
         logger.warning("%s: %s: %s stays as released", patch, why, what)
 

@@ -1,4 +1,4 @@
-"""The built-in patches. The engine asks `listed`; of a plugin of another distribution it asks a pluggy hook."""
+"""The built-in patches. The engine calls `listed`; for plugins of other distributions it calls a pluggy hook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def listed() -> tuple[Listed, ...]:
-    """Every built-in patch and advice, each to be imported together with what it is for."""
+    """Every built-in patch and advice; each is imported together with the module that it is for."""
     return LISTED
 
 

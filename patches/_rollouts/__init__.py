@@ -1,1 +1,1 @@
-"""What the watches of all frameworks have in common: the figures, their limits, and samples by themselves."""
+"""Shared code of all frameworks' watches: the figures, their limits, and checks of samples."""

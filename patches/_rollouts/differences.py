@@ -1,4 +1,4 @@
-"""How far the engine's log-probabilities are from the trainer's, of tensors that are in the host's memory."""
+"""The difference between the engine's and the trainer's log-probabilities, for tensors in the host's memory."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterable
 from typing import Any
 
 _ROWS = 64
-"""At once: a batch can have thousands of long ones, and the process that drives a run little memory."""
+"""Rows per step: a batch can have thousands of long rows, and the process that drives a run has little memory."""
 
 
 def on_host(*tensors: Any) -> bool:
-    """Whether all are tensors, and none is on a device that one would have to wait for."""
+    """Whether all are tensors on the CPU, so that reading them does not wait for a device."""
     return all(getattr(getattr(tensor, "device", None), "type", None) == "cpu" for tensor in tensors)
 
 
 def mean_of(parts: Iterable[tuple[Any, Any, Any]]) -> float | None:
     """Mean over the sampled tokens of |trainer - engine|, in nats.
 
-    A token of which one of the two says that it cannot be, -inf, does not count: where only the likeliest tokens are
-    sampled from, rounding decides which is the last one of these.
+    A token does not count if one of the two log-probabilities is -inf: where only the likeliest tokens are sampled,
+    rounding decides which token is the last of these.
 
     Args:
-        parts: of each part of a batch the trainer's log-probabilities, the engine's, and a mask, 1 or True for the
-            tokens that were sampled: of one shape.
+        parts: for each part of a batch, the trainer's log-probabilities, the engine's, and a mask, 1 or True for the
+            sampled tokens, all of one shape.
 
     Returns:
         None where a tensor is not on the CPU, shapes differ, or nothing counts.

@@ -1,4 +1,4 @@
-"""Dropout that is active where a trainer computes log-probabilities, which an engine's are without."""
+"""Dropout that is active where a trainer computes log-probabilities; an engine has no dropout."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlhf_patches.watching import Known
 
 
 def active(*models: Any) -> Known | None:
-    """What is to be said of the dropout in these models, if there is any in a module that trains.
+    """The note on dropout in these models, if a module in training mode has any.
 
-    That of LoRA is in what the adapters add, which is nothing when training begins. Dropout of the model's own makes
-    the difference larger from the first batch on.
+    LoRA's dropout applies to the adapters' output, which is 0 when training begins. The model's own dropout increases
+    the difference from the first batch on.
     """
     found = {name: value for model in models for name, value in _of(model.named_modules())}
     if not found:
@@ -20,8 +20,8 @@ def active(*models: Any) -> Known | None:
     own = [value for name, value in found.items() if ".lora_dropout." not in f".{name}."]
     where = "the model" if own else "LoRA"
     return Known(
-        f"Dropout of {where} is active (p {max(own or found.values()):g}) where the trainer computes them, and makes "
-        "them differ with nothing wrong; without it the figure says more.",
+        f"Dropout of {where} is active (p {max(own or found.values()):g}) where the trainer computes them, which makes "
+        "them differ without an error; disable it for a more precise figure.",
         usual=bool(own),
     )
 

@@ -1,4 +1,4 @@
-"""What can be said of completions by themselves, as lists of token ids in the host's memory."""
+"""Checks of completions by themselves, as lists of token ids in the host's memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 _LEAST_ROWS = 4
-"""Fewer completions can be alike by chance."""
+"""Fewer completions can be equal by chance."""
 
 
 def of_rows(value: object, kind: type) -> bool:
-    """Whether it is a list with a list for each row, of numbers of a kind; by the first number that there is."""
+    """Whether the value is a list of rows, each a list of numbers of one kind; checks the first number only."""
     if not isinstance(value, list) or not all(isinstance(row, (list, tuple)) for row in value):
         return False
     return isinstance(next((each for row in value for each in row), None), kind)
@@ -23,17 +23,17 @@ def surprise_of_equals(
     completions: Sequence[Sequence[int]],
     log_probabilities: Sequence[Sequence[float | None]],
 ) -> float:
-    """How unlikely it is that groups have nothing but equal completions: -log of the chance, in nats.
+    """How unlikely it is that all completions of a group are equal: -log of the chance, in nats.
 
-    Each further completion equals the first one with the chance that the first one has.
+    Each further completion equals the first one with the first one's own probability.
 
     Args:
-        groups: of each row, what its group has in common: the prompt.
-        completions: of each row the tokens.
-        log_probabilities: of each row those of its tokens, under the distribution that they were sampled from.
+        groups: for each row, the key of its group: the prompt.
+        completions: for each row, the tokens.
+        log_probabilities: for each row, its tokens' log-probabilities under the distribution they were sampled from.
 
     Returns:
-        the sum over the groups of two rows or more all of whose completions are equal; 0 where there is none.
+        The sum over the groups of at least two rows whose completions are all equal; 0 if there is none.
     """
     rows: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
@@ -49,27 +49,27 @@ def surprise_of_equals(
 
 
 def without_padding(prompts: Sequence[Sequence[int]], pad: int | None) -> list[list[int]]:
-    """Prompts that were padded on the left."""
+    """Removes the padding from prompts that were padded on the left."""
     return [list(itertools.dropwhile(lambda token: token == pad, prompt)) for prompt in prompts]
 
 
 def reach(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> int:
-    """The most tokens that a prompt has together with its completion; 0 of no rows."""
+    """The maximum number of tokens of a prompt and its completion; 0 without rows."""
     return max((len(prompt) + len(tokens) for prompt, tokens in zip(prompts, completions, strict=True)), default=0)
 
 
 def share_of_single_tokens(
     prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], ends: Collection[int | None], context: int
 ) -> float:
-    """The share of completions that are one token, where one of these should have gone on; 0 of a few rows.
+    """The share of completions with one token, if at least one of these should have continued; 0 for a few rows.
 
-    One that is an end should not, nor one with which the context may have been full.
+    A completion should not continue if its token ends a text, or if the context may have been full.
 
     Args:
-        prompts: of each row the tokens.
-        completions: of each row the tokens.
+        prompts: for each row, the tokens.
+        completions: for each row, the tokens.
         ends: tokens that end a text.
-        context: so many tokens are known to fit into the engine's context: the `reach` of this run so far.
+        context: a number of tokens that fits into the engine's context: the `reach` of this run so far.
     """
     rows = [(prompt, tokens) for prompt, tokens in zip(prompts, completions, strict=True) if len(tokens) == 1]
     short = [tokens for prompt, tokens in rows if tokens[0] not in ends and len(prompt) + 1 < context]
@@ -79,7 +79,7 @@ def share_of_single_tokens(
 
 
 def ends_of(model: Any, *others: int | None) -> set[int | None]:
-    """The tokens with which a text ends: those that a model's configurations name, and others that are known."""
+    """The tokens that end a text: those that a model's configurations name, and ``others``."""
     found = set(others)
     for each in (getattr(model, "generation_config", None), getattr(model, "config", None)):
         named = getattr(each, "eos_token_id", None)
@@ -88,13 +88,13 @@ def ends_of(model: Any, *others: int | None) -> set[int | None]:
 
 
 def of_other_prompts(given: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> int:
-    """Of how many rows the engine was given something else than the row's own prompt, or nothing."""
+    """The number of rows for which the engine received another prompt than the row's own, or none."""
     pairs = zip(given, answered, strict=False)
     return abs(len(given) - len(answered)) + sum(list(one) != list(other) for one, other in pairs)
 
 
 def beyond(completions: Sequence[Sequence[int]], limit: int) -> int:
-    """By how many tokens the longest completion is longer than the limit; 0 where none is."""
+    """The number of tokens by which the longest completion exceeds the limit; 0 if none does."""
     return max([0, *(len(tokens) - limit for tokens in completions)])
 
 
@@ -105,17 +105,17 @@ _WHOLE: Mapping[str, Collection[object]] = {
     "repetition_penalty": (1, None),
 }
 SAMPLING = ("temperature", *_WHOLE)
-"""The settings that decide from which distribution tokens are sampled."""
+"""The settings that determine the sampling distribution."""
 
 
 def is_whole(sampling: Mapping[str, object]) -> bool:
-    """Whether tokens are sampled from all of the vocabulary, and none is penalised, whatever the temperature."""
+    """Whether tokens are sampled from the whole vocabulary without penalties, at any temperature."""
     return all(sampling.get(name) in values for name, values in _WHOLE.items())
 
 
 def is_plain(sampling: Mapping[str, object]) -> bool:
-    """Whether tokens are sampled from the model's own distribution: temperature 1, and nothing cut off or penalised.
+    """Whether tokens are sampled from the model's own distribution: temperature 1, no truncation, no penalties.
 
-    Only of such is it sure that the engine's log-probabilities are those of the distribution sampled from.
+    Only then are the engine's log-probabilities certainly those of the sampling distribution.
     """
     return sampling.get("temperature") == 1 and is_whole(sampling)

@@ -72,7 +72,7 @@ def write_gradient(matrix: torch.Tensor, gradient: torch.Tensor, terms: Terms) -
     """Write the gradient.
 
     Args:
-        matrix: the logits, ``[tokens, V]``, for which `serves` is true. ``gradient`` has their shape, maybe their memory.
+        matrix: the logits, ``[tokens, V]``, for which `serves` is true. ``gradient`` has their shape, maybe memory.
         terms: the terms of these tokens.
 
     Returns:

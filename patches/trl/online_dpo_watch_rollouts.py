@@ -27,7 +27,7 @@ WATCH = Watch(
     symptom="""\
 One line per figure, at level warning:
 
-    trl-online-dpo-watch-rollouts: completions end after one token, which is no end of a text: a share of 1 ...""",
+    trl-online-dpo-watch-rollouts: completions end after one token that does not end a text: a share of 1 ...""",
     cause="Lists of tokens were split, or the request to the engine exceeded the limit.",
     looks_at="The lists of token ids that `_generate_vllm_server` and `_generate_vllm_colocate` return.",
     limits=figures.LENGTHS,

@@ -35,7 +35,7 @@ def report(run_ranks):
 def test_it_says_that_completions_are_single_tokens(report):
     """TRL 1.5.1, whose server's lists of tokens are taken apart."""
     (line,) = report["as released"]["said"]
-    said = "completions end after one token, which is no end of a text: a share of 1 at step 0 (limit 0.99). "
+    said = "completions end after one token that does not end a text: a share of 1 at step 0 (limit 0.99). "
     assert line.startswith(f"trl-online-dpo-watch-rollouts: {said}")
     assert "nothing repairs here: trl-online-dpo-server; `rlhf-patches explain" in line
     assert report["as released"]["error"] > 0.1

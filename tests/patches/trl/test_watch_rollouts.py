@@ -27,8 +27,8 @@ RULE_COVERAGE = {
 BESIDE = Level("tests.harness.loading:trl_grpo", str(folder("trl-1.5")))
 WRONG = {
     "lost weights": "trainer and engine differ by {} nats per sampled token at step 2 (limit 0.1)",
-    "one seed": "all completions of a group are the same, of which the chance is e^-{} at step 0 (limit 30)",
-    "flat": "completions end after one token, which is no end of a text: a share of 1 at step 0 (limit 0.99)",
+    "one seed": "all completions of a group are equal; the chance of this is e^-{} at step 0 (limit 30)",
+    "flat": "completions end after one token that does not end a text: a share of 1 at step 0 (limit 0.99)",
     "too long": "a completion is 4 tokens beyond the limit at step 0 (limit 0)",
 }
 RIGHT = [case for case in CASES if case not in WRONG]
@@ -126,7 +126,7 @@ def test_it_says_that_a_turn_is_for_another_conversation(prompts):
     found = prompts["other turns"]
     (line,) = found["said"]
     assert line.startswith(
-        "trl-watch-rollouts: the engine was given something else than the row's own prompt, in 2 rows of a batch "
+        "trl-watch-rollouts: the engine did not receive the row's own prompt in 2 rows of a batch "
         "(limit 0). Known bugs with this sign that nothing repairs here: trl-grpo-tool-turns, trl-grpo-tool-lockstep"
     ), line
     assert any("wrong" in row for row in found["turns"])
