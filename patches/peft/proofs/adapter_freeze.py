@@ -10,7 +10,7 @@ FROZEN = Case(
     "peft",
     "peft-adapter-freeze",
     "gradient, a reference is loaded",
-    "norm of the policy's gradient, a frozen adapter loaded beside it",
+    "norm of the policy's gradient, a second, frozen adapter loaded",
 )
 
 

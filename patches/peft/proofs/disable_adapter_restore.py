@@ -9,8 +9,8 @@ from rlhf_patches.proving.proof import Case, Proof, Reports, Row
 CASE = Case(
     "peft",
     "peft-disable-adapter-restore",
-    "frozen parameters, once within",
-    "requires_grad of what is frozen, after disable_adapter",
+    "frozen parameters, one context",
+    "requires_grad of frozen parameters, after disable_adapter",
 )
 
 

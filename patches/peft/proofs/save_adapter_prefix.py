@@ -10,7 +10,7 @@ CASE = Case(
     "peft",
     "peft-save-adapter-prefix",
     "two adapters, one is a prefix",
-    "what is saved of an adapter whose name begins another one's",
+    "the saved keys of an adapter whose name is a prefix of another's",
 )
 
 

@@ -10,7 +10,7 @@ CASE = Case(
     "transformers",
     "transformers-packed-documents",
     "packed documents",
-    "gradient of three documents packed into a row, against each by itself",
+    "gradient of three documents packed into a row, compared with each by itself",
 )
 
 

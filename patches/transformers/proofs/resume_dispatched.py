@@ -21,14 +21,14 @@ def rows(reports: Reports) -> Iterator[Row]:
     for state in ("before", "after"):
         found = report[state]["dispatched"]
         goes_on.append([one == other for one, other in zip(found["left"], found["resumed"], strict=True)])
-    without, patched = (f"{sum(each)} of {len(each)} epochs go on" for each in goes_on)
+    without, patched = (f"{sum(each)} of {len(each)} epochs right" for each in goes_on)
     right = all(goes_on[1])
     yield Row(
         CASE,
         report["transformers-resume-dispatched"][0],
         without,
         patched[:20],
-        "not stopped",
+        "uninterrupted",
         right and not all(goes_on[0]),
     )
 

@@ -10,7 +10,7 @@ CASE = Case(
     "transformers",
     "transformers-resume-weights",
     "a checkpoint, other names",
-    "weights after from_checkpoint of a model whose files name them otherwise",
+    "weights after resume_from_checkpoint, if the checkpoint's files have other names",
 )
 
 

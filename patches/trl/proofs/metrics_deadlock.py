@@ -25,7 +25,7 @@ def rows(reports: Reports) -> Iterator[Row]:
         for found in each["after"]["on one rank"].values()
     )
     without = "stalls" if stalled else "does not stall"
-    yield Row(CASE, report["version"], without, "goes on", "exact means" if right else "NO", stalled and right)
+    yield Row(CASE, report["version"], without, "continues", "exact means" if right else "NO", stalled and right)
 
 
 PROOF = Proof((CASE,), rows, ranks=2, seconds=20)

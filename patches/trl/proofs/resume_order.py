@@ -22,9 +22,9 @@ def rows(reports: Reports) -> Iterator[Row]:
         found = dict(report[state]["RLOO"])
         whole = found.pop("whole")["weights"]
         goes_on.append([each["weights"] == whole for each in found.values()])
-    without, with_it = (f"{sum(each)} of {len(each)} go on" for each in goes_on)
+    without, with_it = (f"{sum(each)} of {len(each)} right" for each in goes_on)
     repaired = all(goes_on[1]) and not all(goes_on[0])
-    yield Row(CASE, report["version"], without, with_it, "not stopped" if repaired else "NO", repaired)
+    yield Row(CASE, report["version"], without, with_it, "uninterrupted" if repaired else "NO", repaired)
 
 
 PROOF = Proof((CASE,), rows, seconds=30, arguments=("RLOO",))
