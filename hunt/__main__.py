@@ -100,7 +100,7 @@ class Chosen:
 
 @contextlib.contextmanager
 def running() -> Iterator[Runner]:
-    """Warm processes, and what runs on them."""
+    """Fork servers, and the runs on them."""
     with tempfile.TemporaryDirectory(prefix="hunt-") as folder, serving() as forkserver:
         runner = Runner(forkserver, Path(folder), trainers.every())
         try:

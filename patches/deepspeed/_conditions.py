@@ -49,12 +49,12 @@ def trained_on_what_was_left(self: Any) -> bool | None:
     if getattr(self, "zenflow", False):
         return None
     norms = self.norm_for_param_grads  # upstream makes a new dictionary at the end of each step
-    last, ever, told = _steps.get(self, ({}, set(), None))
+    last, ever, trained_on = _steps.get(self, ({}, set(), None))
     if last is not norms:
-        told = _trained_on(self, ever.difference(last))
+        trained_on = _trained_on(self, ever.difference(last))
         ever.update(last)
-        _steps[self] = norms, ever, told
-    return told  # the same result in each call of a step
+        _steps[self] = norms, ever, trained_on
+    return trained_on  # the same result in each call of a step
 
 
 def _trained_on(optimizer: Any, params: set[int]) -> bool | None:

@@ -72,7 +72,7 @@ def acquired(baton: Any) -> bool:
 def _taken_over(baton: Any) -> bool:
     """Wait as ``baton.wait()`` does. Returns True where the builder is gone and this process has to build."""
     path = os.fspath(baton.lock_file_path)
-    began = told = looked = time.monotonic()
+    began = reported = looked = time.monotonic()
     gone: tuple[int, ...] = ()
     while os.path.exists(path):
         now = time.monotonic()
@@ -84,8 +84,8 @@ def _taken_over(baton: Any) -> bool:
                 logger.warning("%s, lock file of a build: %s is gone, so this process builds", path, seen.builder)
                 return True
             gone = () if seen.alive else seen.file
-            if seen.alive and now - told >= TELL_SECONDS:
-                told = now
+            if seen.alive and now - reported >= TELL_SECONDS:
+                reported = now
                 logger.warning(
                     "%s, lock file of a build: waited for %.0f s; %s; if no build is under way anywhere, delete it",
                     *(path, now - began, seen.alive),

@@ -392,9 +392,9 @@ def _leave(trainer: Any, model: torch.nn.Module, reason: str, steps: int) -> Non
 
 def _say(trainer: Any, text: str, about: str = "") -> None:
     """Once in a process for each thing, on rank 0."""
-    if trainer.args.process_index == 0 and (about or text) not in _said:
-        _said.add(about or text)
+    if trainer.args.process_index == 0 and (about or text) not in _logged:
+        _logged.add(about or text)
         logger.warning("transformers-accumulation-scale: %s", text)
 
 
-_said: set[str] = set()
+_logged: set[str] = set()

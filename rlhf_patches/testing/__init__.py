@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .hands_off import untouched
+from .side_effects import untouched
 from .in_process import applied
 
 if TYPE_CHECKING:

@@ -73,15 +73,15 @@ class Case:
             path = folder.joinpath(*module.split(".")).with_suffix(".py")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text((texts or {}).get(module) or self.read(module), encoding="utf-8")
-        found = {}
+        rows = {}
         with memory.parsed_once(kept=20):  # the text is the same under each
             for version in versions:
                 written = [write_metadata(folder, self.patch.distribution, version)]
                 written += [write_metadata(folder, *beside)] if beside else []
-                found[version] = row_of(folder, self.patch)
+                rows[version] = row_of(folder, self.patch)
                 for metadata in written:
                     shutil.rmtree(metadata)
-        return found
+        return rows
 
     def edits(self) -> Iterator[tuple[str, str, str]]:
         """For each function that the patch changes: its name, the module, and a text in which it is another one.
@@ -171,7 +171,7 @@ def case_of(patch: KnownBug, release: str = INSTALLED) -> Case:
     look: Callable[[Variant], Found] = choices.look
     read = locating.read_module
     if release != INSTALLED:
-        opened = archive.open_release(download.found(release))
+        opened = archive.open_release(download.path_of(release))
         if not evaluate.is_patched(opened, [Registered(patch, "a test")]):
             packages = ", ".join(dict.fromkeys(module.partition(".")[0] for module in patch.modules))
             raise members.ReleaseError(f"{opened.label} has no {packages}, so it tells nothing of {patch}")

@@ -34,25 +34,25 @@ def fields_are_complete(patch: KnownBug) -> None:
 def waits_have_bounds(patch: KnownBug) -> None:
     """Its code takes no lock, and waits for nothing, without a bound: whatever happens in training, it goes on."""
     __tracebackhide__ = True
-    found = conduct.waits(patch)
+    findings = conduct.waits(patch)
     what_to_do = "give it a timeout, or say why it ends in a comment on the line: # waits: ..."
-    _require(not found, "\n".join([f"{patch}: {what_to_do}", *map(str, found)]))
+    _require(not findings, "\n".join([f"{patch}: {what_to_do}", *map(str, findings)]))
 
 
-def hands_off(patch: KnownBug) -> None:
+def side_effects(patch: KnownBug) -> None:
     """Its code writes to nothing that it is given, and calls nothing that may."""
     __tracebackhide__ = True
-    found = conduct.writes(patch)
+    findings = conduct.writes(patch)
     what_to_do = "do without, or, if that is the repair, say so in a comment on the line: # writes: ..."
-    _require(not found, "\n".join([f"{patch}: {what_to_do}", *map(str, found)]))
+    _require(not findings, "\n".join([f"{patch}: {what_to_do}", *map(str, findings)]))
 
 
 def it_knows(patch: KnownBug) -> None:
     """Its code decides by no name, signature, stack or graph of autograd's that it cannot say to be knowledge."""
     __tracebackhide__ = True
-    found = conduct.unknown(patch)
+    findings = conduct.unknown(patch)
     what_to_do = "ask the object itself, or say in a comment on the line why this tells: # known: ..."
-    _require(not found, "\n".join([f"{patch}: {what_to_do}", *map(str, found)]))
+    _require(not findings, "\n".join([f"{patch}: {what_to_do}", *map(str, findings)]))
 
 
 def is_held(patches: Collection[KnownBug], by: rules.Held, tests: Mapping[str, Collection[str]]) -> None:
@@ -80,17 +80,17 @@ def refused_where_edited(case: Case, folder: Path) -> None:
     """Each function that it changes, edited alone; unaffected where nothing tells the version."""
     __tracebackhide__ = True
     others = [other.guard for other in case.patch.variants if other is not case.variant]
-    said = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
+    elsewhere = [f"the code is that of {guard.distribution} {guard.versions}" for guard in others]
     number = 0
     for number, (target, module, text) in enumerate(case.edits(), 1):
         for version, row in case.rows(folder / str(number), (case.version, UNKNOWN), {module: text}).items():
             what = f"with {target} edited (version {version}): its shape guard is too wide"
             if version == UNKNOWN:
                 # Another variant may have the other changes, and not this one.
-                if not any(text in row.reason for text in said):
+                if not any(text in row.reason for text in elsewhere):
                     _is(row, Status.UNAFFECTED, what)
             elif isinstance(case.patch, Advice):
-                _require("whether the bug is there is not known" in row.reason, f"{_told(row)} {what}")
+                _require("whether the bug is there is not known" in row.reason, f"{_status_of(row)} {what}")
             else:
                 _is(row, Status.REFUSED, what)
     _require(number > 0, f"{case}: no function was edited")
@@ -143,10 +143,10 @@ def leaves_alone(case: Case, folder: Path, affected: str | None) -> None:
     for version, row in case.rows(folder, expected).items():
         what = f"on {case}, as version {version}, which has not the bug"
         _is(row, expected[version], what)
-        _require(not row.unreviewed, f"{_told(row)} {what}: is the range too short?")
+        _require(not row.unreviewed, f"{_status_of(row)} {what}: is the range too short?")
 
 
-def lives_as_it_should(patch: KnownBug, found: dict[str, Any]) -> None:
+def lives_as_it_should(patch: KnownBug, life: dict[str, Any]) -> None:
     """Other code while it is applied; the very same code objects after that, and where it is disabled.
 
     Args:
@@ -155,26 +155,26 @@ def lives_as_it_should(patch: KnownBug, found: dict[str, Any]) -> None:
     """
     __tracebackhide__ = True
     advice = isinstance(patch, Advice)
-    on, functions = found["applied"], found["functions"]
+    on, functions = life["applied"], life["functions"]
     expected = Status.ADVICE if advice else Status.APPLIED
     _require(on["status"] == expected.value, f"{patch} is {on['status']} in this process: {on['reason']}")
     same = [name for name, own in zip(functions, on["own code"], strict=True) if own]
     _require(advice or not same, f"{patch} is applied, and yet nothing has changed in {', '.join(same)}")
     for what in ("reverted", "disabled"):
-        now = found[what]
+        now = life[what]
         other = [name for name, own in zip(functions, now["own code"], strict=True) if not own]
         _require(not other, f"{patch} is {what}, and yet {', '.join(other)} has not its own code: {now['reason']}")
         _require(now["status"] == "disabled", f"{patch}, {what}, is {now['status']}: {now['reason']}")
-    reason = found["disabled"]["reason"]
+    reason = life["disabled"]["reason"]
     _require("RLHF_PATCHES_DISABLE" in reason, f"{patch} is disabled, but not by RLHF_PATCHES_DISABLE: {reason}")
 
 
 def _is(row: PatchReport, status: Status, what: str) -> None:
     __tracebackhide__ = True
-    _require(row.status is status, f"{_told(row)} {what}; expected {status}")
+    _require(row.status is status, f"{_status_of(row)} {what}; expected {status}")
 
 
-def _told(row: PatchReport) -> str:
+def _status_of(row: PatchReport) -> str:
     return f"{row.name} is {row.status} ({row.reason})"
 
 

@@ -34,16 +34,16 @@ class Finding:
 
 def waits(patch: KnownBug) -> list[Finding]:
     """Where a patch's code may wait for ever, and no comment says why it does not."""
-    found = reach.pieces(patch)
-    locks = {name for piece in found for name in _locks(piece.node)}
-    locks |= {name for piece in found for each in piece.module.defined.values() for n in each for name in _locks(n)}
-    contexts = {name for piece in found for n in _all(piece.module) for name in _made_by(n, {"ContextVar"})}
+    pieces = reach.pieces(patch)
+    locks = {name for piece in pieces for name in _locks(piece.node)}
+    locks |= {name for piece in pieces for each in piece.module.defined.values() for n in each for name in _locks(n)}
+    contexts = {name for piece in pieces for n in _all(piece.module) for name in _made_by(n, {"ContextVar"})}
     return sorted(
         {
-            Finding(piece.module.source.filename, node.lineno, said)
-            for piece in found
+            Finding(piece.module.source.filename, node.lineno, what)
+            for piece in pieces
             for node in ast.walk(piece.node)
-            for said in _waits_in(node, locks, contexts)
+            for what in _waits_in(node, locks, contexts)
             if isinstance(node, (ast.expr, ast.stmt)) and not _explained(piece.module, node, "waits")
         }
     )
@@ -51,14 +51,14 @@ def waits(patch: KnownBug) -> list[Finding]:
 
 def writes(patch: KnownBug) -> list[Finding]:
     """Where a patch's code writes to what it was given, or calls what does, and no comment says why."""
-    found = {
-        Finding(piece.module.source.filename, node.lineno, said)
+    findings = {
+        Finding(piece.module.source.filename, node.lineno, what)
         for piece in reach.pieces(patch)
         for node in ast.walk(piece.node)
-        if isinstance(node, (ast.expr, ast.stmt)) and (said := _known_to_write(node))
+        if isinstance(node, (ast.expr, ast.stmt)) and (what := _known_to_write(node))
         if not _explained(piece.module, node, "writes")
     }
-    return sorted(found | _to_what_is_given(patch))
+    return sorted(findings | _to_what_is_given(patch))
 
 
 def inferences(patch: KnownBug) -> list[Finding]:
@@ -78,21 +78,21 @@ def _inferences(patch: KnownBug) -> Iterator[tuple[Finding, bool]]:
     for piece in reach.pieces(patch):
         of_all = re.search(r"(?m)^# known here: \S+ \S", piece.module.source.text) is not None
         for node in ast.walk(piece.node):
-            if isinstance(node, ast.expr) and (said := _inferred_from(node)):
-                finding = Finding(piece.module.source.filename, node.lineno, said)
+            if isinstance(node, ast.expr) and (what := _inferred_from(node)):
+                finding = Finding(piece.module.source.filename, node.lineno, what)
                 yield finding, of_all or _explained(piece.module, node, "known")
 
 
 def attributes(patch: KnownBug) -> set[str]:
     """The names of attributes that a patch's code sets on objects other than its method's own."""
-    found = set()
+    names = set()
     for piece in reach.pieces(patch):
         for node in ast.walk(piece.node):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _last(node.value) not in _OWN:
-                found.add(node.attr)
+                names.add(node.attr)
             elif isinstance(node, ast.Call) and _last(node.func) == "setattr" and len(node.args) == 3:
-                found |= _constants(piece.module, node.args[1])
-    return found
+                names |= _constants(piece.module, node.args[1])
+    return names
 
 
 def _constants(module: Module, node: ast.expr) -> set[str]:
@@ -126,7 +126,7 @@ def _inferred_from(node: ast.expr) -> str | None:
 
 
 def _explained(module: Module, node: ast.expr | ast.stmt, word: str) -> bool:
-    said = re.compile(rf"#\s*{word}:\s*\S+ \S")
+    explanation = re.compile(rf"#\s*{word}:\s*\S+ \S")
     lines = module.source.text.split("\n")
     around = [
         each
@@ -140,9 +140,9 @@ def _explained(module: Module, node: ast.expr | ast.stmt, word: str) -> bool:
         if isinstance(place, (ast.With, ast.AsyncWith, ast.For, ast.FunctionDef, ast.AsyncFunctionDef)):
             last = place.body[0].lineno - 1  # not what is in it
         above = lines[first - 2].strip() if first > 1 else ""
-        if above.startswith("#") and said.search(above):
+        if above.startswith("#") and explanation.search(above):
             return True
-        if any(map(said.search, lines[place.lineno - 1 : max(last, place.lineno)])):
+        if any(map(explanation.search, lines[place.lineno - 1 : max(last, place.lineno)])):
             return True
     return False
 
@@ -159,14 +159,14 @@ def _locks(node: ast.AST) -> set[str]:
 
 def _made_by(node: ast.AST, makers: Collection[str]) -> set[str]:
     """The names and attributes that a statement, or one within it, gives what one of these makes."""
-    found = set()
+    names = set()
     for each in ast.walk(node):
         if isinstance(each, (ast.Assign, ast.AnnAssign)) and each.value is not None:
             made = {_last(part) for part in ast.walk(each.value) if isinstance(part, (ast.Name, ast.Attribute))}
             if isinstance(each.value, (ast.Call, ast.Tuple)) and made & set(makers):
                 targets = each.targets if isinstance(each, ast.Assign) else [each.target]
-                found |= {_last(part) for target in targets for part in ast.walk(target)}
-    return found - {"", "self", "cls"}
+                names |= {_last(part) for target in targets for part in ast.walk(target)}
+    return names - {"", "self", "cls"}
 
 
 def _last(node: ast.AST) -> str:
@@ -261,12 +261,12 @@ def _to_what_is_given(patch: KnownBug) -> set[Finding]:
     for path in patch.implementations:
         module_name, _, qualname = path.partition(":")
         module = reach.module_of(module_name)
-        found = reach.definition(module, qualname) if module is not None else None
-        if found is not None:
-            names = _parameters(found[1])
+        definition = reach.definition(module, qualname) if module is not None else None
+        if definition is not None:
+            names = _parameters(definition[1])
             own = frozenset(names[:1] + names[3:4]) if path in wraps else frozenset()
             # A wrapper's `kwargs` is made for the call.
-            due.append((*found, frozenset(names) - own, own))
+            due.append((*definition, frozenset(names) - own, own))
     findings: set[Finding] = set()
     seen = set()
     while due:
@@ -276,17 +276,17 @@ def _to_what_is_given(patch: KnownBug) -> set[Finding]:
         seen.add((id(function), given))
         follower = _Follower(module, set(given))
         follower.run(function.body)
-        for node, said in follower.found:
+        for node, what in follower.writes:
             if not _explained(module, node, "writes"):
-                findings.add(Finding(module.source.filename, node.lineno, said))
+                findings.add(Finding(module.source.filename, node.lineno, what))
         due.extend((*called, names, frozenset()) for called, names in follower.called)
     return findings
 
 
 def _parameters(function: FunctionNode) -> list[str]:
-    found = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    found += [each for each in (function.args.vararg, function.args.kwarg) if each is not None]
-    return [each.arg for each in found]
+    parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    parameters += [each for each in (function.args.vararg, function.args.kwarg) if each is not None]
+    return [each.arg for each in parameters]
 
 
 class _Follower:
@@ -295,7 +295,7 @@ class _Follower:
     def __init__(self, module: Module, given: set[str]) -> None:
         self.module, self.given = module, given
         self.holding: set[str] = set()  # lists and the like of the function's own, with such objects in them
-        self.found: list[tuple[ast.expr | ast.stmt, str]] = []
+        self.writes: list[tuple[ast.expr | ast.stmt, str]] = []
         self.called: list[tuple[tuple[Module, FunctionNode], frozenset[str]]] = []
 
     def run(self, body: list[ast.stmt]) -> None:
@@ -360,7 +360,7 @@ class _Follower:
         elif isinstance(target, ast.Starred):
             self.assign(target.value, is_given, node)
         elif isinstance(target, (ast.Attribute, ast.Subscript)) and self.is_given(target.value):
-            self.found.append((node, f"`{ast.unparse(target)}` is assigned to, of what the function was given"))
+            self.writes.append((node, f"`{ast.unparse(target)}` is assigned to, of what the function was given"))
 
     def expression(self, node: ast.expr) -> None:
         for each in ast.walk(node):
@@ -372,7 +372,7 @@ class _Follower:
             if isinstance(each.func, ast.Attribute) and self.is_given(each.func.value):
                 name = each.func.attr
                 if name in _MUTATES or re.fullmatch(r"[a-z]\w*[a-z0-9]_", name):
-                    self.found.append((each, f"`{ast.unparse(each)}` changes what the function was given"))
+                    self.writes.append((each, f"`{ast.unparse(each)}` changes what the function was given"))
             called = reach.definition(self.module, each.func.id) if isinstance(each.func, ast.Name) else None
             if called is not None:
                 names = _parameters(called[1])

@@ -65,7 +65,7 @@ class PatchContract:
 
     def test_it_keeps_its_hands_off(self) -> None:
         """No assignment to what its implementations are called with, and no call that is known to write."""
-        checks.hands_off(self.patch)
+        checks.side_effects(self.patch)
 
     def test_it_knows_and_does_not_infer(self) -> None:
         """No name, signature, stack or graph of autograd's that it goes by without saying why that tells."""
@@ -78,8 +78,8 @@ class PatchContract:
         by = self.held
         if by is None:
             named = ", ".join(f'"{rule}": ...' for rule in rules.RULES)
-            said = "".join(f"\n- {sentence}" for sentence in rules.claims(self.patch))
-            claims = f" and, with words of it as the key, for each sentence that says what stays:{said}" if said else ""
+            sentences = "".join(f"\n- {sentence}" for sentence in rules.claims(self.patch))
+            claims = f" and, with words of it as the key, for each sentence that says what stays:{sentences}" if sentences else ""
             pytest.skip(
                 f"{type(self).__name__}.held is None: write held = {{{named}}}, with the tests that hold each, or a "
                 f'reason that begins with "because ",{claims}'.rstrip(",")

@@ -42,11 +42,11 @@ def applied(patch: Patch | str) -> Iterator[PatchReport]:
     """
     patch = _patch(patch)
     choice = choices.choose([choices.look(variant) for variant in patch.variants])
-    found = choice if isinstance(choice, Decision) else decision.decide(choice, locating.read_module)
-    if found.variant is None:  # told without an import, which may take long
-        raise AssertionError(f"{patch} is not applied but {found.status}: {found.reason}")
-    modules = _imported(found.variant)
-    targets = [change.target for change in found.variant.changes if change.target.partition(":")[0] in modules]
+    decided = choice if isinstance(choice, Decision) else decision.decide(choice, locating.read_module)
+    if decided.variant is None:  # told without an import, which may take long
+        raise AssertionError(f"{patch} is not applied but {decided.status}: {decided.reason}")
+    modules = _imported(decided.variant)
+    targets = [change.target for change in decided.variant.changes if change.target.partition(":")[0] in modules]
     with engine.set_apart(patch):
         before = codes_of(targets)
         row = engine.switch(patch.name, on=True)
@@ -75,16 +75,16 @@ def _patch(named: Patch | str) -> Patch:
 
 def _imported(variant: Variant) -> list[str]:
     """Import a variant's modules; of one whose modules do without each other, those that can be imported here."""
-    found, errors = [], []
+    imported, errors = [], []
     for module in variant.modules:
         try:
             import_all([module])
-            found.append(module)
+            imported.append(module)
         except ImportError as error:
             errors.append(error)
-    if errors and not (found and variant.independent):
+    if errors and not (imported and variant.independent):
         raise errors[0]
-    return found
+    return imported
 
 
 def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:
     """
     import_all(variant.modules)
     targets = list(dict.fromkeys(change.target for change in variant.changes))
-    found: dict[str, Any] = {"functions": targets}
+    states: dict[str, Any] = {"functions": targets}
     with engine.set_apart(patch), _environment():
         before = codes_of(targets)
 
@@ -106,13 +106,13 @@ def life(patch: KnownBug, variant: Variant) -> dict[str, Any]:
                 len(now[target]) == len(codes) and all(map(operator.is_, now[target], codes))
                 for target, codes in before.items()
             ]
-            found[what] = {"status": row.status.value, "reason": row.reason, "own code": own}
+            states[what] = {"status": row.status.value, "reason": row.reason, "own code": own}
 
         note("applied", engine.switch(patch.name, on=True))
         note("reverted", engine.switch(patch.name, on=False))
         os.environ["RLHF_PATCHES_DISABLE"] = patch.name
         note("disabled", engine.switch(patch.name, on=True))
-    return found
+    return states
 
 
 def import_all(modules: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ def import_all(modules: Iterable[str]) -> None:
 
 def codes_of(targets: Iterable[str]) -> dict[str, list[CodeType]]:
     """By target, the code of every function there, and behind its decorators. None for a target that is not there."""
-    found: dict[str, list[CodeType]] = {}
+    codes: dict[str, list[CodeType]] = {}
     for target in targets:
         module, _, qualname = target.partition(":")
         try:
@@ -131,8 +131,8 @@ def codes_of(targets: Iterable[str]) -> dict[str, list[CodeType]]:
             layers = list(functions.behind(raw, target))
         except Unrecognised:
             layers = []
-        found[target] = [layer.__code__ for layer in layers if type(layer) is FunctionType]
-    return found
+        codes[target] = [layer.__code__ for layer in layers if type(layer) is FunctionType]
+    return codes
 
 
 @contextlib.contextmanager

@@ -57,25 +57,25 @@ def pieces(patch: KnownBug) -> list[Piece]:
     if isinstance(patch, Patch) and patch.observations:
         roots.append(patch.observations)
     roots += [condition.predicate for condition in getattr(patch, "conditions", ()) if condition.predicate]
-    found: dict[tuple[str, str], list[Piece]] = {}
+    pieces_by_place: dict[tuple[str, str], list[Piece]] = {}
     due = deque((module, qualname.partition(".")[0]) for module, _, qualname in (path.partition(":") for path in roots))
     while due:
         place = due.popleft()
-        if place in found:
+        if place in pieces_by_place:
             continue
-        found[place] = []
+        pieces_by_place[place] = []
         module = module_of(place[0])
         if module is None:
             continue
-        if (place[0], "") not in found:
+        if (place[0], "") not in pieces_by_place:
             due.append((place[0], ""))
         statements = module.loose if not place[1] else module.defined.get(place[1], [])
         if not statements and place[1] in module.imported:
             due.append(_resolved(module.imported[place[1]]))
-        found[place] = [Piece(module, place[1], node) for node in statements]
+        pieces_by_place[place] = [Piece(module, place[1], node) for node in statements]
         for node in statements:
             due.extend(target for target in _used(module, node) if _is_own(target[0], place[0]))
-    return list({id(each.node): each for some in found.values() for each in some}.values())
+    return list({id(each.node): each for some in pieces_by_place.values() for each in some}.values())
 
 
 def module_of(name: str) -> Module | None:
@@ -93,10 +93,10 @@ def definition(module: Module, name: str) -> tuple[Module, FunctionNode] | None:
             node = module.defined[name][-1]
             return (module, node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
         where, name = _resolved(module.imported.get(name, ("", "")))
-        found = module_of(where) if name and _is_own(where, module.source.module) else None
-        if found is None:
+        imported = module_of(where) if name and _is_own(where, module.source.module) else None
+        if imported is None:
             return None
-        module = found
+        module = imported
     return None
 
 
@@ -107,26 +107,26 @@ def _is_own(module: str, of: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _read(source: Source) -> Module:
-    found = Module(source)
+    module = Module(source)
     tree = sources.parse(source)
     for node in _statements(tree.body):
         names = list(_names(node))
         for name in names:
-            found.defined.setdefault(name, []).append(node)
+            module.defined.setdefault(name, []).append(node)
         if not names and not isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.loose.append(node)
+            module.loose.append(node)
     is_package = source.filename.endswith("__init__.py")
     for each in ast.walk(tree):
         if isinstance(each, ast.Import):
             for alias in each.names:
                 first = alias.name.partition(".")[0]
-                found.imported[alias.asname or first] = (alias.name if alias.asname else first, "")
+                module.imported[alias.asname or first] = (alias.name if alias.asname else first, "")
         elif isinstance(each, ast.ImportFrom):
             parts = source.module.split(".")
             above = len(parts) - each.level + is_package
             base = ".".join([*(parts[:above] if each.level else ()), *([each.module] if each.module else ())])
-            found.imported |= {alias.asname or alias.name: (base, alias.name) for alias in each.names}
-    return found
+            module.imported |= {alias.asname or alias.name: (base, alias.name) for alias in each.names}
+    return module
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -68,10 +68,10 @@ def wrong_with(held: Held, patches: Collection[KnownBug], tests: Mapping[str, Co
         values = [value] if isinstance(value, str) else list(value)
         if not values:
             wrong.append(f'"{key}" names no test, and no reason')
-        wrong += [f'"{key}": {said}' for each in values if (said := _wrong_with(each, tests))]
+        wrong += [f'"{key}": {problem}' for each in values if (problem := _wrong_with(each, tests))]
     if KNOWN not in held:
-        found = [finding for patch in patches for finding in conduct.inferences(patch)]
-        wrong += [f'it has no "{KNOWN}": the test of what it goes by in {finding}' for finding in found[:1]]
+        inferences = [finding for patch in patches for finding in conduct.inferences(patch)]
+        wrong += [f'it has no "{KNOWN}": the test of what it goes by in {finding}' for finding in inferences[:1]]
     words = {patch: " ".join(" ".join(_texts(patch)).split()) for patch in patches}
     further = [key for key in held if key not in (*RULES, KNOWN)]
     wrong += [
@@ -122,12 +122,12 @@ def tests_in(file: Path) -> set[str]:
 
 def tests_by_file(held: Held, beside: Path) -> dict[str, set[str]]:
     """For `wrong_with`: the tests in a module, and in those that ``held`` names, seen from its folder or one above."""
-    found = {"": tests_in(beside)}
+    tests = {"": tests_in(beside)}
     for name in files_named(held):
         places = [folder / name for folder in beside.parents[:3] if (folder / name).is_file()]
         if places:
-            found[name] = tests_in(places[0])
-    return found
+            tests[name] = tests_in(places[0])
+    return tests
 
 
 def _texts(patch: KnownBug) -> list[str]:

@@ -131,11 +131,11 @@ WRONG = {
     "another file has none": ("test_other.py::test_a", '"no side effects": there is no test test_a in test_other.py'),
     "no such file": ("test_nothing.py::test_a", '"no side effects": there is no test_nothing.py beside it'),
     "none": ((), '"no side effects" names no test, and no reason'),
-    "nothing": ("", "\"hands off\": '' is neither the name of a test nor a reason"),
+    "nothing": ("", "\"no side effects\": '' is neither the name of a test nor a reason"),
     "a mark": ("TODO: a test", '"no side effects": not written yet: TODO: a test'),
     "a number": ((1,), '"no side effects": 1 is neither the name of a test nor a reason'),
     "a sentence": ("it is fine", '"no side effects": there is no test it is fine in this module'),
-    "a reason that is none": ("because it is", "\"hands off\": 'because it is' gives no reason"),
+    "a reason that is none": ("because it is", "\"no side effects\": 'because it is' gives no reason"),
 }
 
 

@@ -255,7 +255,7 @@ def ask(address: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def serving(python: str = sys.executable) -> Iterator[ForkServer]:
-    """Warm processes for as long as the block lasts. Starting them costs nothing before something is loaded.
+    """Fork servers for as long as the block lasts. Starting them costs nothing before something is loaded.
 
     Args:
         python: the interpreter of the environment whose frameworks they load.

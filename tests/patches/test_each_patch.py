@@ -33,7 +33,7 @@ def test_what_it_waits_for_has_a_bound(patch):
 
 @each_patch
 def test_it_keeps_its_hands_off(patch):
-    checks.hands_off(patch)
+    checks.side_effects(patch)
 
 
 @each_patch

@@ -93,8 +93,8 @@ def loaded() -> dict[str, Any]:
     for name in names:
         state |= {f"base_model.model.{name}.lora_A.weight": torch.ones(1, 4)}
         state |= {f"base_model.model.{name}.lora_B.weight": torch.ones(4, 1)}
-    told = set_peft_model_state_dict(made, state)
-    return {"unexpected": len(told.unexpected_keys)}
+    incompatible = set_peft_model_state_dict(made, state)
+    return {"unexpected": len(incompatible.unexpected_keys)}
 
 
 def main() -> None:

@@ -467,7 +467,7 @@ class Heard(logging.Handler):
 @contextlib.contextmanager
 def patched():
     heard = Heard()
-    _accumulation._said.clear()
+    _accumulation._logged.clear()
     logging.getLogger("rlhf_patches").addHandler(heard)
     try:
         with in_process.applied(accumulation_scale.PATCH):

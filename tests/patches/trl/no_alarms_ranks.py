@@ -109,7 +109,7 @@ def main() -> None:
     rlhf_patches.apply()
     found: dict[str, Any] = {"version": trl.__version__}
     for case in options.cases:
-        _accumulation._said.clear()
+        _accumulation._logged.clear()
         log._said.clear()
         before = rlhf_patches.report()[NAME].reached
         with states.heard() as said:

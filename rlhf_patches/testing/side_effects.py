@@ -89,25 +89,25 @@ def _checked(
     __tracebackhide__ = True
     before = _walk(roots, allowed, contents, depth)
     yield
-    found = [line for each in before for line in _differences(each, allowed, contents)]
-    if found:
-        more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        raise AssertionError("\n".join([*found[:_SHOWN], *more]))
+    differences = [line for each in before for line in _differences(each, allowed, contents)]
+    if differences:
+        more = [f"and {len(differences) - _SHOWN} more"] if len(differences) > _SHOWN else []
+        raise AssertionError("\n".join([*differences[:_SHOWN], *more]))
 
 
 def _walk(roots: list[tuple[str, object]], allowed: Callable[[str], bool], contents: bool, depth: int) -> list[_Seen]:
     """Every object that is reached and has something in it, nearest first."""
-    found: dict[int, _Seen] = {}
+    seen: dict[int, _Seen] = {}
     due = collections.deque((path, root, 0) for path, root in roots if not allowed(path))
     while due:
         path, thing, far = due.popleft()
-        if id(thing) in found or not _is_open(thing):
+        if id(thing) in seen or not _is_open(thing):
             continue
         below = {key: (path + edge, value) for key, edge, value in _below(thing) if not allowed(path + edge)}
-        found[id(thing)] = _Seen(path, thing, type(thing), below, _contents(thing) if contents else None)
+        seen[id(thing)] = _Seen(path, thing, type(thing), below, _contents(thing) if contents else None)
         if far < depth:
             due.extend((name, value, far + 1) for name, value in below.values())
-    return list(found.values())
+    return list(seen.values())
 
 
 def _differences(was: _Seen, allowed: Callable[[str], bool], contents: bool) -> Iterator[str]:
@@ -116,16 +116,16 @@ def _differences(was: _Seen, allowed: Callable[[str], bool], contents: bool) -> 
     now = {key: (was.path + edge, value) for key, edge, value in _below(was.object) if not allowed(was.path + edge)}
     for key, (path, value) in was.below.items():
         if key not in now:
-            yield f"{path} is gone: {_told(value)} before"
+            yield f"{path} is gone: {_shown(value)} before"
         elif not _same(value, now[key][1]):
             other = now[key][1]
             if _is_plain(value) or _is_plain(other) or type(value) is tuple is type(other):
-                yield f"{path} has changed: {_told(value)} before, {_told(other)} now"
+                yield f"{path} has changed: {_shown(value)} before, {_shown(other)} now"
             else:
                 yield f"{path} is another object: {type(value).__name__} before, {type(other).__name__} now"
     for key, (path, value) in now.items():
         if key not in was.below:
-            yield f"{path} is new: {_told(value)}"
+            yield f"{path} is new: {_shown(value)}"
     if contents and not _equal(was.contents, _contents(was.object)):
         yield f"{was.path} has other contents"
 
@@ -135,13 +135,13 @@ def _below(thing: Any) -> Iterator[tuple[Hashable, str, Any]]:
     kind = type(thing)
     if issubclass(kind, dict):
         for key, value in list(dict.items(thing)):
-            yield ("[]", _identity(key)), f"[{_told(key)}]", value
+            yield ("[]", _identity(key)), f"[{_shown(key)}]", value
     elif issubclass(kind, (list, tuple, collections.deque)):
         for number, value in enumerate(_items(thing)):
             yield ("[]", number), f"[{number}]", value
     elif issubclass(kind, (set, frozenset)):
         for value in list(thing):
-            yield ("{}", _identity(value)), f"{{{_told(value)}}}", value
+            yield ("{}", _identity(value)), f"{{{_shown(value)}}}", value
     if _is_tensor(thing):
         for name in ("requires_grad", "shape", "dtype", "device", "_backward_hooks", "_post_accumulate_grad_hooks"):
             yield (".", name), f".{name}", getattr(thing, name, None)
@@ -177,10 +177,10 @@ def _items(thing: Any) -> list[Any]:
 
 def _dictionary(thing: object) -> dict[str, Any]:
     try:
-        found = object.__getattribute__(thing, "__dict__")
+        attributes = object.__getattribute__(thing, "__dict__")
     except (AttributeError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return attributes if isinstance(attributes, dict) else {}
 
 
 def _is_open(thing: object) -> bool:
@@ -213,7 +213,7 @@ def _identity(thing: object) -> Hashable:
     return (type(thing), thing) if _is_plain(thing) and isinstance(thing, Hashable) else id(thing)
 
 
-def _told(thing: object) -> str:
+def _shown(thing: object) -> str:
     return reprlib.repr(thing) if _is_plain(thing) or type(thing) is tuple else type(thing).__name__
 
 
@@ -225,8 +225,8 @@ def _contents(thing: Any) -> Any:
 
 
 def _copy(tensor: Any) -> Any:
-    found = tensor.detach()
-    return found.clone() if found.layout is sys.modules["torch"].strided else found.to_dense()
+    detached = tensor.detach()
+    return detached.clone() if detached.layout is sys.modules["torch"].strided else detached.to_dense()
 
 
 def _equal(before: Any, after: Any) -> bool:
@@ -260,7 +260,7 @@ def _is_numpy(thing: object, name: str) -> bool:
 
 def _is_one_of(package: str, thing: object, name: str) -> bool:
     """Whether it is of a class of a package that something has imported."""
-    found: Any = sys.modules.get(package)
+    cls: Any = sys.modules.get(package)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return isinstance(found, type) and issubclass(type(thing), found)
+        cls = getattr(cls, part, None)
+    return isinstance(cls, type) and issubclass(type(thing), cls)
