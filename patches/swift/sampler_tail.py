@@ -107,7 +107,7 @@ was made before the patch, or one whose `total_samples` was set to another numbe
 
 The patch does not repair streamed data sets, which drop the last batches if there are too few for all ranks.""",
     changes_numbers="""\
-since ms-swift 3.3.0, the last samples of a data set, fewer than the number of data-parallel ranks, were never trained
+Since ms-swift 3.3.0, the last samples of a data set, fewer than the number of data-parallel ranks, were never trained
 on. With the patch, if the ranks do not divide the data set, an epoch has another order, one sample more per rank, and
 possibly one step more, to which learning rate schedules are fitted. A run that is resumed within an epoch skips the
 same number of batches of the new order: finish that epoch with `RLHF_PATCHES_DISABLE=swift-sampler-tail`, or resume

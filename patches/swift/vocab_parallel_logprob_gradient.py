@@ -65,7 +65,7 @@ rank needs only its own part of the gradient.
 
 Without tensor parallelism, ms-swift's own functions run.""",
     changes_numbers="""\
-under tensor parallelism, the gradient of GRPO and GKD was wrong, by about half of its norm on two ranks, while losses
+Under tensor parallelism, the gradient of GRPO and GKD was wrong, by about half of its norm on two ranks, while losses
 and log-probabilities were right: GKD since ms-swift 3.12.0, GRPO since 3.12.1 with entropies and since 4.0.3 always. An
 affected run followed another direction with another norm. Treat its learning rate, clipping and KL coefficient as
 untuned, and prefer to restart from the checkpoint before RL. Runs without tensor parallelism, DPO, KTO and SFT were
