@@ -1,1 +1,1 @@
-"""What `rlhf-patches prove` runs of these patches, and the tests and the demo with it."""
+"""Proofs of these patches, which `rlhf-patches prove`, the tests and the demo run."""

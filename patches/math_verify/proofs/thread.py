@@ -10,12 +10,12 @@ THREAD = Case(
     "math-verify",
     "math-verify-thread",
     "6 answers, off the main thread",
-    "six answers, of which four are right, in another thread than the main one",
+    "six answers, four of them right, off the main thread",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What is found, held against what the main thread finds."""
+    """The results, compared with those of the main thread."""
     (report,) = reports
     main = report["before"]["math-verify"]["main"]
     before, after = (report[state]["math-verify"]["thread"] for state in ("before", "after"))

@@ -1,6 +1,6 @@
 """Answers compared on the main thread and in other threads, by Math-Verify, verl and TRL: ``--out FOLDER [alone]``.
 
-Each before apply() of math-verify-thread, after it, and after revert(); ``alone`` without verl and TRL.
+Each case runs before apply() of math-verify-thread, after it, and after revert(); ``alone``: without verl and TRL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ANSWERS = [
 
 
 def in_a_thread(function: Callable[[], Any]) -> Any:
-    """What it returns there, or the error's last line; and the log of an error."""
+    """The result in that thread, or the error's last line; and the log of an error."""
     with ThreadPoolExecutor(1) as pool:
         try:
             return pool.submit(function).result()
@@ -37,7 +37,7 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 
 
 def compared() -> list[bool]:
-    """By Math-Verify itself, with its own timeouts."""
+    """Results of Math-Verify itself, with its own timeouts."""
     return [math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(answer)) for answer, gold in ANSWERS]
 
 
@@ -48,7 +48,7 @@ def by_verl() -> list[float]:
 
 
 def by_verl_s_reward_loop() -> list[float]:
-    """Through the manager that a Ray actor of 0.7.1 runs, with a reward function as a user writes it."""
+    """Results of the manager that a Ray actor of 0.7.1 runs, with a user's reward function."""
     from tensordict import TensorDict
     from verl import DataProto
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager

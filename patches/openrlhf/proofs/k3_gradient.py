@@ -12,12 +12,12 @@ OVERFLOW = Case(
     "openrlhf",
     "openrlhf-k3-gradient",
     "k3, a difference of 95",
-    "the gradient of the k3 estimate, log-probabilities that differ by up to 30000",
+    "the gradient of the k3 estimate, with log-probabilities that differ by up to 30000",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The gradient of each token, held against Shao et al., arXiv:2402.03300, equation 4, in float64."""
+    """The gradient of each token, compared with Shao et al., arXiv:2402.03300, equation 4, in float64."""
     (report,) = reports
     differences, tokens = report["after"]["differences"], len(report["after"]["differences"]) - 1
     lost = {state: report[state]["k3"]["gradient"].count("nan") for state in ("before", "after")}

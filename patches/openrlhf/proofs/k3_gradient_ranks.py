@@ -12,11 +12,11 @@ from openrlhf.models.utils import compute_approx_kl, masked_mean
 from rlhf_patches.proving import states
 
 DIFFERENCES = (0.0, 0.4, -0.4, 2.0, -2.0, -2.5, -3.0, 9.0, -9.0, -40.0, 95.0, -95.0, -30000.0)
-"""Of log-probabilities, policy minus reference; float32's exponential overflows at 88.7."""
+"""Differences of log-probabilities, policy minus reference; float32's exponential overflows at 88.7."""
 
 
 def estimate(kind: str, **options: Any) -> dict[str, Any]:
-    """Each token's estimate, and the gradient of the mean over all but the last two for each log-probability."""
+    """Each token's estimate, and the gradient of the mean over all tokens but the last two."""
     log_probs = torch.tensor([[-1.0 + min(difference, 0.0) for difference in DIFFERENCES]], requires_grad=True)
     base = torch.tensor([[-1.0 - max(difference, 0.0) for difference in DIFFERENCES]])
     mask = torch.tensor([[1.0] * (len(DIFFERENCES) - 1) + [0.0]])
@@ -36,7 +36,7 @@ def observe() -> dict[str, Any]:
 
 
 def without_probability(log_prob: float, base: float) -> list[str]:
-    """One token's estimate by k3 and its gradient."""
+    """One token's k3 estimate and its gradient."""
     given = torch.tensor([log_prob], requires_grad=True)
     found = compute_approx_kl(given, torch.tensor([base]), kl_estimator="k3")
     found.backward()

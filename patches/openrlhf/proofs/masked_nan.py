@@ -1,4 +1,4 @@
-"""Masked tokens that hold NaN or infinities."""
+"""Masked tokens with NaN or infinities."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ CASE = Case(
     "openrlhf",
     "openrlhf-masked-nan",
     "masked tokens hold NaN",
-    "loss of a batch, NaN where tokens are masked",
+    "loss of a batch with NaN in masked tokens",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The loss and its gradient, held against those with zeros there, bit for bit."""
+    """The loss and its gradient, compared bitwise with those for zeros in place of NaN."""
     (report,) = reports
     cases = {name.removesuffix(", nan") for name in report["before"] if name.endswith(", nan")}
     case = next(name for name in sorted(cases) if report["before"][f"{name}, nan"]["loss"] == "nan")

@@ -1,6 +1,6 @@
 """OpenRLHF's `PolicyLoss` with NaN in masked tokens, and with weights that overflow in filtered ones.
 
-``--out FOLDER``, on one rank, with the folder of an OpenRLHF release on sys.path. The test has the formulas.
+``--out FOLDER``, on one rank, with the folder of an OpenRLHF release on sys.path. The test contains the formulas.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make_loss(objective: str, level: str = "seq") -> Any:
-    """As each release spells it; None if it cannot."""
+    """The release's loss; None if the release does not support the objective."""
     if objective in ("ppo", "gspo"):
         return PolicyLoss(policy_loss_type=objective)
     if objective == "dual":
@@ -49,7 +49,7 @@ def make_loss(objective: str, level: str = "seq") -> Any:
 
 
 def make_batch(masked: float, overflow: bool) -> dict[str, torch.Tensor]:
-    """Finite numbers where the mask is 1, but for one weight that overflows, if asked for."""
+    """Finite numbers where the mask is 1, except for one weight that overflows, if requested."""
     generator = torch.Generator().manual_seed(4)
     means = {"log_probs": -2.0, "old_log_probs": -2.0, "rollout_log_probs": -2.0, "advantages": 0.0}
     batch = {name: mean + 0.4 * torch.randn(3, 5, generator=generator) for name, mean in means.items()}
@@ -60,7 +60,7 @@ def make_batch(masked: float, overflow: bool) -> dict[str, torch.Tensor]:
 
 
 def numbers(value: Any) -> Any:
-    """As JSON has them: NaN as a text, so that it is equal to itself."""
+    """Values for JSON: NaN as a text, so that it equals itself."""
     if isinstance(value, list):
         return [numbers(one) for one in value]
     return "nan" if value != value else value
@@ -83,7 +83,7 @@ def converted(batch: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def of_types() -> dict[str, Any]:
-    """Where nothing is wrong: loss, metrics, and the gradients of tokens that are trained, with a zero's sign."""
+    """Without errors in the input: loss, metrics, and the gradients of trained tokens, including the sign of zeros."""
     found = {}
     dtypes = (torch.float32, torch.float64, *HALF.values())
     masks = (torch.long, torch.bool, torch.float32, None)

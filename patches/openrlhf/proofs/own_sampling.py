@@ -1,4 +1,4 @@
-"""Sampling parameters that samples of an agent share."""
+"""Sampling parameters that an agent's samples share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What each sample asks for, held against what its observation leaves."""
+    """The tokens that each sample requests, compared with the length that its observation leaves."""
     (report,) = reports
     before, after = (
         [turns[0]["max_tokens"] for turns in report[state]["lengths"]["asked"].values()]

@@ -1,7 +1,7 @@
 """OpenRLHF's own `MultiTurnAgentExecutor` with the samples of a prompt: before, after, and reverted.
 
-``--out FOLDER`` on one rank. The samples run side by side on one event loop, with one object of sampling parameters, as
-OpenRLHF's `generate_responses` starts them. What stands for vLLM answers with four tokens, after it has let others run.
+``--out FOLDER`` on one rank. The samples run concurrently on one event loop, with one object of sampling parameters, as
+OpenRLHF's `generate_responses` starts them. The stand-in for vLLM yields to other samples, and returns four tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ agent: Any = importlib.import_module("openrlhf.utils.agent")
 
 
 class Engine:
-    """Keeps what each sample, whose letter its tokens are, has asked for."""
+    """Records the requests of each sample, which its tokens' letter identifies."""
 
     def __init__(self) -> None:
         self.asked: dict[str, list[dict[str, Any]]] = {}
@@ -43,7 +43,7 @@ vars(tokenizer)["decode"] = lambda tokens, **settings: "".join(map(chr, tokens))
 
 
 def run(lengths: list[int], colder: str = "", slow: str = "", new: int | None = NEW) -> dict[str, Any]:
-    """Two turns of each sample; ``colder`` is the letter of the one whose environment sets a temperature."""
+    """Two turns of each sample; ``colder`` is the letter of the sample whose environment sets a temperature."""
     letters = iter("abcdefgh"[: len(lengths)])
     length_of = dict(zip("abcdefgh", lengths, strict=False))
 

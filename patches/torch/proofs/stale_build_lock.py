@@ -1,4 +1,4 @@
-"""A C++ extension whose build was killed: a real compiler, and SIGKILL."""
+"""A C++ extension whose build was killed, with a real compiler and SIGKILL."""
 
 from __future__ import annotations
 

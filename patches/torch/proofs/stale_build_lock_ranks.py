@@ -1,8 +1,8 @@
 """Processes that build one C++ extension by ``torch.utils.cpp_extension.load``: ``--out FOLDER [--short S] CASE...``.
 
-Each is a fork, which builds and loads with a real compiler. A compiler of ours in front of that says that it was
-called, and waits as long as it is told to; so builders can be killed in the middle of a build. Each case has a
-``TORCH_EXTENSIONS_DIR`` of its own.
+Each process is a fork, which builds and loads with a real compiler. A wrapper of the compiler records its calls, and
+waits while a file exists, so that builders can be killed in the middle of a build. Each case has its own
+``TORCH_EXTENSIONS_DIR``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rlhf_patches.proving import states
 
 NAME = "torch-stale-build-lock"
 ENOUGH = 60.0
-"""Seconds in which anything here has ended that ends."""
+"""Seconds within which every process that ends has ended."""
 SHORT = 2.0
-"""Seconds for which is watched who does not end; a build takes half of one."""
+"""Seconds to observe a process that does not end; a build takes half a second."""
 COMPILER = """#!/bin/sh
 case " $* " in *" -c "*)
     echo $$ >> "$STATION/compiled"
@@ -40,7 +40,7 @@ exec c++ "$@"
 
 
 class Station:
-    """A folder with a source, our compiler, and what is built."""
+    """A folder with a source, the compiler wrapper, and the build."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -57,18 +57,18 @@ class Station:
         return len(self.compiled.read_text().split()) if self.compiled.exists() else 0
 
     def start(self, *, patched: bool = True, again: bool = False) -> Process:
-        """A process that loads the extension; ``again`` after it was loaded, beside a lock that nobody holds."""
+        """A process that loads the extension; ``again``: after it was loaded, with a lock file of no process."""
         return Process(self, patched, again)
 
     def builder(self, *, patched: bool) -> Process:
-        """One whose compiler waits."""
+        """A process whose compiler waits."""
         self.hold.touch()
         started = self.start(patched=patched)
         until(lambda: self.compilations == 1)
         return started
 
     def killed(self, *, patched: bool) -> dict[str, Any]:
-        """What a builder leaves that is killed with all that it has started, as by Slurm or with its container."""
+        """The state after a builder is killed with all its children, as by Slurm or with its container."""
         started = self.builder(patched=patched)
         os.killpg(started.pid, signal.SIGKILL)
         started.ended()
@@ -77,7 +77,7 @@ class Station:
 
 
 class Process:
-    """A fork, the leader of a process group of its own, which loads the extension and says what came of it."""
+    """A fork, the leader of its own process group, which loads the extension and reports the result."""
 
     def __init__(self, station: Station, patched: bool, again: bool) -> None:
         self.place = station.folder / f"said-{time.monotonic_ns()}"
@@ -119,13 +119,13 @@ class Process:
         return True
 
     def result(self) -> dict[str, Any]:
-        """What it said; ``waits`` if it did not end in time, and was ended then."""
+        """The result; ``waits`` if the process did not end in time and was killed."""
         if self.ended():
             return dict(json.loads(self.place.read_text()))
         return self.still_waits(0)
 
     def still_waits(self, seconds: float | None = None) -> dict[str, Any]:
-        """Whether it waits for so long, or for `SHORT`; it is ended then."""
+        """Whether the process waits for that long, or for `SHORT`; it is killed then."""
         if self.ended(SHORT if seconds is None else seconds):
             return dict(json.loads(self.place.read_text()))
         os.killpg(self.pid, signal.SIGKILL)
@@ -145,7 +145,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def killed(station: Station) -> dict[str, Any]:
-    """Without the patch the builder, and the one that waits; then one with it."""
+    """A builder and a waiting process without the patch; then a process with the patch."""
     left = station.killed(patched=False)
     return {"left": left, "without": station.start(patched=False).still_waits(), "with": station.start().result()}
 
@@ -161,7 +161,7 @@ def main(cases: dict[str, Callable[[Station], dict[str, Any]]] = CASES) -> None:
     options = parser.parse_args()
     SHORT = options.short
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja's
-    os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # it asks every compiler for its name
+    os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"  # torch runs every compiler to get its name
     _build_lock.TELL_SECONDS = 0.5
     row = rlhf_patches.apply(only=NAME)[NAME]
     found: dict[str, Any] = {"version": row.version, "status": row.status.value}

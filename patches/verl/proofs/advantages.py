@@ -1,4 +1,4 @@
-"""verl's estimators of advantages, called as its trainer's compute_advantage calls them."""
+"""verl's advantage estimators, called like its trainer's compute_advantage calls them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def estimate(
 
 
 def lengths_as_mask(*lengths: int) -> torch.Tensor:
-    """Responses of these lengths, padded on the right."""
+    """The mask of responses of these lengths, padded on the right."""
     return (torch.arange(LENGTH) < torch.tensor(lengths)[:, None]).long()
 
 
@@ -48,5 +48,5 @@ def at_the_end(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def differences(found: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
-    """The largest one, and what a test that wants the same bits compares."""
+    """The largest difference, and the values for tests that compare bits."""
     return {"error": (found.double() - expected).abs().max().item(), "found": found.tolist()}

@@ -1,4 +1,4 @@
-"""The fused log-probabilities of hidden states that are no view of rows."""
+"""The fused log-probabilities of hidden states that are not contiguous."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CASE = Case(
     "verl",
     "verl-fused-logprob-contiguity",
     "fused kernels, a slice of states",
-    "gradient of the model, fused kernels, hidden states that are a slice",
+    "the model's gradient with fused kernels and a slice of the hidden states",
 )
 
 
@@ -23,7 +23,7 @@ def rows(reports: Reports) -> Iterator[Row]:
     there = [found["there"] == found["expected"] for found in (before, after)]
     without, patched = ("a gradient" if each else "NO gradient" for each in there)
     off = max(after["errors"], default=float("inf"))
-    # float32, over a few words and hidden sizes.
+    # float32, with a small vocabulary and hidden size.
     right = there[1] and off < 1e-4
     verdict = f"plain {off:.0e}"
     yield Row(CASE, report["version"], without, patched, verdict, right and not there[0], unaffected=right and there[0])

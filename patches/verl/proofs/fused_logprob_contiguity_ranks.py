@@ -1,4 +1,4 @@
-"""The fused log-probability and entropy with their gradients, and the same from torch in float64: ``--out FOLDER``.
+"""The fused log-probability and entropy with their gradients, and torch's in float64: ``--out FOLDER``.
 
 Each case before apply() of verl-fused-logprob-contiguity, after it, and after revert().
 """
@@ -35,7 +35,7 @@ def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def loss_of(log_probs: Any, entropy: Any) -> Any:
-    """Weighted, so that each token's gradient is another."""
+    """A weighted sum, so that each token has a different gradient."""
     weights = torch.arange(1.0, log_probs.numel() + 1, dtype=log_probs.dtype).reshape(log_probs.shape)
     return (log_probs * weights).sum() + 0.3 * (entropy * weights).sum()
 
@@ -87,6 +87,6 @@ def observe() -> dict[str, Any]:
 def main() -> None:
     from verl.utils.experimental import torch_functional
 
-    # Where flash-attn is absent, as here but for a stand-in, verl computes the cross-entropy by torch.
+    # Without flash-attn (here only a stand-in), verl computes the cross-entropy with torch.
     torch_functional._FLASH_ATTN_CROSS_ENTROPY_AVAILABLE = False
     states.report(NAME, observe, states.parser().parse_args().out)

@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The advantages, held against the definition in float64."""
+    """The advantages compared with the definition in float64."""
     (report,) = reports
     before, after = (report[state]["lengths"]["error"] for state in ("before", "after"))
     # float32: advantages are of the order of 1.

@@ -12,7 +12,7 @@ from rlhf_patches.proving import states
 
 GROUPS = "aaaabbbb"
 REWARDS = {"right": (1, 0, 0, 1, 1, 1, 0, 1), "short": (0.9, 0.1, 0.4, 1.0, 0.2, 0.7, 0.0, 0.5)}
-# Epsilon of the groups and of the batch, as verl has them.
+# verl's epsilons of the groups and of the batch.
 OF_GROUPS, OF_BATCH = 1e-6, 1e-8
 CASES: dict[str, dict[str, Any]] = {
     "lengths": {"lengths": (1, 12, 9, 2, 8, 3, 12, 5)},
@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def masks(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which tokens are there, and which count."""
+    """The tokens that exist, and the tokens that count."""
     there = lengths_as_mask(*case["lengths"])
     counted = there.clone()
     if case.get("answer"):
@@ -36,7 +36,7 @@ def masks(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def exactly(case: dict[str, Any]) -> torch.Tensor:
-    """Sums of the groups' normalised rewards, normalised over responses, with variances without bias."""
+    """Sums of the groups' normalised rewards, normalised over responses, with unbiased variances."""
     _, counted = masks(case)
     rows = range(len(case["lengths"]))
     total = torch.zeros(len(rows), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""An adapter that is sent to the engine in several buckets."""
+"""A LoRA adapter that is sent to the engine in several buckets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ CASE = Case(
     "verl",
     "verl-lora-buckets",
     "LoRA sent in four buckets",
-    "layers of the adapter that the engine has, sent in four buckets",
+    "layers of a LoRA adapter in the engine, sent in four buckets",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The layers that the engine has, each held against what was sent, bit for bit."""
+    """The engine's layers, each compared bitwise with the layer that was sent."""
     (report,) = reports
     before, after = (report[state]["four"] for state in ("before", "after"))
     every = len(report["after"]["one bucket"]["layers"])

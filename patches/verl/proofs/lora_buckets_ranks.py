@@ -1,8 +1,8 @@
 """Weights through verl's real extension of vLLM's worker, a few buckets at a time: ``--out FOLDER``.
 
-vLLM itself is not here. The worker stands for it: its `add_lora` loads an adapter whose id is new, and does nothing
-else with an id that it knows (`vllm.lora.worker_manager.LRUCacheWorkerLoRAManager.add_adapter`); `remove_lora` forgets
-it. Nor is ZeroMQ: the buckets come from a receiver that fills one buffer again and again, as verl's does.
+This worker replaces vLLM: its `add_lora` loads an adapter with a new id, and ignores an adapter with a known id
+(`vllm.lora.worker_manager.LRUCacheWorkerLoRAManager.add_adapter`); `remove_lora` forgets the id. A receiver that fills
+one buffer repeatedly, like verl's, replaces ZeroMQ.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LAYERS, SIZE = 6, 4
 
 
 def tensors(number: int) -> dict[str, torch.Tensor]:
-    """Of an update."""
+    """The tensors of an update."""
     return {f"layers.{layer}": torch.full((SIZE,), float(10 * number + layer)) for layer in range(LAYERS)}
 
 
 class Worker:
-    """vLLM's worker, as far as it is called."""
+    """A stand-in for vLLM's worker."""
 
     def __init__(self) -> None:
         self.adapters: dict[int, dict[str, torch.Tensor]] = {}
@@ -49,7 +49,7 @@ class Worker:
 
 
 def received(tensors: dict[str, torch.Tensor], per_bucket: int) -> type:
-    """A receiver of tensors, so many at once, in one buffer."""
+    """A receiver of tensors, ``per_bucket`` at once, in one buffer."""
 
     class Receiver:
         def __init__(self, **_: Any) -> None:
@@ -72,13 +72,13 @@ def received(tensors: dict[str, torch.Tensor], per_bucket: int) -> type:
 
 
 def extended() -> type:
-    """The worker with verl's extension, of which what stands on vLLM is answered here."""
+    """The worker with verl's extension; methods that need vLLM are overridden."""
     utils: Any = importlib.import_module("verl.workers.rollout.vllm_rollout.utils")
     loader: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
     loader.process_weights_after_loading = lambda *_: None
     utils.patch_vllm_moe_model_weight_loader = lambda _: None
     utils.is_fp8_model = lambda _: False
-    utils.TensorLoRARequest = lambda **fields: types.SimpleNamespace(**fields)  # vLLM's, with two fields more
+    utils.TensorLoRARequest = lambda **fields: types.SimpleNamespace(**fields)  # vLLM's, with two more fields
     utils.vLLMColocateWorkerExtension._get_zmq_handle = lambda _: ""
     return type("Extended", (Worker, utils.vLLMColocateWorkerExtension), {"__new__": lambda cls: object.__new__(cls)})
 
@@ -91,7 +91,7 @@ def update(worker: Any, tensors: dict[str, torch.Tensor], per_bucket: int, **set
 
 
 def observe() -> dict[str, Any]:
-    """Of each case what the engine has after two updates; of the base model what was loaded, bucket by bucket."""
+    """For each case, the engine's adapter after two updates; for the base model, the loaded names by bucket."""
     kind = extended()
     found: dict[str, Any] = {}
     for name, per_bucket in {"one bucket": LAYERS, "two": LAYERS // 2, "four": 2}.items():

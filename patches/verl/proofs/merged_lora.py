@@ -1,4 +1,4 @@
-"""Weights of a merged LoRA, as the engine is sent them."""
+"""Weights of a merged LoRA, as sent to the engine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ CASE = Case(
     "verl",
     "verl-merged-lora",
     "LoRA merged for the engine",
-    "weights that the engine is sent, lora.merge on FSDP2",
+    "weights sent to the engine, with lora.merge on FSDP2",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """What is sent, held against the base model and the merged one, relative to what LoRA adds."""
+    """The sent weights compared with the base model and the merged model, relative to the LoRA update."""
     (report,) = reports
     before, after = (report[state]["merged"] for state in ("before", "after"))
     without, patched = (f"{found['from merged']:.2g} from merged" for found in (before, after))
-    # What is sent is bfloat16, rounded once, by at most 2**-8 of a number.
+    # The sent weights are bfloat16, rounded once, by at most 2**-8 of a number.
     of_base = before["from the base"] < 2**-8
     right = after["from merged"] < 2**-8
     unaffected = right and before["from merged"] < 2**-8

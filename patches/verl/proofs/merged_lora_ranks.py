@@ -1,6 +1,6 @@
-"""What verl's real FSDP engine hands to a rollout engine of a small model with LoRA: ``--out FOLDER``.
+"""The weights of a small model with LoRA that verl's real FSDP engine sends to a rollout engine: ``--out FOLDER``.
 
-Each case is held against PEFT's own `merge_and_unload` in float64.
+Each case is compared with PEFT's own `merge_and_unload` in float64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATCH = "verl-merged-lora"
 
 @dataclass(frozen=True)
 class Case:
-    """How the engine is set up: FSDP's version, ``model.lora.merge``, and so on."""
+    """The engine's settings: FSDP's version, ``model.lora.merge``, and so on."""
 
     version: int = 2
     merge: bool = True
@@ -34,7 +34,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     offload: bool = False
     taken: int | None = None
-    """How many tensors are taken before the iterator is closed; None for all."""
+    """The number of tensors taken before the iterator is closed; None for all."""
 
 
 CASES = {
@@ -53,7 +53,7 @@ def make_model(case: Case) -> Any:
     sizes = dict(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2)
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=32, num_hidden_layers=2, **sizes))
     if case.lora:
-        # Not initialised to 0: as after some steps.
+        # Not initialised to 0, like after some steps.
         settings = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
         model = get_peft_model(model, settings)
     return model.to(case.dtype)
@@ -90,7 +90,7 @@ def make_engine(case: Case, model: Any) -> Any:
 
 
 def bits(tensors: dict[str, torch.Tensor]) -> str:
-    """All bits of all tensors, in one word."""
+    """A digest of all bits of all tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -106,7 +106,7 @@ def held(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def observe(case: Case) -> dict[str, Any]:
-    """The largest relative distance of a tensor from what is right, and from the base model's; and what is left."""
+    """The largest relative distance of a tensor from the right one and from the base model's; and the final state."""
     model = make_model(case)
     exact, base = (copy.deepcopy(model).double() for _ in range(2))
     if case.lora:
@@ -116,7 +116,7 @@ def observe(case: Case) -> dict[str, Any]:
     identities = [id(each) for each in engine.module.parameters()]
     tensors, settings = engine.get_per_tensor_param(base_sync_done=True)
     if case.taken is None:
-        # Collected, as SGLang's sender does: what was yielded must not change afterwards.
+        # Collected, as SGLang's sender does: yielded tensors must not change afterwards.
         taken = list(tensors)
     else:
         taken = [next(iter(tensors)) for _ in range(case.taken)]

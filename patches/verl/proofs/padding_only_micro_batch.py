@@ -1,4 +1,4 @@
-"""A micro-batch of padding alone in distillation."""
+"""A micro-batch of pure padding in distillation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ CASE = Case(
     "verl",
     "verl-padding-only-micro-batch",
     "a micro-batch without a response",
-    "distillation loss of a step, one micro-batch of which is padding alone",
+    "distillation loss of a step with one micro-batch of pure padding",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The loss, held against the definition in float64."""
+    """The loss compared with the definition in float64."""
     (report,) = reports
     cases = report["before"]
     case = next((name for name, found in cases.items() if "failed" in found), next(iter(cases)))

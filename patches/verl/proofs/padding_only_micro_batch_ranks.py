@@ -1,4 +1,4 @@
-"""verl's distillation loss on micro-batches one of which has no token that counts: ``--out FOLDER``, on one rank."""
+"""verl's distillation loss where one micro-batch has no token that counts: ``--out FOLDER``, on one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "verl-padding-only-micro-batch"
 PROMPT, RESPONSE, TOPK = 2, 6, 4
 MODE = "forward_kl_topk"
 Tokens = list[list[tuple[int, int]]]
-"""Of two ranks, two micro-batches each: how many tokens of each of its two responses count."""
+"""For two ranks with two micro-batches each: the number of tokens of each of the two responses that count."""
 TOKENS: Tokens = [[(3, 6), (1, 4)], [(0, 0), (6, 6)]]
 
 
@@ -37,17 +37,17 @@ def micro_batches(tokens: Tokens) -> list[list[dict[str, torch.Tensor]]]:
 
 
 def counted(tokens: Tokens) -> int:
-    """The tokens that count of the global mini-batch, 1 if there are none."""
+    """The number of tokens of the global mini-batch that count, 1 if there are none."""
     return max(sum(map(sum, itertools.chain(*tokens))), 1)
 
 
 def of_responses(values: torch.Tensor) -> torch.Tensor:
-    """What belongs to the tokens of the responses: what is computed one token before."""
+    """The values of the responses' tokens, which are computed one token before."""
     return values[:, PROMPT - 1 : -1]
 
 
 def loss_and_metrics(values: dict[str, torch.Tensor], mode: str, count: int) -> tuple[Any, dict[str, Any]]:
-    """One micro-batch through verl's loss; ``count`` is the tokens of the global mini-batch."""
+    """One micro-batch through verl's loss; ``count`` is the number of tokens of the global mini-batch."""
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import ActorConfig
@@ -75,7 +75,7 @@ def loss_and_metrics(values: dict[str, torch.Tensor], mode: str, count: int) -> 
 
 
 def loss() -> dict[str, dict[str, float]]:
-    """Over both ranks; and from the definition, in float64."""
+    """The loss over both ranks; and from the definition, in float64."""
     count, found, exact = counted(TOKENS), 0.0, 0.0
     for values in itertools.chain(*micro_batches(TOKENS)):
         found += loss_and_metrics(values, MODE, count)[0].item() / 2

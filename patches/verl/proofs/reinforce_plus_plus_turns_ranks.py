@@ -29,7 +29,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def inputs(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rewards: the outcome's on the last token that is no padding, and penalties on those that count."""
+    """Rewards: the outcome's on the last token that is not padding, and penalties on tokens that count."""
     counts = torch.tensor([[token == "a" for token in row] for row in case["rows"]])
     present = torch.tensor([[token != "." for token in row] for row in case["rows"]])
     rewards = at_the_end(torch.tensor([1.0, 0.5, -1.0, 2.0]), present.long())
@@ -39,7 +39,7 @@ def inputs(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def exactly(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns, a sum for each token; the variance is the one without bias."""
+    """Advantages and returns, a sum for each token; the variance is unbiased."""
     rewards, mask = inputs(case)
     returns = torch.zeros(mask.shape, dtype=torch.float64)
     for row, counts in enumerate(mask.bool().tolist()):
@@ -71,7 +71,7 @@ def observe() -> dict[str, Any]:
 
 
 def of_types() -> dict[str, Any]:
-    """Of rewards in each dtype, where the bug is not: the results, to the last bit."""
+    """For rewards in each dtype, without the bug: all bits of the results."""
     found = {}
     for name in ("one turn", "one turn, discounted", "turns, penalties, discounted"):
         case = {"penalties": True, **CASES[name]}

@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The seeds that replicas start with, and what they draw."""
+    """The seeds that replicas start with, and their samples."""
     (report,) = reports
     before, after = (report[state]["seeds"] for state in ("before", "after"))
     without, patched = (f"{len(set(found))} seeds for {len(found)}" for found in (before, after))

@@ -1,8 +1,8 @@
-"""Replicas of verl's real servers of vLLM, started up to vLLM's own code: ``--out FOLDER``.
+"""Replicas of verl's real vLLM servers, started up to vLLM's own code: ``--out FOLDER``.
 
-vLLM itself is not here. Its part is small: `--seed` goes to `torch.manual_seed` when the device is initialised
-(`vllm.v1.worker.gpu_worker.Worker.init_device`), and what has no seed of its own is drawn from that generator, a whole
-batch at a time. Here the device is the CPU. Where vLLM runs within the trainer, its real `sleep` and `wake_up` change
+A stand-in replaces vLLM: `--seed` goes to `torch.manual_seed` when the device is initialised
+(`vllm.v1.worker.gpu_worker.Worker.init_device`), and requests without a seed draw from that generator, a whole batch at
+a time. Here the device is the CPU. Where vLLM runs within the trainer, the trainer's real `sleep` and `wake_up` switch
 between the two generators.
 """
 
@@ -25,14 +25,14 @@ REPLICAS, ROWS, TOKENS, VOCABULARY = 4, 8, 6, 1000
 
 
 class Config(types.SimpleNamespace):
-    """verl's, which can be asked both ways."""
+    """verl's configuration, with attributes and ``get``."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return getattr(self, name, default)
 
 
 class Parser:
-    """vLLM's, as far as it is called: of the command line what is read here."""
+    """A stand-in for vLLM's parser: the command-line arguments that this module reads."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -52,12 +52,12 @@ def seed_of(
 
     Args:
         engine: `engine_kwargs.vllm`.
-        settings: of the configuration.
+        settings: further settings of the configuration.
     """
     servers: Any = importlib.import_module("verl.workers.rollout.vllm_rollout.vllm_async_server")
     servers.FlexibleArgumentParser = Parser
     servers.vllm.entrypoints.cli.serve.cmd_init = list
-    servers.ray = types.SimpleNamespace(get=list)  # else it would start a cluster to ask no worker
+    servers.ray = types.SimpleNamespace(get=list)  # otherwise it would start a cluster without workers
     kind = getattr(servers.vLLMHttpServer, "__ray_actor_class__", servers.vLLMHttpServer)
     server = object.__new__(kind)
     server.config = Config(
@@ -85,7 +85,7 @@ def seed_of(
 
 
 def drawn() -> list[list[int]]:
-    """A batch of samples of one prompt, token by token, as vLLM draws what has no seed of its own."""
+    """A batch of samples of one prompt, token by token, as vLLM draws requests without a seed."""
     probabilities = torch.rand(VOCABULARY, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return [list(row) for row in zip(*(noisy(probabilities) for _ in range(TOKENS)), strict=True)]
 
@@ -96,7 +96,7 @@ def noisy(probabilities: torch.Tensor) -> list[int]:
 
 
 def alone(replica: int) -> list[list[int]]:
-    """Samples of a replica in processes of its own."""
+    """Samples of a replica in separate processes."""
     torch.manual_seed(seed_of(replica))
     return drawn()
 
@@ -105,7 +105,7 @@ def within_the_trainer(replica: int, asleep_at_first: bool = True) -> list[list[
     """Samples of a replica whose vLLM runs in the trainer's process."""
     workers: Any = importlib.import_module("verl.workers.engine_workers")
     workers.get_torch_device = lambda: torch
-    workers.aggressive_empty_cache = lambda **_: None  # asks for the device's memory
+    workers.aggressive_empty_cache = lambda **_: None  # reads the device's memory
 
     async def nothing(*_: Any, **__: Any) -> None:
         pass

@@ -10,12 +10,12 @@ CASE = Case(
     "verl",
     "verl-reward-on-answer",
     "GAE, ends with a tool's answer",
-    "returns of GAE, rows that end with a tool's answer, which has the reward",
+    "returns of GAE, rows that end with a tool's answer with the reward",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The returns, held against the definition in float64."""
+    """The returns compared with the definition in float64."""
     (report,) = reports
     before, after = (report[state]["gae, ends with an answer"]["returns"]["error"] for state in ("before", "after"))
     # float32: returns are of the order of 1.

@@ -1,6 +1,6 @@
-"""GAE of verl, on trajectories that end with an answer: ``--out FOLDER``, one rank.
+"""verl's GAE on trajectories that end with an answer: ``--out FOLDER``, one rank.
 
-And its definition in float64, over the tokens that count alone.
+It also computes the definition in float64, over the tokens that count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def drawn(seed: int) -> torch.Tensor:
 
 
 def inputs(rows: tuple[str, ...]) -> dict[str, Any]:
-    """The reward is the outcome's, on the last token that is no padding."""
+    """The outcome's reward, on the last token that is not padding."""
     return {
         "token_level_rewards": at_the_end(torch.tensor(SCORES), tokens(rows, "ao").long()),
         "response_mask": tokens(rows, "a").long(),
@@ -44,7 +44,7 @@ def inputs(rows: tuple[str, ...]) -> dict[str, Any]:
 
 
 def estimate(name: str, given: dict[str, Any]) -> Results:
-    """By verl's function, of what it takes."""
+    """The results of verl's function, from its own arguments."""
     estimator = importlib.import_module("verl.trainer.ppo.core_algos").get_adv_estimator_fn(name)
     taken = inspect.signature(estimator).parameters
     found: Results = estimator(**{key: it for key, it in given.items() if key in taken})
@@ -52,7 +52,7 @@ def estimate(name: str, given: dict[str, Any]) -> Results:
 
 
 def counted(given: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
-    """Of each row the tokens that count, and their rewards: what comes after one, up to the next, is that one's."""
+    """For each row, the tokens that count, and their rewards: rewards up to the next such token belong to it."""
     at = [[t for t in range(LENGTH) if row[t]] for row in given["response_mask"].tolist()]
     rewards = [
         [given["token_level_rewards"][row, t:end].sum().item() for t, end in pairwise([*own, LENGTH])]
@@ -62,9 +62,9 @@ def counted(given: dict[str, Any]) -> tuple[list[list[int]], list[list[float]]]:
 
 
 def generalised(given: dict[str, Any]) -> Results:
-    """Schulman et al., arXiv:1506.02438, equation 16, and whitened; the variance is the one without bias.
+    """Schulman et al., arXiv:1506.02438, equation 16, and whitened; the variance is unbiased.
 
-    Of float64 numbers; 0 where a token does not count.
+    In float64; 0 where a token does not count.
     """
     at, rewards = counted(given)
     mask, advantages = given["response_mask"], torch.zeros_like(given["response_mask"])
@@ -79,7 +79,7 @@ def generalised(given: dict[str, Any]) -> Results:
 
 
 def double(given: dict[str, Any]) -> dict[str, Any]:
-    """The tensors alone."""
+    """Only the tensors."""
     return {key: it.double() for key, it in given.items() if torch.is_tensor(it)}
 
 

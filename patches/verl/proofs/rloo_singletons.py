@@ -10,12 +10,12 @@ CASE = Case(
     "verl",
     "verl-rloo-singletons",
     "RLOO, a group of one response",
-    "advantages of rloo_vectorized, one response has no others in its group",
+    "advantages of rloo_vectorized, with one response alone in its group",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The advantages, held against the definition in float64."""
+    """The advantages compared with the definition in float64."""
     (report,) = reports
     before, after = (report[state]["rloo_vectorized"]["one alone"]["error"] for state in ("before", "after"))
     # float32: advantages are of the order of 1.

@@ -1,4 +1,4 @@
-"""verl's vectorised RLOO on groups of several sizes, its plain one, and the definition: ``--out FOLDER``, one rank."""
+"""verl's vectorised and plain RLOO on groups of several sizes, and the definition: ``--out FOLDER``, one rank."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LENGTHS = (3, 12, 7, 1, 9, 4, 12, 6)
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores, each on its response's last token, and the mask."""
+    """The scores, each on its response's last token, and the mask."""
     scores = torch.tensor([1.0, 0.0, 0.3, 1.0, -0.7, 2.0, 0.1, 0.0])
     mask = lengths_as_mask(*LENGTHS)
     return scores, at_the_end(scores, mask), mask
 
 
 def exactly(groups: str) -> torch.Tensor:
-    """Each response's score less the average of the others', where there are any."""
+    """Each response's score minus the average of the others', if there are any."""
     scores, _, mask = inputs()
     advantages = []
     for row, group in enumerate(groups):
@@ -47,7 +47,7 @@ def observe() -> dict[str, Any]:
 
 
 def of_types() -> dict[str, list[str]]:
-    """Of responses that have others, in each dtype of rewards and mask: the advantages, to the last bit."""
+    """For responses that have others, in each dtype of rewards and mask: all bits of the advantages."""
     _, rewards, mask = inputs()
     found = {}
     for name in ("groups", "one alone"):

@@ -15,7 +15,7 @@ CASE = Case(
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """How many of a group are different, and whether they come again."""
+    """The number of different samples in a group, and whether a second run repeats them."""
     (report,) = reports
     before, after = (report[state]["V1"]["tokens"] for state in ("before", "after"))
     different = [len({tuple(tokens) for tokens in found}) for found in (before, after)]

@@ -1,10 +1,10 @@
 """Requests through verl's real `vLLMHttpServer.generate` to an engine that draws as vLLM does: ``--out FOLDER``.
 
-A group comes as the trainer of V1 sends it, which runs by default (`AgentLoopWorkerTQ._run_prompt`, the agent loop, and
-the client), and, as the trainer before it names samples, by ids alone.
+Groups arrive as the default V1 trainer sends them (`AgentLoopWorkerTQ._run_prompt`, the agent loop, and the client),
+and with the ids by which the older trainer names samples.
 
-vLLM itself is not here. Its part is small: a request whose parameters have a seed is drawn from a generator of its own
-that begins with it, any other from one that they share (`vllm.v1.sample`).
+A stand-in replaces vLLM: a request with a seed uses its own generator with this seed, all others share one generator
+(`vllm.v1.sample`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ TOKENS, VOCABULARY = 8, 1000
 
 
 class Parameters(types.SimpleNamespace):
-    """vLLM's ``SamplingParams``, as far as they are read."""
+    """A stand-in for vLLM's ``SamplingParams``."""
 
     prompt_logprobs = None
 
 
 class Engine:
-    """Draws tokens that depend on the prompt; keeps the seeds."""
+    """Draws tokens that depend on the prompt; records the seeds."""
 
     def __init__(self) -> None:
         self.seeds: list[int | None] = []
@@ -78,12 +78,12 @@ def make_server(replica: int = 0, deterministic: bool = True, steps: int | None 
     async def admitted(_: str) -> None:
         server._admitting += 1
 
-    server._park_until_admitted = admitted  # 0.9.1's, which waits while weights are updated
+    server._park_until_admitted = admitted  # of 0.9.1: waits while weights are updated
     return server
 
 
 def asked(server: Any, requests: list[str], prompt: tuple[int, ...] = (1, 2, 3), **parameters: Any) -> dict[str, Any]:
-    """The tokens that come back for these requests of one prompt, and the seeds that the engine was given."""
+    """The returned tokens for these requests of one prompt, and the seeds that the engine received."""
 
     async def all_of_them() -> list[list[int]]:
         found = [
@@ -99,7 +99,7 @@ GROUP = [f"det-{place}" for place in range(8)]
 
 
 class Client(types.SimpleNamespace):
-    """What a `LLMServerClient` asks: one server, to which requests go as copies."""
+    """A client's handle of one server, which receives copies of the requests."""
 
     def __init__(self, server: Any) -> None:
         async def remote(**request: Any) -> Any:
@@ -109,7 +109,7 @@ class Client(types.SimpleNamespace):
 
 
 def asked_by_v1(server: Any, *, tools: bool = False, prompt: tuple[int, ...] = (1, 2, 3), **row: Any) -> dict[str, Any]:
-    """The same for one row of a data set, by the trainer's own worker; ``row`` is what the data set says of it."""
+    """The same for one row of a data set, by the trainer's own worker; ``row`` is the data set's row."""
     worker_module: Any = importlib.import_module("verl.trainer.ppo.v1.agent_loop_tq")
     client_module: Any = importlib.import_module("verl.workers.rollout.llm_server")
     module, name = ("tool_agent_loop", "ToolAgentLoop") if tools else ("single_turn_agent_loop", "SingleTurnAgentLoop")
@@ -120,7 +120,7 @@ def asked_by_v1(server: Any, *, tools: bool = False, prompt: tuple[int, ...] = (
     found: list[list[int]] = []
 
     class Loop(getattr(loops, name)):  # type: ignore[misc]
-        """The release's, of a prompt that has its tokens; its end is reached when there is an answer."""
+        """The release's loop, with a tokenized prompt; it ends at the first answer."""
 
         rollout_config, server_manager = rollout, client
         tools: ClassVar[dict[str, Any]] = {}
@@ -179,7 +179,7 @@ def asked_by_v1(server: Any, *, tools: bool = False, prompt: tuple[int, ...] = (
 
 
 class Answered(Exception):
-    """The engine has answered: the rest of the loop is not asked for."""
+    """The engine has answered, and the rest of the loop is not needed."""
 
 
 def observe() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What stands between a tool's result and the next turn."""
+"""The separator between a tool's result and the next turn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ CASE = Case(
     "verl",
     "verl-tool-separator",
     "two tool results, ChatML",
-    "a conversation with two tool results, ChatML: the tokens of the rollout",
+    "the tokens of a rollout with two tool results, ChatML",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """The tokens of the rollout, held against the chat template's of the whole conversation."""
+    """The tokens of the rollout, compared with the chat template's tokens of the whole conversation."""
     (report,) = reports
     before, after = (report[state]["ChatML"] for state in ("before", "after"))
     whole = report["after"]["whole"]["ChatML"]

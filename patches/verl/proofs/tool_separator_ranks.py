@@ -1,7 +1,7 @@
-"""A conversation of verl's real tool agent loop, with a server that says what it is told to: ``--out FOLDER``.
+"""A conversation of verl's real tool agent loop, with a server that returns given answers: ``--out FOLDER``.
 
-The tokenizer is one of bytes, with ChatML's tokens, so that what it is given is what it decodes. The server stands for
-vLLM's or SGLang's: it records the tokens of its prompt, and returns those up to the one at which generation stops.
+The tokenizer is a byte tokenizer with ChatML's tokens, so that decoding returns its input. The server replaces vLLM's
+or SGLang's: it records the tokens of its prompt, and returns the tokens up to the one at which generation stops.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ CHATML = (
     "{% else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""As Qwen's templates have it: a system prompt, and tools' results side by side in a user's turn.
+"""Like Qwen's templates: a system prompt, and consecutive tool results in one user's turn.
 
-verl to 0.6.1 asks for the system prompt with a message that has no role.
+verl up to 0.6.1 renders the system prompt with a message that has no role.
 """
 QUESTION = [{"role": "user", "content": "How much is 2 + 3, and 4 + 5?"}]
 
@@ -44,7 +44,7 @@ RESULTS = tuple([{"role": "tool", "content": result} for result in turn] for tur
 
 
 def tokenizer(template: str, *special: str) -> Any:
-    """Of bytes, and special tokens besides ChatML's."""
+    """A byte tokenizer with ChatML's special tokens and further ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -60,7 +60,7 @@ def tokenizer(template: str, *special: str) -> Any:
 
 
 class Server:
-    """Answers with one turn after the other, and records what it was asked with."""
+    """Returns one turn after the other, and records the prompts that it receives."""
 
     def __init__(self, turns: Sequence[Sequence[int]]) -> None:
         self.turns, self.asked = list(turns), list[list[int]]()
@@ -70,7 +70,7 @@ class Server:
         tokens = list(self.turns[len(self.asked) - 1])
         try:
             kind = importlib.import_module("verl.workers.rollout.replica").TokenOutput
-        except ModuleNotFoundError:  # 0.5.0: the tokens
+        except ModuleNotFoundError:  # 0.5.0 returns the tokens
             return tokens
         return kind(token_ids=tokens, log_probs=[-(1 + at) / 64 for at in range(len(tokens))])
 
@@ -93,7 +93,7 @@ def adder() -> Any:
 
 
 def made(words: Any, server: Server, response_length: int, processor: Any) -> Any:
-    """The loop as verl's worker makes it."""
+    """The loop as verl's worker creates it."""
     omegaconf: Any = importlib.import_module("omegaconf")
     loops: Any = importlib.import_module("verl.experimental.agent_loop.tool_agent_loop")
     base: Any = importlib.import_module("verl.experimental.agent_loop.agent_loop")
@@ -111,7 +111,7 @@ def made(words: Any, server: Server, response_length: int, processor: Any) -> An
         {"actor_rollout_ref": {"rollout": rollout, "model": {"path": "a model"}}, "data": data}
     )
     kind = loops.ToolAgentLoop
-    kind._class_initialized = False  # to 0.6.1: once in a process
+    kind._class_initialized = False  # up to 0.6.1: once per process
     wrap = getattr(base, "DictConfigWrap", None) or base._DummyConfig
     tool = adder()
     takes = inspect.signature(base.AgentLoopBase.__init__).parameters
@@ -123,7 +123,7 @@ def made(words: Any, server: Server, response_length: int, processor: Any) -> An
         "dataset_cls": Dataset,
         "dataset_config": config.data,
         "data_config": wrap(config.data),
-        "hf_model_type": "qwen2",  # 0.9.1 has the separator of types that it knows
+        "hf_model_type": "qwen2",  # 0.9.1 knows the separator of some model types
     }
     loop = kind(**{name: value for name, value in given.items() if name in takes})
     loop.tools = {"add": tool}
@@ -132,7 +132,7 @@ def made(words: Any, server: Server, response_length: int, processor: Any) -> An
 
 
 class Dataset:
-    """verl's, of text alone."""
+    """verl's data set, with text only."""
 
     @staticmethod
     async def process_vision_info(*_: Any, **__: Any) -> tuple[None, None]:
@@ -146,14 +146,14 @@ def rollout(
     processor: Any = None,
     change: Callable[[Any], None] = lambda loop: None,
 ) -> tuple[Any, list[list[int]]]:
-    """What verl's loop returns, and what the server was asked with.
+    """The result of verl's loop, and the prompts that the server received.
 
     Args:
         words: the tokenizer.
-        turns: what is generated, with what it stops at.
-        response_length: as verl has it.
-        processor: as of a model for images.
-        change: what changes the loop before it runs.
+        turns: the generated turns, including the stop token.
+        response_length: verl's setting.
+        processor: like that of a model for images.
+        change: changes the loop before it runs.
     """
     server = Server([words.encode(turn) for turn in turns])
 
@@ -179,11 +179,11 @@ def said(words: Any, output: Any) -> dict[str, Any]:
 
 
 def whole(words: Any, turns: Sequence[str] = TURNS, answers: Sequence[list[dict[str, str]]] = RESULTS) -> str:
-    """The template's, of all of it, and what begins the next turn where the last one is answered.
+    """The template's text of the whole conversation, with the start of the next turn if the last one is answered.
 
     Args:
         words: the tokenizer.
-        turns: what the assistant says.
+        turns: the assistant's turns.
         answers: the messages that answer a turn.
     """
     messages = list(QUESTION)

@@ -10,12 +10,12 @@ CASE = Case(
     "verl",
     "verl-trl-value-head",
     "PPO's critic on today's TRL",
-    "the values of PPO's critic, TRL 0.29 or later beside it",
+    "the values of PPO's critic, with TRL 0.29 or later",
 )
 
 
 def rows(reports: Reports) -> Iterator[Row]:
-    """Whether the critic is made and what its values are."""
+    """Whether the critic can be created, and its values."""
     (report,) = reports
     before, after = (report[state]["critic"] for state in ("before", "after"))
     without = before.strip().splitlines()[-1][:26] if isinstance(before, str) else "values"

@@ -1,7 +1,7 @@
-"""verl's functions that are for TRL's model with a value head, beside whichever TRL is on the path: ``--out FOLDER``.
+"""verl's functions for TRL's model with a value head, with the TRL on the path: ``--out FOLDER``.
 
-A model of one layer is loaded from its folder by verl's own function, in float64, and all models are prepared for FSDP
-by another. FlashAttention, which both ask for, needs a GPU: transformers' own attention takes its place.
+verl's own function loads a model of one layer from its folder, in float64, and another function prepares all models for
+FSDP. FlashAttention, which both request, needs a GPU: transformers' own attention replaces it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKENS = torch.arange(12).reshape(2, 6) % 7
 
 
 def fill(module: torch.nn.Module) -> None:
-    """Weights that depend on nothing that a release does."""
+    """Fills the weights independently of the release."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for _, parameter in sorted(module.named_parameters()):
@@ -57,7 +57,7 @@ def folder() -> str:
 
 
 def loaded() -> dict[str, Any]:
-    """verl's critic: its values, its gradient, what is saved of it, and the values by the formula."""
+    """verl's critic: its values, its gradient, its saved state, and the values by the formula."""
     config = Qwen2Config.from_pretrained(folder())
     model = models.load_valuehead_model(folder(), torch.float64, config, False)
     model = model.double().eval()
@@ -79,14 +79,14 @@ def loaded() -> dict[str, Any]:
 
 
 def prepared() -> dict[str, Any]:
-    """What verl does to every model: it ends, and gives TRL's class, if there is one, a `state_dict` of its own."""
+    """Whether verl's preparation of every model ends, and replaces the `state_dict` of TRL's class, if any."""
     monkey_patch.apply_monkey_patch(Qwen2ForCausalLM.from_pretrained(folder()))
     given = [found.__dict__["state_dict"].__module__ == monkey_patch.__name__ for found in classes()]
     return {"the rest": module_of_attention(), "given a state_dict": any(given)}
 
 
 def classes() -> list[Any]:
-    """TRL's, wherever it has one; two, from 0.27 to 0.28."""
+    """TRL's classes, in either module; two, from 0.27 to 0.28."""
     found = []
     for module in ("trl", "trl.experimental.ppo"):
         with contextlib.suppress(ImportError, AttributeError):
@@ -95,14 +95,14 @@ def classes() -> list[Any]:
 
 
 def module_of_attention() -> str:
-    """Where the function comes from that verl's last step, for all models, has put into transformers."""
+    """The module of the function that verl's last step, for all models, has put into transformers."""
     from transformers.integrations import flash_attention
 
     return str(flash_attention._flash_attention_forward.__module__)
 
 
 def tried(make: Callable[[], Any]) -> Any:
-    """What came of it, or its traceback."""
+    """The result, or the traceback."""
     try:
         return make()
     except Exception:
@@ -110,7 +110,7 @@ def tried(make: Callable[[], Any]) -> Any:
 
 
 def observe() -> dict[str, Any]:
-    # In this order, since what verl gives TRL's class stays there.
+    # In this order, since verl's change of TRL's class stays.
     return {"every model": tried(prepared), "critic": tried(loaded)}
 
 
