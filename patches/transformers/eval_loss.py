@@ -90,8 +90,8 @@ The patch cannot see code around `evaluate()`, or a `compute_loss_func`, that di
 With the patch its loss is too small by that number: remove the division.
 
 Not repaired: if the last batch that counts is filled up only in part, its samples have the mean of the whole batch,
-including the samples that fill it up: of 13 samples in batches of 2, one sample has; 3.4756 instead of one rank's
-3.4727.""",
+including the samples that fill it up: of 13 samples in batches of 2 this affects one; `eval_loss` is 3.4756 instead of
+one rank's 3.4727.""",
     references=(
         "https://github.com/huggingface/transformers/issues/35078",
         "https://github.com/huggingface/transformers/pull/41183",

@@ -28,8 +28,8 @@ def of_chats(tokenize: Callable[..., dict[str, Any]], is_chat: bool) -> Callable
     """The function that maps the rows; the trainer's own receives whether they are chats.
 
     Args:
-        tokenize: the trainer's ``tokenize_row`` or ``process_row``, or a subclass's, which ends answers as it
-            likes.
+        tokenize: the trainer's ``tokenize_row`` or ``process_row``, or a subclass's, which ends answers in its own
+            way.
         is_chat: whether the trainer has applied a chat template.
     """
     from trl.trainer.dpo_trainer import DPOTrainer

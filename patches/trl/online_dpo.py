@@ -109,7 +109,7 @@ padding.""",
         Variant(Guard("trl", ">=0.23.0,<0.26.0"), (_unpadded(_OLD),)),
         Variant(Guard("trl", ">=0.26.0,<=1.16.0"), (_unpadded(_NEW),)),
     ),
-    obsolete_when="when the oldest trl in use does not pad there; no release so far does without",
+    obsolete_when="when the oldest trl in use does not pad there; all releases so far do",
 )
 
 PATCH_SLEEP = Patch(

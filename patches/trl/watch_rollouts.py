@@ -15,7 +15,7 @@ _WRAPS = (
         target=f"{_TRAINER}._prepare_inputs",
         implementation=f"{__package__}._watched_rollouts:around_prepare_inputs",
         signature="(self, generation_batch)",
-        signature_suffices="it reads only the trainer's metrics; if they are different ones it logs nothing",
+        signature_suffices="the watch reads only the trainer's metrics; without these it logs nothing",
     ),
     Wrap(
         target=f"{_TRAINER}._generate",
