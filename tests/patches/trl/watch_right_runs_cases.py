@@ -115,10 +115,10 @@ WRONG: dict[str, tuple[Case, str, str]] = {
         "trainer and engine differ by",
         "trl-vllm-raw-logprobs",
     ),
-    "one seed": (Case(engine="OneSeed"), "all completions of a group are the same", ""),
+    "one seed": (Case(engine="OneSeed"), "all completions of a group are equal", ""),
     "one seed that is asked for": (
         Case({"generation_kwargs": {"seed": 1}}, engine="OneSeed"),
-        "all completions of a group are the same",
+        "all completions of a group are equal",
         "",
     ),
     "taken apart": (Case(engine="Flat"), "completions end after one token", ""),
