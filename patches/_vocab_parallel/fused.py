@@ -96,7 +96,7 @@ def _launch(
             getattr(_kernels(), name)[grid](*arguments, **flags, block=size[0], num_warps=size[1])
     except Exception as error:  # no Triton, no compiler, or no folder for its files; no kernel was launched
         _failed = True
-        logger.info("log-probabilities: no Triton kernel here, torch's operators compute them: %r", error)
+        logger.info("no Triton kernel available; torch's operators compute log-probabilities: %r", error)
         return False
     return True
 

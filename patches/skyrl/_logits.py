@@ -38,7 +38,7 @@ def in_its_dtype(model: Any, temperature: float, config: Any = None) -> Callable
     if reason is None and temperature != 1.0:
         reason = "the temperature is not 1"
     elif reason is None and getattr(config, "use_entropy_loss", False) and not _calls.has_joint_backward():
-        reason = "the entropy is part of the loss, and has a gradient of its own"
+        reason = "the entropy is part of the loss, with a separate gradient"
     with counters.locked():
         _done["logits in the model's dtype" if reason is None else f"logits in fp32 because {reason}"] += 1
     return model if reason else functools.partial(model, fp32_output=False)

@@ -62,7 +62,7 @@ def recover_left_padding(
             f"the model's output is split on the sequence: it is {list(result.shape)}, and its input was "
             f"{[rows, columns]}. Expected logits of all tokens on each rank. The output layer has to gather its input, "
             "as megatron-core's does when it is built with sequence_parallel=True; logits that each rank has made from "
-            "its own tokens with its own part of the vocabulary cannot be put together afterwards. "
+            "its own tokens with its own part of the vocabulary cannot be combined afterwards. "
             "See docs/skyrl-split-logits.md of rlhf_patches"
         )
     if result.shape[:2] != attention_mask.shape or original_attention_mask.shape != (rows, origin_seqlen):

@@ -28,9 +28,9 @@ The patch computes the same numbers, bit for bit, with operations whose number d
 moves gradients with one copy.
 
 Logits that are split on the sequence raise an explicit error. No model of megatron-core 0.16.1 or Megatron-Bridge 0.3.1
-returns such logits: the output layer gathers its input. The patch does not gather them as upstream's pull request does:
-each rank would have some tokens with another rank's part of the vocabulary, and wrong log-probabilities without any
-error. [Why, and what to do instead](../skyrl-split-logits.md).""",
+returns such logits: the output layer gathers its input. Unlike upstream's pull request, the patch does not gather the
+logits: each rank would have some tokens with another rank's part of the vocabulary, and wrong log-probabilities without
+any error. [Why, and what to do instead](../skyrl-split-logits.md).""",
     signatures=(
         Signature(
             "IndexError",

@@ -23,11 +23,11 @@ The engines add up the gradients of the micro-batches, so each loss must be its 
 the global mini-batch. `ppo_loss` passes the numbers of the global mini-batch to `agg_loss`. `value_loss` does not, and
 gets the average over its own micro-batch.""",
     repair="""\
-The patch passes the numbers to `agg_loss` for the value loss that `ppo_loss` passes for the policy's, as in 0.9.0:
-`dp_size`, and `batch_num_tokens` for `token-mean` or `global_batch_size` for the other modes. The objective is the
-value loss of PPO (Schulman et al., 2017, arXiv 1707.06347, equation 9) with the usual clipping (Huang et al., 2024,
-arXiv 2403.17031), averaged over the mini-batch as `critic.loss_agg_mode` specifies. Micro-batches of
-pure padding have a loss of 0, not NaN.
+For the value loss, the patch passes the same numbers to `agg_loss` as for the policy's loss, as in 0.9.0: `dp_size`,
+and `batch_num_tokens` for `token-mean` or `global_batch_size` for the other modes. The objective is the value loss of
+PPO (Schulman et al., 2017, arXiv 1707.06347, equation 9) with the usual clipping (Huang et al., 2024, arXiv
+2403.17031), averaged over the mini-batch as `critic.loss_agg_mode` specifies. Micro-batches of pure padding have a loss
+of 0, not NaN.
 
 `critic/vf_loss` becomes the average over the global mini-batch, in a metric that is summed, like `actor/pg_loss`.
 `critic/vf_loss` stays the average of the micro-batches' averages in 0.7.0, which has no such metrics, and in a custom

@@ -20,7 +20,7 @@ ADVICE = Advice(
     cause="""\
 `verl.models.transformers.qwen2_vl` imports the class at module level. transformers 5.23.0 removed the class. verl 0.9
 requires `transformers<5.11`; the releases before have no upper bound.""",
-    what_to_do="Pin `transformers<5.23`; for verl to 0.7.0 `transformers<5` (`verl-vision2seq`).",
+    what_to_do="Pin `transformers<5.23`; for verl up to 0.7.0 pin `transformers<5` (see `verl-vision2seq`).",
     signatures=(
         Signature(
             "ImportError",

@@ -44,11 +44,11 @@ sent the base model without its adapter.""",
     looks_at="""\
 The metrics that the trainer logs for each step, where `rollout.calculate_log_probs` is on (the default since 0.9.1):
 `training/rollout_probs_diff_mean`, the mean |p - q| of the sampled tokens' probabilities, and, where
-`algorithm.rollout_correction` is not null, the magnitude of `rollout_corr/kl`. Neither can exceed the mean |log p - log
-q| over the same tokens: no probability is above 1, where the logarithm's slope is 1; and differences of opposite sign
-cancel in a mean. The watch takes the larger metric, so the reported value is a lower bound, and the difference may be
-much larger where probabilities are small. The watch does not read `rollout_corr/log_ppl_abs_diff`: this metric weights
-each sequence equally, so with short sequences it can be ten times the mean over tokens.
+`algorithm.rollout_correction` is not null, the magnitude of `rollout_corr/kl`. Neither can exceed the mean
+|log p - log q| over the same tokens: no probability is above 1, where the logarithm's slope is 1; and differences of
+opposite sign cancel in a mean. The watch takes the larger metric, so the reported value is a lower bound, and the
+difference may be much larger where probabilities are small. The watch does not read `rollout_corr/log_ppl_abs_diff`:
+this metric weights each sequence equally, so with short sequences it can be ten times the mean over tokens.
 
 The watch covers the synchronous trainers only (`main_ppo`, `main_ppo_sync`, and `trainer_mode=sync`), whose rollouts
 come from the weights that compute the log-probabilities; only with temperature 1 and without top-p and top-k, since an

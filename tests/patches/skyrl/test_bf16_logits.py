@@ -26,7 +26,7 @@ RULE_COVERAGE = {
 PATCH = "skyrl-bf16-logits"
 COMBINATIONS = ("alone", "with log-probabilities", "with entropies", "with all")
 KEPT = "logits in the model's dtype"
-ENTROPY = "logits in fp32 because the entropy is part of the loss, and has a gradient of its own"
+ENTROPY = "logits in fp32 because the entropy is part of the loss, with a separate gradient"
 TEMPERATURE = "logits in fp32 because the temperature is not 1"
 FP32 = "logits in fp32 because the model is not in bfloat16"
 
