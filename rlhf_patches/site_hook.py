@@ -44,7 +44,7 @@ _OF_SITE = ("sitecustomize", "usercustomize")
 # Without them nobody could mend an environment in which a plugin is broken. No patch of a plugin is for them.
 _OF_INSTALLERS = ("pip", "setuptools", "pkg_resources", "wheel", "rlhf_patches")
 _OFF = ("", "0", "false", "no", "off")
-_PATIENCE = 60.0  # seconds
+_TIMEOUT = 60.0  # seconds
 _looked = False
 
 
@@ -130,7 +130,7 @@ class _FirstImport(import_system.Observer):
         the engine is loaded at the next one, and says what is wrong, or raises it.
         """
         with import_system.loading():
-            if not self._lock.acquire(timeout=_PATIENCE):
+            if not self._lock.acquire(timeout=_TIMEOUT):
                 return
             try:
                 if self._plugins and self._loading_thread != get_ident():
@@ -166,8 +166,8 @@ class _FirstImport(import_system.Observer):
     def _load_engine(self) -> None:
         # Another thread that imports a framework meanwhile has to wait, or its import would go unpatched. It does
         # not wait for ever: a plugin may import what that thread is just importing.
-        if not self._lock.acquire(timeout=_PATIENCE):
-            self._go_on_without(f"another thread has been loading the engine for {_PATIENCE:.0f} s")
+        if not self._lock.acquire(timeout=_TIMEOUT):
+            self._go_on_without(f"another thread has been loading the engine for {_TIMEOUT:.0f} s")
             return
         try:
             if self._problem is not None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATIENCE = 1.0
+TIMEOUT = 1.0
 """Seconds. A lost count costs less than a run that waits."""
 
 _lock = threading.RLock()  # a signal handler that reports may interrupt its own thread during a count
@@ -20,9 +20,9 @@ _refused: Counter[str] = Counter()
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """The lock of these counters and of similar ones, with a wait of at most `PATIENCE`."""
+    """The lock of these counters and of similar ones, with a wait of at most `TIMEOUT`."""
     lock = _lock
-    held = lock.acquire(timeout=PATIENCE)
+    held = lock.acquire(timeout=TIMEOUT)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ import torch
 
 logger = logging.getLogger("rlhf_patches")
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds for the measurement, which takes milliseconds. Without a measurement, backward is out of place."""
 
 # Reasons, as they appear in reports.
@@ -205,7 +205,7 @@ def _lowest_counts() -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     thread = threading.Thread(target=calibrate, daemon=True)
     try:
         thread.start()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     except RuntimeError:  # no more threads, or the interpreter is shutting down
         logger.debug("reference counts could not be calibrated", exc_info=True)
     lowest: tuple[tuple[int, ...], tuple[int, ...]] | None = found[0] if found else None

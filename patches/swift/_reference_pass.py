@@ -119,7 +119,7 @@ class _Shared:
                     _set_training(module, training)
 
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Timeout in seconds. A thread that holds the lock longer hangs in a release's own context; other ranks wait for it."""
 
 _lock = threading.RLock()  # reentrant: the garbage collector may close an abandoned context anywhere
@@ -130,7 +130,7 @@ _open: weakref.WeakValueDictionary[tuple[int, ...], _Shared] = weakref.WeakValue
 @contextmanager
 def _turn() -> Iterator[None]:
     lock = _lock
-    held = lock.acquire(timeout=PATIENCE)
+    held = lock.acquire(timeout=TIMEOUT)
     try:
         yield
     finally:

@@ -32,8 +32,8 @@ async def current_adapter(engine: Any, adapter_request: Any) -> Any:
 def _rollout_engines_module(engine: Any) -> Any:
     """The module that defines the class of GRPO's engine; None for another engine."""
     # known: ms-swift's class, by its name; releases have it in different modules
-    affects_rollouts = (each for each in type(engine).__mro__ if each.__name__ == "GRPOVllmEngine")
-    return next((sys.modules.get(each.__module__) for each in affects_rollouts), None)
+    engines = (each for each in type(engine).__mro__ if each.__name__ == "GRPOVllmEngine")
+    return next((sys.modules.get(each.__module__) for each in engines), None)
 
 
 def _request(module: Any, loaded: list[int]) -> Any:

@@ -10,7 +10,7 @@ _USES = {"CURRENT_ADAPTER": f"{__package__}._rollout_adapter:current_adapter"}
 
 def _with_the_adapter(versions: str, package: str) -> Variant:
     """The variant of releases whose engines are in ``package``."""
-    affects_rollouts = f"{package}.grpo_vllm_engine:GRPOVllmEngine"
+    engine = f"{package}.grpo_vllm_engine:GRPOVllmEngine"
     return Variant(
         Guard("ms-swift", versions),
         (
@@ -26,7 +26,7 @@ def _with_the_adapter(versions: str, package: str) -> Variant:
             ),
             # One query for all requests of a batch.
             Rewrite(
-                target=f"{affects_rollouts}.async_infer",
+                target=f"{engine}.async_infer",
                 pattern=_TASKS,
                 replacement=(
                     f"kwargs['adapter_request'] = await $CURRENT_ADAPTER(self, kwargs.get('adapter_request')); {_TASKS}"
@@ -35,8 +35,8 @@ def _with_the_adapter(versions: str, package: str) -> Variant:
             ),
         ),
         # These releases send adapters to the rollout server, and only its `infer` samples with them.
-        where_defined=(f"{affects_rollouts}._add_adapter",),
-        unless_defined=(f"{affects_rollouts}.infer_async",),
+        where_defined=(f"{engine}._add_adapter",),
+        unless_defined=(f"{engine}.infer_async",),
     )
 
 

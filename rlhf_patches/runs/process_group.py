@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 600.0
 """Seconds; as long as torch itself waits for a rank under NCCL."""
-_PATIENCE = 30.0  # seconds of one wait for the others: the connection to the store is taken meanwhile
+_ONE_WAIT = 30.0  # seconds of one wait for the others: the connection to the store is taken meanwhile
 _FAREWELL = 10.0  # seconds for which the first rank, which may be the store's host, lets the others read the verdict
 _PROTOCOL = "rlhf_patches/verify/1"
 _C10D = "torch.distributed.distributed_c10d"
@@ -166,9 +166,9 @@ class _Exchange:
         """Whether it came in time."""
         warned = False
         while (left := self._limit - (time.monotonic() - self._started)) > 0:
-            if self._wait("verdict", min(left, _PATIENCE)):
+            if self._wait("verdict", min(left, _ONE_WAIT)):
                 return True
-            if left > _PATIENCE and not warned and speaks():
+            if left > _ONE_WAIT and not warned and speaks():
                 warned = True
                 logger().warning("verify() waits for %s, for %.0f s at most", ranks_text(self._missing()), left)
         return False

@@ -53,7 +53,7 @@ from ..import_system import no_signal
 
 _PAGE = 4096
 _SPARE = 1.25  # room for what an applied patch comes to say of itself
-_PATIENCE = 5.0  # seconds
+_TIMEOUT = 5.0  # seconds
 _MODE = 0o644  # less the umask
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 # What every version's lines begin with, `_content` and json.dumps having put it in this order.
@@ -125,7 +125,7 @@ class _Line:
     def update(self) -> None:
         """Write the line if there is something new to say. While every patch still waits, there is not."""
         try:
-            if not self._lock.acquire(timeout=_PATIENCE):
+            if not self._lock.acquire(timeout=_TIMEOUT):
                 return  # another thread writes to a file system that does not answer
             try:
                 report = self._report()
@@ -371,8 +371,8 @@ def _rewrite(path: str, old: _Written, data: bytes) -> bool:
 @contextlib.contextmanager
 def _locked(file: int) -> Iterator[None]:
     """Hold the file's lock if it can be had soon; without it, O_APPEND still keeps lines apart on a local disk."""
-    global _patience
-    deadline, pause = time.monotonic() + _patience, 0.001
+    global _timeout
+    deadline, pause = time.monotonic() + _timeout, 0.001
     held = False
     while not held:
         try:
@@ -382,7 +382,7 @@ def _locked(file: int) -> Iterator[None]:
             if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
                 break  # a file system without locks
             if time.monotonic() > deadline:
-                _patience = 0.0  # another process holds it for good: wait no second time
+                _timeout = 0.0  # another process holds it for good: wait no second time
                 break
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
@@ -393,4 +393,4 @@ def _locked(file: int) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-_patience = _PATIENCE
+_timeout = _TIMEOUT

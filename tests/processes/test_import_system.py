@@ -236,7 +236,7 @@ def test_a_plugin_that_imports_a_framework(installed, tmp_path):
     _plugin(tmp_path, "import sys, time; sys.inside.set(); sys.begun.wait(20); time.sleep(0.5); import trl")
     code = f"""
         import rlhf_patches.site_hook
-        rlhf_patches.site_hook._PATIENCE = 2
+        rlhf_patches.site_hook._TIMEOUT = 2
         sys.inside, sys.begun = threading.Event(), threading.Event()
         thread = threading.Thread(target=lambda: (sys.inside.wait(20), __import__("trl")))
         at_import(lambda: thread.ident, "trl", sys.begun.set)

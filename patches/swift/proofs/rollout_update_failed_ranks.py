@@ -20,7 +20,7 @@ from rlhf_patches.proving import states
 
 NAME = "swift-rollout-update-failed"
 CONFIG = SimpleNamespace(seed=None)
-PATIENCE = 30  # seconds; a worker that has not answered by then hangs
+TIMEOUT = 30  # seconds; a worker that has not answered by then hangs
 
 
 @functools.cache
@@ -88,7 +88,7 @@ class Server:
             options._import_external_plugins = options._init_custom_register = lambda: None
             thread = threading.Thread(target=loop, args=(options, number, 0, workers_end), daemon=True)
             thread.start()
-            assert ours.poll(PATIENCE)
+            assert ours.poll(TIMEOUT)
             assert ours.recv() == {"status": "ready"}
             self.real.connections.append(ours)
             self.threads.append(thread)
@@ -112,14 +112,14 @@ class Server:
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         return found[0] if found else "hung"
 
     def close(self) -> bool:
         for connection in self.real.connections:
             connection.send({"type": "shutdown"})
         for thread in self.threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
         return not any(thread.is_alive() for thread in self.threads)
 
 

@@ -65,7 +65,7 @@ def test_a_plugin_that_never_comes_to_an_end(framework, engine, patches):
 
 
 def test_a_report_that_another_thread_writes_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(report_file, "_PATIENCE", 0.2)
+    monkeypatch.setattr(report_file, "_TIMEOUT", 0.2)
     called = []
     line = report_file._Line(str(tmp_path / "report.jsonl"), lambda: called.append(1))
     with Held(line._lock):

@@ -28,7 +28,7 @@ from rlhf_patches.guards.fingerprints import fingerprint
 
 BUG = "def add(a, b):\n    return a - b\n"
 FIXED, BROKEN = 3, 1  # add(2, 1)
-_PATIENCE = 30  # seconds, until a test that hangs fails
+_TIMEOUT = 30  # seconds, until a test that hangs fails
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def _in_thread(function):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(_PATIENCE)
+    thread.join(_TIMEOUT)
     assert box, "the thread hangs"
     result, error = box[0]
     if error is not None:
@@ -141,17 +141,17 @@ def test_two_threads_import_at_once(framework, repair, call):
     made = repair()
     made.apply()
     begun, go_on = threading.Event(), threading.Event()
-    call.now = lambda: (begun.set(), go_on.wait(_PATIENCE))
+    call.now = lambda: (begun.set(), go_on.wait(_TIMEOUT))
     results = []
     threads = [
         threading.Thread(target=lambda: results.append(framework.load().add(2, 1)), daemon=True) for _ in range(2)
     ]
     for thread in threads:
         thread.start()
-    assert begun.wait(_PATIENCE)
+    assert begun.wait(_TIMEOUT)
     go_on.set()
     for thread in threads:
-        thread.join(_PATIENCE)
+        thread.join(_TIMEOUT)
     assert results == [FIXED, FIXED]
 
 
@@ -810,7 +810,7 @@ def test_threads_that_apply_and_import_do_not_wait_for_each_other(framework, eng
     )
     made.apply()
     inside, go_on = threading.Event(), threading.Event()
-    call.now = lambda: (inside.set(), go_on.wait(_PATIENCE))
+    call.now = lambda: (inside.set(), go_on.wait(_TIMEOUT))
 
     def load_fixes():
         with contextlib.suppress(RuntimeError):  # importlib's _DeadlockError
@@ -818,12 +818,12 @@ def test_threads_that_apply_and_import_do_not_wait_for_each_other(framework, eng
 
     first = threading.Thread(target=load_fixes, daemon=True)
     first.start()
-    assert inside.wait(_PATIENCE)
+    assert inside.wait(_TIMEOUT)
     second = threading.Thread(target=lambda: (framework.load("mod"), made.apply()), daemon=True)
     second.start()
     go_on.set()
-    first.join(_PATIENCE)
-    second.join(_PATIENCE)
+    first.join(_TIMEOUT)
+    second.join(_TIMEOUT)
     assert not first.is_alive()
     assert not second.is_alive()
     made.apply()

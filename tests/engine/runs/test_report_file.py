@@ -196,13 +196,13 @@ def test_threads(file, line, said):
 
 
 def test_a_lock_that_somebody_keeps_is_not_waited_for_long(file, line, monkeypatch):
-    monkeypatch.setattr(report_file, "_patience", 0.05)
+    monkeypatch.setattr(report_file, "_timeout", 0.05)
     file.touch()
     with open(file, "rb") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
         line.update()
         line.end()
-        assert report_file._patience == 0, "the second time there is no wait"
+        assert report_file._timeout == 0, "the second time there is no wait"
     (found,) = read(file)
     assert found["ended"] == "exit"
 

@@ -24,7 +24,7 @@ NAME = "slime-async-dropped-groups"
 AT_ONCE, A_STEP, STEPS, PROMPTS = 8, 3, 5, 60
 MANY = 1100
 """More than the released queue has room for."""
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 slime: Any = importlib.import_module("slime.rollout.fully_async_rollout")
 Sample: Any = importlib.import_module("slime.utils.types").Sample
@@ -69,7 +69,7 @@ class Engines:
         return group
 
 
-def until(true: Callable[[], bool], limit: float = PATIENCE) -> bool:
+def until(true: Callable[[], bool], limit: float = TIMEOUT) -> bool:
     end = time.monotonic() + limit
     while not true() and time.monotonic() < end:
         time.sleep(0.01)

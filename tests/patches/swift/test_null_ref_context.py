@@ -210,7 +210,7 @@ def test_a_turn_is_waited_for_with_a_bound(monkeypatch):
     torch = pytest.importorskip("torch")
     from rlhf_patches.patches.swift import _reference_pass
 
-    monkeypatch.setattr(_reference_pass, "PATIENCE", 0.01)
+    monkeypatch.setattr(_reference_pass, "TIMEOUT", 0.01)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
 
     def released():

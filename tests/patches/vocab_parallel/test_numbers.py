@@ -323,7 +323,7 @@ def test_bad_arguments_of_the_entropy():
 
 def test_counting_waits_for_nobody_for_long(monkeypatch):
     """Backward counts, and a report asks: within a signal's handler, too, that has interrupted the counting."""
-    monkeypatch.setattr(counters, "PATIENCE", 0.01)
+    monkeypatch.setattr(counters, "TIMEOUT", 0.01)
     with stuck_in(counters.locked()):
         counters.count("it is a test")
         assert counters.observed() == {"backward out of place because it is a test": 1}
@@ -336,7 +336,7 @@ def test_a_measurement_that_does_not_end_leaves_backward_out_of_place(monkeypatc
     """Within a rank's backward, other ranks waiting."""
     free = threading.Event()
     if failing == "never ends":
-        monkeypatch.setattr(ownership, "PATIENCE", 0.01)
+        monkeypatch.setattr(ownership, "TIMEOUT", 0.01)
         monkeypatch.setattr(ownership, "_calibrate", lambda: free.wait(60))
     else:
 
